@@ -244,7 +244,8 @@ impl Accumulator {
     }
 }
 
-/// Whether pieces cover a vector of so many elements, and no more. A tied matrix is covered twice.
+/// Whether pieces cover a vector of so many elements, and no more. A tied matrix is covered twice if
+/// embedding and head are in one stage.
 fn covers(gradient: &[Piece], elements: usize) -> bool {
     let mut ranges: Vec<Range<usize>> = gradient.iter().map(Piece::range).collect();
     ranges.sort_by_key(|range| range.start);
@@ -318,7 +319,7 @@ fn quantize(value: f32, scale: f64) -> i64 {
 widest! {
     /// Adds little-endian i64 to sums; they cannot overflow since each part counts other
     /// microbatches.
-    fn add_words(sums: &mut [i64], words: &[u8]) {
+    pub(crate) fn add_words(sums: &mut [i64], words: &[u8]) {
         for (sum, word) in sums.iter_mut().zip(words.as_chunks::<8>().0) {
             *sum = sum.wrapping_add(i64::from_le_bytes(*word));
         }

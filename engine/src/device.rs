@@ -90,7 +90,6 @@ impl Device {
         // libtorch rejects a second call.
         static INTEROP: Once = Once::new();
         INTEROP.call_once(|| tch::set_num_interop_threads(1));
-        keep_freed_memory();
         shim::be_deterministic()?;
         Ok(Self { torch, threads: threads.max(1) })
     }
@@ -114,18 +113,6 @@ impl fmt::Display for Device {
             tch::Device::Cuda(index) => write!(f, "cuda:{index}"),
             _ => f.write_str("cpu"),
         }
-    }
-}
-
-/// Configures the allocator for tensors that are allocated and freed with every microbatch. By
-/// default glibc returns large ones to the system, so that each next one costs a page fault for
-/// every 4 KiB.
-fn keep_freed_memory() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: it only sets limits of the allocator; 32 MiB is the largest that glibc accepts.
-    unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, 32 << 20);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, 1 << 30);
     }
 }
 

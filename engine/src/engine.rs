@@ -5,10 +5,11 @@ use std::ops::Range;
 use std::path::Path;
 
 use bytes::Bytes;
-use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, StageSpan, Step};
+use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
 
+use crate::accumulator::add_words;
 use crate::base::BaseFiles;
 use crate::checkpoint::{self, CheckpointFile, StageState};
 use crate::device::Device;
@@ -97,35 +98,46 @@ impl Engine {
         }
     }
 
-    /// Copies a step's accumulated sums of a range of the stage's flat vector: i64, little-endian.
+    /// Copies a step's accumulated sums of a range of a weight group, over all its hosted stages: i64,
+    /// little-endian.
     ///
     /// # Errors
-    /// If the stage is not hosted or has no such range.
-    pub fn export(&self, stage: Stage, step: Step, range: Range<usize>) -> Result<Bytes> {
-        self.read_sums(stage, step, range, Bytes::copy_from_slice)
+    /// If no stage of the group is hosted, or it has no such range.
+    pub fn export(&self, weights: WeightGroup, step: Step, range: Range<usize>) -> Result<Bytes> {
+        self.read_sums(weights, step, range, Bytes::copy_from_slice)
     }
 
     /// Passes the sums that [`Engine::export`] would copy to a function.
     ///
     /// # Errors
-    /// If the stage is not hosted or has no such range.
+    /// If no stage of the group is hosted, or it has no such range.
     pub fn read_sums<T>(
         &self,
-        stage: Stage,
+        weights: WeightGroup,
         step: Step,
         range: Range<usize>,
         read: impl FnOnce(&[u8]) -> T,
     ) -> Result<T> {
-        self.stage(stage)?.read_sums(step, range, read)
+        let stages: Vec<Stage> = self.manifest.stages_of(weights).collect();
+        let mut hosted = stages.iter().filter_map(|stage| self.stages.get(stage));
+        let first = hosted.next().ok_or(EngineError::NotHosted(stages[0]))?;
+        let Some(second) = hosted.next() else {
+            return first.read_sums(weights, step, range, read);
+        };
+        let mut sums: Vec<i64> = first.read_sums(weights, step, range.clone(), |part| {
+            part.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word)).collect()
+        })?;
+        second.read_sums(weights, step, range, |part| add_words(&mut sums, part))?;
+        Ok(read(bytemuck::cast_slice(&sums)))
     }
 
-    /// Computes version `step + 1` of a stage's weights from the step's whole gradient, as returned by
-    /// [`crate::FixedPoint::reduce`]. Then clears the step's accumulator and drops its microbatches in
+    /// Computes version `step + 1` of a stage's weights from the step's whole gradients, as returned by
+    /// [`crate::FixedPoint::reduce`] for each of its weight groups. Then clears the step's accumulator and drops its microbatches in
     /// flight. If steps read weights without the newest update, the previous version is kept until the
     /// next one.
     ///
     /// # Errors
-    /// If the stage is not hosted or the gradient has the wrong length.
+    /// If the stage is not hosted or a gradient has the wrong length.
     pub fn apply(&mut self, stage: Stage, update: &Update<'_>) -> Result<()> {
         self.stage_mut(stage)?.apply(update)
     }
@@ -136,14 +148,6 @@ impl Engine {
     /// If the stage is not hosted.
     pub fn reset(&mut self, stage: Stage) -> Result<()> {
         self.stage_mut(stage)?.reset()
-    }
-
-    /// Elements of a stage's flat vector.
-    ///
-    /// # Errors
-    /// If the stage is not hosted.
-    pub fn parameters(&self, stage: Stage) -> Result<usize> {
-        Ok(self.stage(stage)?.parameter_count())
     }
 
     /// Hash of a stage's weights and moments: equal on all replicas of a version.

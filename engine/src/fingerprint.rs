@@ -1,7 +1,7 @@
 //! What decides the bits that this process computes, in one hash.
 
 use bytes::Bytes;
-use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, StageSpan, Step};
+use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::{Block, Manifest, Model};
 
 use crate::device::Device;
@@ -9,6 +9,7 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::kernel;
 use crate::mkl::MklDispatch;
+use crate::parameters::group_elements;
 use crate::shim;
 use crate::stage::ForwardOutput;
 
@@ -35,9 +36,10 @@ pub fn fingerprint(manifest: &Manifest, device: Device) -> Result<ContentHash> {
     };
     engine.backward(key, None)?;
     engine.accumulate(key)?;
+    let all = 0..group_elements(&manifest, WeightGroup(0));
     let mut hasher = blake3::Hasher::new_derive_key("shoal fingerprint v1");
     hasher.update(&loss.to_le_bytes());
-    hasher.update(&engine.export(Stage(0), Step(0), 0..engine.parameters(Stage(0))?)?);
+    hasher.update(&engine.export(WeightGroup(0), Step(0), all)?);
     for part in [
         env!("CARGO_PKG_VERSION"),
         &shim::torch_version(),

@@ -25,7 +25,7 @@ pub fn forward_flops(manifest: &Manifest, stage: Stage) -> f64 {
         |parameter: &&Parameter| parameter.decays() && !parameter.name.contains("embed_");
     let list = parameters(manifest, stage);
     let mut weights: usize = list.iter().filter(multiplied).map(Parameter::len).sum();
-    if model.block.tied && stage == manifest.last_stage() {
+    if model.block.tied && manifest.training.stages == 1 {
         weights += (model.vocabulary * model.hidden) as usize;
     }
     let layers = manifest.layers_of(stage).len() as f64;

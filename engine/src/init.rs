@@ -11,7 +11,7 @@ use shoal_protocol::manifest::{Manifest, Norm};
 
 use crate::boundary;
 use crate::normal::fill_normal;
-use crate::parameters::{parameter_count, parameters};
+use crate::parameters::{parameter_count, parameters, source_of};
 
 /// Weights that are filled together: a power of two.
 const CHUNK: usize = 1 << 16;
@@ -51,7 +51,8 @@ pub(crate) fn fill_initial_weights(
             true => 1.0 / libm::sqrt(parameter.shape[1] as f64),
             false => manifest.model.initializer_range,
         };
-        let key = stream_key(manifest.training.seed, &parameter.name);
+        let name = source_of(&parameter, manifest.model.block.tied);
+        let key = stream_key(manifest.training.seed, name);
         for (index, weights) in weights.chunks_mut(CHUNK).enumerate() {
             chunks.push(Chunk { key, start: index * CHUNK, weights, deviation });
         }
@@ -103,7 +104,10 @@ fn stream_key(seed: u64, name: &str) -> [u8; 32] {
 
 #[cfg(test)]
 mod tests {
+    use shoal_protocol::ids::WeightGroup;
+
     use super::*;
+    use crate::parameters::group_elements;
     use crate::testing::manifest;
 
     #[test]
@@ -113,6 +117,19 @@ mod tests {
         cut.training.stages = 2;
         let parts: Vec<f32> = cut.stages().flat_map(|stage| initial_weights(&cut, stage)).collect();
         assert_eq!(whole, parts);
+    }
+
+    #[test]
+    fn a_tied_head_begins_as_the_embedding() {
+        let mut manifest = manifest();
+        manifest.model.block.tied = true;
+        let whole = initial_weights(&manifest, Stage(0));
+        manifest.training.stages = 2;
+        let first = initial_weights(&manifest, Stage(0));
+        let last = initial_weights(&manifest, Stage(1));
+        let matrix = group_elements(&manifest, WeightGroup(2));
+        assert_eq!(last[last.len() - matrix..], first[..matrix]);
+        assert_eq!([&first[..], &last[..last.len() - matrix]].concat(), whole);
     }
 
     #[test]

@@ -18,6 +18,8 @@
 
 mod accumulator;
 mod all_reduce;
+#[cfg(not(fuzzing))]
+mod allocator;
 mod attention;
 pub mod base;
 mod base_error;
@@ -76,7 +78,7 @@ pub use kernel::instruction_set;
 pub use memory::memory_floor;
 pub use mkl::MklDispatch;
 pub use optimizer::{Update, clip_scale, learning_rate};
-pub use parameters::{Parameter, parameter_count, parameters};
+pub use parameters::{Parameter, group_elements, parameter_count, parameters};
 pub use samples::{Batch, Samples};
 pub use shim::torch_version;
 pub use stage::ForwardOutput;

@@ -4,6 +4,9 @@
 //! `torch.optim.AdamW`, so replicas on any processor get the same bits. Scalars (learning rate,
 //! bias corrections, clip scale) are computed in f64 in Rust and rounded once to f32.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use shoal_protocol::ids::Step;
 use shoal_protocol::manifest::{Manifest, Optimizer};
 use tch::{Device, Kind, Tensor};
@@ -47,8 +50,9 @@ pub fn clip_scale(optimizer: &Optimizer, global_norm: f64) -> f64 {
 pub struct Update<'a> {
     /// The step that the gradient is of.
     pub step: Step,
-    /// The mean over all tokens: f32, little-endian.
-    pub gradient: &'a [u8],
+    /// The mean over all tokens, for each of the stage's weight groups in their order: f32,
+    /// little-endian.
+    pub gradients: &'a [&'a [u8]],
     /// Norm over all stages of the mean over targets.
     pub gradient_norm: f64,
     /// Tokens of the step that count towards the loss.
@@ -105,31 +109,34 @@ impl Moments {
         Ok(Self { first: Tensor::f_zeros(size, options)?, second: Tensor::f_zeros(size, options)? })
     }
 
-    /// Updates `weights` by the mean gradient of a step; all are flat.
+    /// Updates flat `weights` by the mean gradient of a step: ranges of the flat vector, none of which
+    /// ends within a parameter.
     pub(crate) fn apply(
         &mut self,
         weights: &mut Tensor,
-        gradient: &[f32],
+        gradients: &[(Range<usize>, Cow<'_, [f32]>)],
         parameters: &[Parameter],
         manifest: &Manifest,
         update: &Update<'_>,
     ) -> Result<()> {
         let _guard = tch::no_grad_guard();
-        let on_device = match weights.device() {
-            Device::Cpu => None,
-            device => Some(Tensor::f_from_slice(gradient)?.f_to(device)?),
-        };
-        for decays in [true, false] {
-            let scalars = Scalars::new(manifest, update, decays);
-            for parameter in parameters.iter().filter(|parameter| parameter.decays() == decays) {
+        let scalars = [false, true].map(|decays| Scalars::new(manifest, update, decays));
+        for (place, gradient) in gradients {
+            let on_device = match weights.device() {
+                Device::Cpu => None,
+                device => Some(Tensor::f_from_slice(gradient)?.f_to(device)?),
+            };
+            for parameter in parameters.iter().filter(|one| place.contains(&one.offset)) {
+                let scalars = scalars[usize::from(parameter.decays())];
+                let (range, start) = (parameter.range(), parameter.offset - place.start);
                 if let Some(gradient) = &on_device {
-                    self.update_on_device(weights, gradient, parameter, scalars)?;
+                    let gradient = gradient.f_narrow(0, start as i64, range.len() as i64)?;
+                    self.update_on_device(weights, &gradient, parameter, scalars)?;
                     continue;
                 }
-                let range = parameter.range();
                 update_elements(
                     &mut elements_mut(weights)[range.clone()],
-                    &gradient[range.clone()],
+                    &gradient[start..start + range.len()],
                     &mut elements_mut(&mut self.first)[range.clone()],
                     &mut elements_mut(&mut self.second)[range],
                     scalars,
@@ -152,7 +159,7 @@ impl Moments {
         let mut weight = narrow(weights)?;
         let mut first = narrow(&self.first)?;
         let mut second = narrow(&self.second)?;
-        let gradient = narrow(gradient)?.f_mul_scalar(f64::from(scalars.clip))?;
+        let gradient = gradient.f_mul_scalar(f64::from(scalars.clip))?;
         let _ = weight.f_mul_scalar_(f64::from(scalars.keep))?;
         let change = gradient.f_sub(&first)?.f_mul_scalar(f64::from(scalars.one_minus_beta1))?;
         let _ = first.f_add_(&change)?;
@@ -224,12 +231,12 @@ mod tests {
             let norm = gradient.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
             let update = Update {
                 step: Step(u64::from(step)),
-                gradient: &[],
+                gradients: &[],
                 gradient_norm: norm,
                 targets: manifest.tokens_per_step(),
             };
             moments
-                .apply(&mut weights, &gradient, &parameters, &manifest, &update)
+                .apply(&mut weights, &[(0..8, gradient.into())], &parameters, &manifest, &update)
                 .expect("matching lengths");
         }
         for (weight, golden) in elements::<f32>(&weights).iter().zip(GOLDEN) {

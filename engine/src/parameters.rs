@@ -3,11 +3,14 @@
 //! A stage keeps all its weights in one contiguous f32 vector, in the order in which the layers use
 //! them: embedding (first stage) or the expansion of an activation; the layers; norm and head (last
 //! stage) or the compression of an activation. Accumulator, all-reduce, optimizer and hash work on
-//! that vector. The names are those of `transformers`' `LlamaForCausalLM`, with those of Gemma 3 and
+//! that vector. A tied head in another stage than the embedding has a copy of its matrix: a weight
+//! group that both stages share (`shoal_protocol::manifest`, weight groups). The names are those of `transformers`' `LlamaForCausalLM`, with those of Gemma 3 and
 //! OLMo 2 for norms that Llama lacks; names of trained boundaries begin with `shoal.boundary.` and
 //! the stage that the activation leaves.
 
-use shoal_protocol::ids::Stage;
+use std::ops::Range;
+
+use shoal_protocol::ids::{Stage, WeightGroup};
 use shoal_protocol::manifest::{BoundaryKind, Manifest, Model, Norm, Placement, QueryKeyNorm};
 
 use crate::boundary;
@@ -47,7 +50,7 @@ impl Parameter {
 
     /// The range of its elements in the stage's flat vector.
     #[must_use]
-    pub fn range(&self) -> std::ops::Range<usize> {
+    pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.len()
     }
 
@@ -97,10 +100,10 @@ impl List {
         }
     }
 
-    fn head(&mut self, model: &Model) {
+    fn head(&mut self, model: &Model, has_matrix: bool) {
         let (vocabulary, hidden) = (model.vocabulary as usize, model.hidden as usize);
         self.norm(LAST_NORM, model.block.norm, hidden);
-        if !model.block.tied {
+        if has_matrix {
             self.add(HEAD, &[vocabulary, hidden]);
         }
     }
@@ -199,9 +202,46 @@ pub fn parameters(manifest: &Manifest, stage: Stage) -> Vec<Parameter> {
         list.add(boundary::weight_name(stage, "output_norm"), &[width]);
     }
     if stage == manifest.last_stage() {
-        list.head(model);
+        list.head(model, !model.block.tied || manifest.training.stages > 1);
     }
     list.parameters
+}
+
+/// The range of a weight group in the flat vector of a stage that has it. Ranges of different groups
+/// do not overlap, and together they are the vector.
+pub(crate) fn range_in_stage(
+    manifest: &Manifest,
+    stage: Stage,
+    weights: WeightGroup,
+) -> Range<usize> {
+    let count = parameter_count(manifest, stage);
+    let shared = manifest.groups_of(stage).nth(1);
+    let matrix = match shared {
+        Some(_) => manifest.model.vocabulary as usize * manifest.model.hidden as usize,
+        None => 0,
+    };
+    // The embedding is the first weight of its stage, the head's matrix the last.
+    match (stage == Stage(0), shared == Some(weights)) {
+        (true, true) => 0..matrix,
+        (true, false) => matrix..count,
+        (false, true) => count - matrix..count,
+        (false, false) => 0..count - matrix,
+    }
+}
+
+/// Number of elements of a weight group.
+///
+/// # Panics
+/// If the run has no such group.
+#[must_use]
+pub fn group_elements(manifest: &Manifest, weights: WeightGroup) -> usize {
+    let stage = manifest.stages_of(weights).next().expect("a group has a stage");
+    range_in_stage(manifest, stage, weights).len()
+}
+
+/// The weight whose values a weight begins with: a head that is tied, or was, with the embedding's.
+pub(crate) fn source_of(parameter: &Parameter, head_is_embedding: bool) -> &str {
+    if head_is_embedding && parameter.name == HEAD { EMBEDDING } else { &parameter.name }
 }
 
 /// The weights of an uncut model without trained boundaries.
@@ -209,7 +249,7 @@ pub(crate) fn all_parameters(model: &Model) -> Vec<Parameter> {
     let mut list = List::default();
     list.embedding(model);
     (0..model.layers).for_each(|layer| list.layer(model, layer));
-    list.head(model);
+    list.head(model, !model.block.tied);
     list.parameters
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use shoal_protocol::codec::{Codec, Rounding};
-use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step, WeightGroup};
 use shoal_protocol::label::Label;
 use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
@@ -21,7 +21,7 @@ use crate::init::fill_initial_weights;
 use crate::loss::{IGNORED, Loss, cross_entropy};
 use crate::norm::normalise;
 use crate::optimizer::{Moments, Update};
-use crate::parameters::{Parameter, parameter_count, parameters};
+use crate::parameters::{Parameter, parameter_count, parameters, range_in_stage};
 use crate::shim;
 use crate::tensor::{elements, elements_mut, floats, kind};
 use crate::weights::Weights;
@@ -52,6 +52,8 @@ pub(crate) struct StageModel {
     manifest: Manifest,
     device: tch::Device,
     parameters: Vec<Parameter>,
+    /// The ranges of the stage's weight groups in the flat vector.
+    groups: BTreeMap<WeightGroup, Range<usize>>,
     /// The version of the weights: the number of applied updates.
     version: Step,
     weights: Weights,
@@ -115,6 +117,10 @@ impl StageModel {
             manifest: manifest.clone(),
             device: device.torch,
             parameters,
+            groups: manifest
+                .groups_of(stage)
+                .map(|weights| (weights, range_in_stage(manifest, stage, weights)))
+                .collect(),
             moments: Moments::new(count, device.torch)?,
             accumulators: (0..manifest.steps_at_once()).map(accumulator).collect::<Result<_>>()?,
             version: Step(0),
@@ -307,26 +313,37 @@ impl StageModel {
         self.pending.remove(&key);
     }
 
-    /// Passes a step's accumulated sums of a range of the flat vector to a function.
+    /// Passes a step's accumulated sums of a range of a weight group of this stage to a function.
     pub(crate) fn read_sums<T>(
         &self,
+        weights: WeightGroup,
         step: Step,
         range: Range<usize>,
         read: impl FnOnce(&[u8]) -> T,
     ) -> Result<T> {
+        let group = &self.groups[&weights];
+        let (expected, found) = (group.len(), range.end);
+        if found > expected {
+            let what = "a range of sums";
+            return Err(EngineError::WrongLength { what, expected, found });
+        }
+        let range = group.start + range.start..group.start + range.end;
         self.accumulators[self.turn(step)].read(range, read)
     }
 
     /// One optimizer update; see [`crate::Engine::apply`].
     pub(crate) fn apply(&mut self, update: &Update<'_>) -> Result<()> {
-        let Update { step, gradient, .. } = *update;
+        let Update { step, gradients, .. } = *update;
         let _guard = tch::no_grad_guard();
-        let (expected, found) = (size_of::<f32>() * self.weights.flat.numel(), gradient.len());
+        let expected: Vec<usize> = self.groups.values().map(ExactSizeIterator::len).collect();
+        let found: Vec<usize> = gradients.iter().map(|one| one.len() / size_of::<f32>()).collect();
         if expected != found {
             let what = "a stage's mean gradient";
+            let [expected, found] = [expected, found].map(|lengths| lengths.iter().sum());
             return Err(EngineError::WrongLength { what, expected, found });
         }
-        let gradient = floats(gradient);
+        let gradients = self.groups.values().cloned().zip(gradients.iter().copied().map(floats));
+        let gradients: Vec<_> = gradients.collect();
         if let Some(stale) = &mut self.stale {
             // Work that reads the previous version has been accumulated, or is dropped below.
             stale.set(&self.weights.flat)?;
@@ -334,7 +351,7 @@ impl StageModel {
         }
         self.moments.apply(
             &mut self.weights.flat,
-            &gradient,
+            &gradients,
             &self.parameters,
             &self.manifest,
             update,
@@ -353,11 +370,6 @@ impl StageModel {
         self.forwards.clear();
         self.pending.clear();
         self.accumulators.iter_mut().try_for_each(Accumulator::clear)
-    }
-
-    /// Elements of the flat vector.
-    pub(crate) fn parameter_count(&self) -> usize {
-        self.weights.flat.numel()
     }
 
     /// A copy of the stage's state at its version.

@@ -85,7 +85,7 @@ impl Embedding {
 #[derive(Debug)]
 pub(crate) struct Head {
     pub(crate) norm: NormWeights,
-    /// `[V, H]`; a view of the embedding if they are tied.
+    /// `[V, H]`; a view of the embedding if they are tied in one stage.
     pub(crate) matrix: Leaf,
 }
 
@@ -149,7 +149,7 @@ impl Blocks {
         let head = match stage == manifest.last_stage() {
             true => {
                 let norm = cutter.norm(LAST_NORM, model)?;
-                let name = if model.block.tied { EMBEDDING } else { HEAD };
+                let name = if cutter.offsets.contains_key(HEAD) { HEAD } else { EMBEDDING };
                 Some(Head { norm, matrix: cutter.view(name, &matrix)? })
             }
             false => None,

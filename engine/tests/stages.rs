@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use common::{Trainer, key, manifest, samples, text};
 use shoal_engine::{
-    Device, DeviceChoice, EngineError, ForwardOutput, fingerprint, initial_weights, parameters,
+    Device, DeviceChoice, EngineError, ForwardOutput, fingerprint, group_elements, initial_weights,
+    parameters,
 };
-use shoal_protocol::ids::{Stage, Step};
+use shoal_protocol::ids::{Stage, Step, WeightGroup};
 use shoal_protocol::manifest::{Boundary, BoundaryKind, Codecs, Dtype, Manifest};
 
 /// Losses, norms and weights, as bits, after four steps of the run that `change` makes.
@@ -136,6 +137,35 @@ fn weights_by_name(
 }
 
 #[test]
+fn a_tied_model_is_the_same_in_one_stage_and_cut() {
+    let trained = |stages| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut manifest = manifest();
+        manifest.model.block.tied = true;
+        manifest.training.stages = stages;
+        // The global norm is a sum over other blocks where the vector is cut.
+        manifest.optimizer.gradient_clip = 0.0;
+        let samples = samples(&mut manifest, folder.path(), &text());
+        let mut trainer = Trainer::new(&manifest, samples);
+        let losses: Vec<u64> = (0..4).map(|step| trainer.step(step).0.to_bits()).collect();
+        let state = |stage| trainer.engine.state(stage).expect("hosted");
+        let weights = weights_by_name(&manifest, |stage| state(stage).weights);
+        let moments = weights_by_name(&manifest, |stage| state(stage).second_moment);
+        (losses, [weights, moments])
+    };
+    let (losses, whole) = trained(1);
+    for stages in [2, 3] {
+        let (cut_losses, cut) = trained(stages);
+        assert_eq!(cut_losses, losses, "{stages} stages");
+        for (mut cut, whole) in cut.into_iter().zip(&whole) {
+            let copy = cut.remove("lm_head.weight").expect("the last stage has a copy");
+            assert_eq!(copy, cut["model.embed_tokens.weight"], "{stages} stages");
+            assert_eq!(cut, *whole, "{stages} stages");
+        }
+    }
+}
+
+#[test]
 fn several_in_flight_in_any_order_change_no_bit() {
     for recompute in [false, true] {
         let folder = tempfile::tempdir().expect("a temporary folder");
@@ -192,8 +222,8 @@ fn a_discarded_microbatch_does_not_count() {
     trainer.engine.backward(key, None).expect("a backward pass");
     trainer.engine.discard(key);
     assert!(matches!(trainer.engine.accumulate(key), Err(EngineError::NotInFlight(_))));
-    let all = 0..trainer.engine.parameters(Stage(0)).expect("hosted");
-    let sums = trainer.engine.export(Stage(0), Step(0), all).expect("hosted");
+    let all = 0..group_elements(&trainer.manifest, WeightGroup(0));
+    let sums = trainer.engine.export(WeightGroup(0), Step(0), all).expect("hosted");
     assert!(sums.iter().all(|byte| *byte == 0));
     // It may be submitted again.
     trainer.forward(0, 0);
@@ -253,7 +283,7 @@ fn malformed_tensors_are_refused() {
         engine.forward(key(0, Stage(2), 0), &activation, None),
         Err(EngineError::NotHosted(Stage(2)))
     ));
-    assert!(engine.export(Stage(0), Step(0), 0..usize::MAX >> 8).is_err());
+    assert!(engine.export(WeightGroup(0), Step(0), 0..usize::MAX >> 8).is_err());
 }
 
 #[test]

@@ -19,13 +19,15 @@ use anyhow::{Context, bail};
 use bytes::Bytes;
 use shoal_engine::{
     Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, Samples, TokenFile, Update,
-    square_norm,
+    group_elements, square_norm,
 };
 use shoal_node::config::RunConfig;
 use shoal_node::dataset;
 use shoal_protocol::codec::packing::Packing;
 use shoal_protocol::frame::{Element, Frame};
-use shoal_protocol::ids::{ClaimKey, Incarnation, Microbatch, PeerId, Stage, StageSpan, Step};
+use shoal_protocol::ids::{
+    ClaimKey, Incarnation, Microbatch, PeerId, Stage, StageSpan, Step, WeightGroup,
+};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::net::admission::Gate;
 use shoal_protocol::net::discovery::PeerAddress;
@@ -190,14 +192,15 @@ impl Trainer {
             Stage(0) => self.first(runtime, step)?,
             _ => self.last(runtime, step)?,
         };
-        let elements = self.engine.parameters(self.stage)?;
-        let sums = self.engine.export(self.stage, step, 0..elements)?;
+        let weights = WeightGroup(self.stage.0);
+        let elements = group_elements(&self.manifest, weights);
+        let sums = self.engine.export(weights, step, 0..elements)?;
         let mean = FixedPoint::of(&self.manifest).reduce(&[sums])?;
         let own = square_norm(&mean);
         let [other, other_loss] = self.link.exchange(runtime, [own, loss])?;
         let norm = (own + other).sqrt();
         let targets = self.manifest.tokens_per_step();
-        let update = Update { step, gradient: &mean, gradient_norm: norm, targets };
+        let update = Update { step, gradients: &[&mean], gradient_norm: norm, targets };
         self.engine.apply(self.stage, &update)?;
         Ok((loss.max(other_loss), norm))
     }

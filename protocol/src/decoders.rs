@@ -14,7 +14,7 @@ use crate::decoder::{Decoder, reads_back};
 use crate::frame::{Element, Frame, HEADER, Header};
 use crate::ids::{
     Attempt, ContentHash, Era, Grant, Incarnation, Member, Mend, Microbatch, PeerId, Stage,
-    StageSpan, Step, Term,
+    StageSpan, Step, Term, WeightGroup,
 };
 use crate::limits;
 use crate::manifest::Manifest;
@@ -125,10 +125,10 @@ fn envelopes() -> Vec<Vec<u8>> {
                 here: vec![listens],
             },
             mended: Mended { mend: Mend(1), changed: [0, 300].into() },
-            counted: vec![Microbatch(2), Microbatch(300)],
+            counted: vec![(Stage(0), Microbatch(2)), (Stage(7), Microbatch(300))],
         }),
         Message::FromCoordinator(FromCoordinator::RoundGroup {
-            stage: Stage(1),
+            weights: WeightGroup(1),
             number: 9,
             part: (0, 1),
             here: vec![listens, RoundGroupMember { weight: Some(1 << 16), ..listens }],
@@ -146,7 +146,7 @@ fn envelopes() -> Vec<Vec<u8>> {
 
 fn round() -> RoundId {
     let (era, term, step) = (Era(1), Term(2), Step(70_000));
-    RoundId { era, term, step, stage: Stage(1), attempt: Attempt(3) }
+    RoundId { era, term, step, weights: WeightGroup(1), attempt: Attempt(3) }
 }
 
 fn tensor_tags() -> Vec<Vec<u8>> {

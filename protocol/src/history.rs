@@ -202,7 +202,7 @@ mod tests {
             era: Era(era),
             term: Term(1),
             step: Step(step),
-            stages: Vec::new(),
+            rounds: Vec::new(),
             gradient_norm: 1.0,
             loss: FixedLoss::new(0, 1),
             held_out_loss: None,

@@ -60,12 +60,17 @@ counter! {
     Stage(u16)
 }
 counter! {
+    /// Weights whose gradients are summed in one round: those of the stage with the same number, or,
+    /// after the last stage's, those that the first and the last stage share.
+    WeightGroup(u16)
+}
+counter! {
     /// Position of a microbatch within its step. Positions at and above the step's count of
     /// training microbatches are held out: they are evaluated and train nothing.
     Microbatch(u32)
 }
 counter! {
-    /// One attempt at a step's all-reduce of one stage.
+    /// One attempt at a step's all-reduce of one weight group.
     Attempt(u32)
 }
 counter! {

@@ -214,12 +214,17 @@ impl Ledger {
         self.microbatches - self.done[usize::from(stage.0)]
     }
 
-    /// The training microbatches that each member's accumulator of a stage must hold, in order.
-    pub(crate) fn counted(&self, stage: Stage) -> BTreeMap<Member, Vec<Microbatch>> {
-        let mut counted: BTreeMap<Member, Vec<Microbatch>> = BTreeMap::new();
-        let all = (stage, Microbatch(0))..(stage, Microbatch(self.training));
-        for ((_, microbatch), claim) in self.claims.range(all).filter(|(_, claim)| claim.done) {
-            counted.entry(claim.holder).or_default().push(*microbatch);
+    /// The training microbatches that each member's accumulators of these stages must hold, in order.
+    pub(crate) fn counted(
+        &self,
+        stages: impl Iterator<Item = Stage>,
+    ) -> BTreeMap<Member, Vec<(Stage, Microbatch)>> {
+        let mut counted: BTreeMap<Member, Vec<(Stage, Microbatch)>> = BTreeMap::new();
+        for stage in stages {
+            let all = (stage, Microbatch(0))..(stage, Microbatch(self.training));
+            for (key, claim) in self.claims.range(all).filter(|(_, claim)| claim.done) {
+                counted.entry(claim.holder).or_default().push(*key);
+            }
         }
         counted
     }
@@ -445,8 +450,9 @@ mod tests {
         let mut step = step4();
         finish(&mut step);
         assert_eq!([0, 1].map(|stage| step.ledger.undone(Stage(stage))), [0, 0]);
-        assert_eq!(step.ledger.counted(Stage(1))[&member(0)], [Microbatch(0)]);
-        assert_eq!(step.ledger.counted(Stage(0))[&member(1)], [Microbatch(1)]);
+        let counted = step.ledger.counted([Stage(0), Stage(1)].into_iter());
+        assert_eq!(counted[&member(0)], [0, 1].map(|stage| (Stage(stage), Microbatch(0))));
+        assert_eq!(counted[&member(1)], [0, 1].map(|stage| (Stage(stage), Microbatch(1))));
         assert_eq!(step.ledger.losses(), (FixedLoss::new(3, 2), Some(FixedLoss::new(4, 1))));
     }
 
@@ -461,7 +467,8 @@ mod tests {
         assert_eq!(step.ledger.lowest_free(), Some(Microbatch(1)));
         let answer = step.claim(key(0, 1), member(0));
         assert_eq!(answer, granted(16));
-        assert_eq!(step.ledger.counted(Stage(0)).get(&member(1)), None);
+        let counted = step.ledger.counted(std::iter::once(Stage(0)));
+        assert_eq!(counted.get(&member(1)), None);
     }
 
     #[test]

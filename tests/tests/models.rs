@@ -12,7 +12,7 @@ use shoal_tests::python::python;
 use shoal_tests::run::Run;
 use shoal_tests::swarm::Swarm;
 
-/// Makes a tiny random model of a family, and imports it untied as `base` in the run's folder.
+/// Makes a tiny random model of a family, and imports it as `base` in the run's folder.
 fn import(run: &Run, name: &str) -> PathBuf {
     let folder = run.path("models");
     fs::create_dir(&folder).expect("room for a folder");
@@ -20,7 +20,7 @@ fn import(run: &Run, name: &str) -> PathBuf {
     python(script, ["make".as_ref(), folder.as_os_str(), name.as_ref()]);
     let base = run.path("base");
     let model = folder.join(name);
-    let arguments = ["import".as_ref(), model.as_os_str(), "--untie".as_ref(), "-o".as_ref()];
+    let arguments = ["import".as_ref(), model.as_os_str(), "-o".as_ref()];
     let command = shoal(arguments.into_iter().chain([base.as_os_str()]));
     let printed = Process::start("import", command).end().success();
     assert!(printed.contains("in 4 layers"), "{printed}");

@@ -11,11 +11,11 @@ use shoal_protocol::ids::ContentHash;
 use shoal_protocol::manifest::{Base, Model};
 
 use super::index::{BaseFile, BaseIndex, FORMAT, INDEX};
-use super::weights::{file_of, open, size_of_dtype, source_of, wrong_tensor};
+use super::weights::{file_of, open, size_of_dtype, wrong_tensor};
 use super::{BaseError, Result, staging};
 use crate::family::tensors::{Location, is_constant, locate};
 use crate::family::{self, Naming};
-use crate::parameters::{HEAD, Parameter, all_parameters};
+use crate::parameters::{HEAD, Parameter, all_parameters, source_of};
 use crate::safetensors_file::{FileTensor, SafetensorsFile};
 
 /// The most bytes of a JSON file of a model that are parsed.

@@ -13,7 +13,7 @@ use super::index::{BaseFile, BaseIndex};
 use super::{BaseError, Result};
 use crate::boundary;
 use crate::init::initial_weights;
-use crate::parameters::{EMBEDDING, HEAD, Parameter, parameter_count, parameters};
+use crate::parameters::{Parameter, parameter_count, parameters, source_of};
 use crate::safetensors_file::{FileProblem, FileTensor, SafetensorsFile};
 
 /// Finds a file by its hash.
@@ -94,7 +94,8 @@ pub(crate) fn stage_weights(
         if boundary::owns(&parameter.name) {
             continue;
         }
-        let found = files.iter().find_map(|file| Some((file, file.tensor(&parameter.name)?)));
+        let name = source_of(&parameter, manifest.model.block.tied);
+        let found = files.iter().find_map(|file| Some((file, file.tensor(name)?)));
         let Some((file, tensor)) = found else {
             let path = PathBuf::from("the base");
             return Err(BaseError::MissingTensor { path, tensor: parameter.name });
@@ -163,9 +164,4 @@ pub(super) fn file_of(parameter: &Parameter) -> String {
         None if parameter.name.starts_with("model.embed") => "embedding".to_owned(),
         None => "head".to_owned(),
     }
-}
-
-/// The weight whose data a weight takes if the head was tied and is no longer.
-pub(super) fn source_of(parameter: &Parameter, untied: bool) -> &str {
-    if untied && parameter.name == HEAD { EMBEDDING } else { &parameter.name }
 }

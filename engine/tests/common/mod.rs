@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use shoal_engine::checkpoint::write_index;
 use shoal_engine::{
     BaseFiles, Batch, Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, Samples, TokenFile,
-    Update, data, learning_rate, square_norm,
+    Update, data, group_elements, learning_rate, square_norm,
 };
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::label::Label;
@@ -192,15 +192,15 @@ impl Trainer {
         self.apply(step, &gradients)
     }
 
-    /// The mean gradient of every stage.
+    /// The mean gradient of every weight group.
     pub(crate) fn gradients(&self, step: u64) -> Vec<Bytes> {
         let fixed_point = FixedPoint::of(&self.manifest);
-        let mean = |stage| {
-            let all = 0..self.engine.parameters(stage).expect("hosted");
-            let part = self.engine.export(stage, Step(step), all).expect("hosted");
-            fixed_point.reduce(&[part]).expect("one part")
+        let mean = |weights| {
+            let all = 0..group_elements(&self.manifest, weights);
+            let reduce = |sums: &[u8]| fixed_point.reduce(&[sums]).expect("one part");
+            self.engine.read_sums(weights, Step(step), all, reduce).expect("hosted")
         };
-        self.manifest.stages().map(mean).collect()
+        self.manifest.weight_groups().map(mean).collect()
     }
 
     /// Applies; returns the global norm.
@@ -208,8 +208,12 @@ impl Trainer {
         let norm = gradients.iter().map(|gradient| square_norm(gradient)).sum::<f64>().sqrt();
         let targets = self.targets.remove(&step).unwrap_or(0);
         let gradient_norm = norm * self.manifest.gradient_scale(targets);
-        for (stage, gradient) in self.manifest.stages().zip(gradients) {
-            let update = Update { step: Step(step), gradient, gradient_norm, targets };
+        for stage in self.manifest.stages() {
+            let groups = self.manifest.groups_of(stage);
+            let gradients: Vec<&[u8]> =
+                groups.map(|weights| &gradients[usize::from(weights.0)][..]).collect();
+            let gradients = &gradients[..];
+            let update = Update { step: Step(step), gradients, gradient_norm, targets };
             self.engine.apply(stage, &update).expect("a whole gradient");
         }
         gradient_norm

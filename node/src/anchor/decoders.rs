@@ -54,7 +54,7 @@ fn commit() -> LogRecord {
         era: Era(0),
         term: Term(1),
         step: Step(0),
-        stages: Vec::new(),
+        rounds: Vec::new(),
         gradient_norm: 1.5,
         loss: FixedLoss::new(1 << 34, 1),
         held_out_loss: None,

@@ -14,7 +14,7 @@ pub struct ImportArgs {
     /// Folder for the base; must not exist.
     #[arg(short, long, value_name = "BASE")]
     pub out: PathBuf,
-    /// Give a model whose head is tied to its embedding a head of its own, so that it can be cut into stages.
+    /// Give a model whose head is tied to its embedding a head of its own, which trains apart from it.
     #[arg(long)]
     pub untie: bool,
 }

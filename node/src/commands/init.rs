@@ -72,12 +72,10 @@ fn fine_tuning(folder: &Path) -> anyhow::Result<RunConfig> {
     let context = CONTEXT.min(index.model.context);
     let base = Some(Base { loads_weights: true, ..base });
     let layers = index.model.layers;
-    let tied = index.model.block.tied;
     config.model = Model { context, base, ..index.model };
     config.base = Some(absolute(folder)?);
     let training = &mut config.training;
-    let stages = bytes.div_ceil(STAGE_BYTES).clamp(2, 64).min(u64::from(layers));
-    training.stages = if tied { 1 } else { stages as u16 };
+    training.stages = bytes.div_ceil(STAGE_BYTES).clamp(2, 64).min(u64::from(layers)) as u16;
     training.dtype = Dtype::Bf16;
     training.recompute = true;
     training.microbatch_size = 1;

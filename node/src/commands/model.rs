@@ -19,11 +19,6 @@ pub(super) fn import(args: &ImportArgs) -> anyhow::Result<()> {
         "{out}: {} with {millions:.1} million weights in {} layers, base {}",
         index.family, index.model.layers, imported.base.index
     );
-    if index.model.block.tied {
-        println!(
-            "its head is tied to its embedding: it trains in one stage; --untie separates them"
-        );
-    }
     println!("start a run from it: shoal init --from {out} -o run.toml");
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use shoal_engine::parameter_count;
+use shoal_engine::{group_elements, parameter_count};
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{Era, Incarnation, PeerId, Term};
 use shoal_protocol::manifest::Manifest;
@@ -292,6 +292,6 @@ impl AnchorRole {
 
 /// Returns the time after which the first all-reduce without a result is tried again.
 fn patience(manifest: &Manifest) -> Duration {
-    let numbers = manifest.stages().map(|stage| parameter_count(manifest, stage) as u64);
+    let numbers = manifest.weight_groups().map(|weights| group_elements(manifest, weights) as u64);
     round_patience(manifest.codec.all_reduce, numbers.max().unwrap_or(0))
 }

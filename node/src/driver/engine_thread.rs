@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bytes::Bytes;
-use shoal_engine::{AllReduce, Engine, EngineError, ForwardOutput, Update};
+use shoal_engine::{AllReduce, Engine, EngineError, ForwardOutput, Update, group_elements};
 use shoal_protocol::codec::{Codec, SumCodec};
 use shoal_protocol::frame::Element;
-use shoal_protocol::ids::{ClaimKey, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, Stage, Step, WeightGroup};
 use shoal_protocol::message::{FixedLoss, RoundId};
 use shoal_scheduler::action::{Payload, Task, TaskResult};
 use tokio::runtime::Handle;
@@ -142,16 +142,16 @@ impl EngineThread {
     }
 }
 
-/// The all-reduce of one stage, for one round after the other.
+/// The all-reduce of one weight group, for one round after the other.
 #[derive(Debug)]
 struct Reduction {
     round: RoundId,
-    stage: AllReduce,
+    state: AllReduce,
 }
 
 struct EngineWorker {
     resources: EngineResources,
-    rounds: BTreeMap<Stage, Reduction>,
+    rounds: BTreeMap<WeightGroup, Reduction>,
     writer: CheckpointWriter,
 }
 
@@ -199,9 +199,9 @@ impl EngineWorker {
             }
             Task::Export { round, to, piece, range } => {
                 let count = range.len();
-                let (engine, reduction) = self.reduction(round)?;
+                let (engine, reduction) = self.reduction(round);
                 let place = range.clone();
-                let part = engine.read_sums(round.stage, round.step, place, |sums| {
+                let part = engine.read_sums(round.weights, round.step, place, |sums| {
                     reduction.part(range, sums)
                 })??;
                 let part = Tensor::flat(self.sum_codec().part(), count, part);
@@ -210,15 +210,15 @@ impl EngineWorker {
             }
             Task::Reduce { round, piece, range, .. } => self.reduce(round, piece, range, inputs),
             Task::Install { round, range, .. } => {
-                self.reduction(round)?.1.install(range.clone(), &inputs[0][0].bytes)?;
+                self.reduction(round).1.install(range.clone(), &inputs[0][0].bytes)?;
                 Ok(TaskResult::Installed { round, range })
             }
             Task::Summarise { round } => {
-                let (hash, square_norm) = newest(&mut self.rounds, round).outcome();
+                let (hash, square_norm) = newest(&self.rounds, round).outcome();
                 Ok(TaskResult::Summarised { round, hash, square_norm })
             }
-            Task::Apply { round, gradient_norm, targets } => {
-                self.apply(round, gradient_norm, targets)
+            Task::Apply { step, stage, rounds, gradient_norm, targets } => {
+                self.apply((step, stage), &rounds, gradient_norm, targets)
             }
             Task::Restore { version, stage } => match self.restore(version, stage) {
                 Err(EngineError::Checkpoint(error)) => {
@@ -228,8 +228,8 @@ impl EngineWorker {
                 restored => restored,
             },
             Task::Leave { stage } => {
-                self.rounds.remove(&stage);
                 self.resources.engine.leave(stage);
+                self.forget_rounds(stage);
                 Ok(TaskResult::Left { stage })
             }
             Task::Store { version, stage } => {
@@ -291,9 +291,9 @@ impl EngineWorker {
     ) -> Result<TaskResult, EngineError> {
         let others: Vec<Bytes> = others.iter().map(|tensors| tensors[0].bytes.clone()).collect();
         let (count, place) = (range.len(), range.clone());
-        let (engine, reduction) = self.reduction(round)?;
+        let (engine, reduction) = self.reduction(round);
         let reduce = |sums: &[u8]| reduction.reduce(range, sums, &others);
-        let result = engine.read_sums(round.stage, round.step, place, reduce)??;
+        let result = engine.read_sums(round.weights, round.step, place, reduce)??;
         let result = Tensor::flat(self.sum_codec().result(), count, result);
         let payload = self.resources.payloads.keep([result]);
         Ok(TaskResult::Reduced { round, piece, payload })
@@ -305,39 +305,52 @@ impl EngineWorker {
 
     /// Returns the engine with the sums of a round, and the state of its all-reduce, which begins
     /// empty.
-    fn reduction(&mut self, round: RoundId) -> Result<(&Engine, &mut AllReduce), EngineError> {
+    fn reduction(&mut self, round: RoundId) -> (&Engine, &mut AllReduce) {
         let manifest = &self.resources.parts.manifest;
-        let reduction = match self.rounds.entry(round.stage) {
+        let reduction = match self.rounds.entry(round.weights) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(none) => {
-                let elements = self.resources.engine.parameters(round.stage)?;
-                none.insert(Reduction { round, stage: AllReduce::new(manifest, elements) })
+                let elements = group_elements(manifest, round.weights);
+                none.insert(Reduction { round, state: AllReduce::new(manifest, elements) })
             }
         };
         if reduction.round != round {
             reduction.round = round;
-            reduction.stage.begin();
+            reduction.state.begin();
         }
-        Ok((&self.resources.engine, &mut reduction.stage))
+        (&self.resources.engine, &mut reduction.state)
     }
 
     fn apply(
         &mut self,
-        round: RoundId,
+        (step, stage): (Step, Stage),
+        rounds: &[RoundId],
         gradient_norm: f64,
         targets: u64,
     ) -> Result<TaskResult, EngineError> {
-        let reduction = newest(&mut self.rounds, round);
-        let update =
-            Update { step: round.step, gradient: reduction.mean(), gradient_norm, targets };
-        self.resources.engine.apply(round.stage, &update)?;
-        reduction.commit();
-        Ok(TaskResult::Applied { round })
+        let means = rounds.iter().map(|round| newest(&self.rounds, *round).mean());
+        let gradients: Vec<&[u8]> = means.collect();
+        let update = Update { step, gradients: &gradients, gradient_norm, targets };
+        self.resources.engine.apply(stage, &update)?;
+        for round in rounds {
+            // Twice for weights that two hosted stages share, which changes nothing.
+            if let Some(reduction) = self.rounds.get_mut(&round.weights) {
+                reduction.state.commit();
+            }
+        }
+        Ok(TaskResult::Applied { step, stage })
+    }
+
+    /// Forgets the all-reduces of a stage's weights, with the errors that their codec left.
+    fn forget_rounds(&mut self, stage: Stage) {
+        for weights in self.resources.parts.manifest.groups_of(stage) {
+            self.rounds.remove(&weights);
+        }
     }
 
     fn restore(&mut self, version: Step, stage: Stage) -> Result<TaskResult, EngineError> {
         // Gradients kept since then do not belong to this version.
-        self.rounds.remove(&stage);
+        self.forget_rounds(stage);
         self.resources.engine.host(stage)?;
         if stage == Stage(0) && self.resources.samples.is_none() {
             // The token file was fetched with the weights.
@@ -376,11 +389,11 @@ impl EngineWorker {
     }
 }
 
-/// Returns the state of a stage's newest all-reduce.
+/// Returns the state of a weight group's newest all-reduce.
 ///
 /// # Panics
-/// When the scheduler asks for another round than its stage's newest.
-fn newest(rounds: &mut BTreeMap<Stage, Reduction>, round: RoundId) -> &mut AllReduce {
-    let reduction = rounds.get_mut(&round.stage).filter(|kept| kept.round == round);
-    &mut reduction.expect("the newest round is asked for").stage
+/// When the scheduler asks for another round than the newest.
+fn newest(rounds: &BTreeMap<WeightGroup, Reduction>, round: RoundId) -> &AllReduce {
+    let reduction = rounds.get(&round.weights).filter(|kept| kept.round == round);
+    &reduction.expect("the newest round is asked for").state
 }

@@ -49,8 +49,8 @@ pub(super) async fn new_peer(
         manifest: manifest.clone(),
         candidate,
         parameters: manifest
-            .stages()
-            .map(|stage| (stage, shoal_engine::parameter_count(manifest, stage)))
+            .weight_groups()
+            .map(|weights| (weights, shoal_engine::group_elements(manifest, weights)))
             .collect(),
         limits: PeerLimits { largest_window, ..limits },
         seed: u64::from_le_bytes(*me.peer.0.first_chunk().expect("32 bytes")),

@@ -232,8 +232,8 @@ fn log(event: &CoordinatorEvent) {
             tracing::info!(%step, rounds, late, "all-reduces are tried again");
         }
         CoordinatorEvent::RoundMended { round, gone, changed } => {
-            let (step, stage) = (round.step, round.stage);
-            tracing::info!(%step, %stage, gone, changed, "an all-reduce goes on without some");
+            let (step, weights) = (round.step, round.weights);
+            tracing::info!(%step, %weights, gone, changed, "an all-reduce goes on without some");
         }
         CoordinatorEvent::ClaimRefused { member, key } => {
             tracing::warn!(peer = %member, %key, "it claims what it does not hold: refused");
@@ -277,7 +277,7 @@ fn log(event: &CoordinatorEvent) {
 fn proven(record: &CommitRecord, stages: u16, microbatches: u32) -> u64 {
     let whole = |stage: u16| proof_of_all(record.step, Stage(stage), microbatches);
     let right = (0..stages)
-        .zip(&record.stages)
+        .zip(&record.rounds)
         .filter(|(stage, (_, outcome))| outcome.proof == whole(*stage))
         .count();
     right as u64 * u64::from(microbatches)

@@ -10,6 +10,7 @@ mod codecs;
 mod data;
 pub mod example;
 mod model;
+mod weight_groups;
 
 use std::ops::Range;
 
@@ -178,15 +179,6 @@ pub enum ManifestError {
         stages: u16,
         /// Number of layers.
         layers: u32,
-    },
-    /// A tied embedding in a model of several stages.
-    #[error(
-        "the model's head is tied to its embedding, and training.stages = {stages} cuts it between \
-         them: import the model with --untie, or train it in one stage"
-    )]
-    TiedAcrossStages {
-        /// Requested number of stages.
-        stages: u16,
     },
     /// A boundary in a model of one stage.
     #[error(
@@ -374,9 +366,6 @@ impl Manifest {
                 stages: training.stages,
                 layers: self.model.layers,
             });
-        }
-        if self.model.block.tied && training.stages > 1 {
-            return Err(ManifestError::TiedAcrossStages { stages: training.stages });
         }
         self.check_boundary()?;
         // Cannot overflow a u64: the factors are within their ranges.

@@ -44,8 +44,8 @@ pub struct CommitRecord {
     pub term: Term,
     /// The step; the weights become version `step + 1`.
     pub step: Step,
-    /// Attempt and outcome of each stage's round, in order of stages.
-    pub stages: Vec<(Attempt, RoundOutcome)>,
+    /// Attempt and outcome of each weight group's round, in order.
+    pub rounds: Vec<(Attempt, RoundOutcome)>,
     /// Norm of the gradient over all stages, for the mean over targets.
     pub gradient_norm: f64,
     /// Sum of the training microbatches' losses.

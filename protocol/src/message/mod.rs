@@ -25,7 +25,7 @@ pub use self::round::{
 
 use crate::ids::{
     ClaimKey, Era, Grant, Incarnation, Member, Mend, Microbatch, PeerId, Stage, StageSpan, Step,
-    Term,
+    Term, WeightGroup,
 };
 use crate::units::Rate;
 
@@ -474,22 +474,23 @@ pub enum FromCoordinator {
         /// The grant of the claim.
         grant: Grant,
     },
-    /// Every microbatch of the step is done at this stage: begin the all-reduce round.
+    /// Every microbatch of the step is done at the stages of these weights: begin the all-reduce
+    /// round.
     Close {
         /// The round.
         round: RoundId,
-        /// The round group, as a change from the group of the stage's last round.
+        /// The round group, as a change from the group of the last round of these weights.
         group: RoundGroupChange,
         /// The mend, if the round continues with partial sums of an interrupted one.
         mended: Mended,
-        /// The training microbatches that the receiver's accumulator must hold, in order; empty if
+        /// The training microbatches that the receiver's accumulators must hold, in order; empty if
         /// it only listens.
-        counted: Vec<Microbatch>,
+        counted: Vec<(Stage, Microbatch)>,
     },
-    /// One part of a complete round group of a stage.
+    /// One part of a complete round group.
     RoundGroup {
-        /// The stage.
-        stage: Stage,
+        /// The weights that the group's rounds sum.
+        weights: WeightGroup,
         /// The number of the round group.
         number: u64,
         /// The index of this part, and the number of parts.

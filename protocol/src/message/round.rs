@@ -1,11 +1,13 @@
-//! The all-reduce round of one stage's replicas, and the proof that travels with it.
+//! The all-reduce round of one weight group's replicas, and the proof that travels with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::ids::{Attempt, ClaimKey, ContentHash, Era, Member, Mend, Stage, Step, Term};
+use crate::ids::{
+    Attempt, ClaimKey, ContentHash, Era, Member, Mend, Stage, Step, Term, WeightGroup,
+};
 
-/// One attempt at the all-reduce of one stage.
+/// One attempt at the all-reduce of one weight group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, bincode::Encode, bincode::Decode)]
 pub struct RoundId {
     /// The era.
@@ -14,8 +16,8 @@ pub struct RoundId {
     pub term: Term,
     /// The step whose gradients are summed.
     pub step: Step,
-    /// The stage.
-    pub stage: Stage,
+    /// The weights whose gradients are summed.
+    pub weights: WeightGroup,
     /// The attempt.
     pub attempt: Attempt,
 }
@@ -46,11 +48,11 @@ pub struct Mended {
     pub changed: BTreeSet<u16>,
 }
 
-/// The members of a stage's rounds. Few change from one round to the next, so messages carry
+/// The members of a weight group's rounds. Few change from one round to the next, so messages carry
 /// changes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RoundGroup {
-    /// The number of this group, counted over all groups of the stage's rounds.
+    /// The number of this group, counted over all groups of these weights' rounds.
     pub number: u64,
     /// The replicas that add their sums, in order.
     pub members: Vec<RoundMember>,

@@ -143,13 +143,13 @@ pub enum PeerAction {
 /// A violated invariant that a peer detected, and its response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// The accumulator does not hold the microbatches that the coordinator expects: the peer
+    /// The accumulators do not hold the microbatches that the coordinator expects: the peer
     /// leaves.
     #[error(
-        "the accumulator lacks {missing} microbatches of step {}, stage {} and holds {surplus} \
-         that it should not: leaving the run",
+        "the accumulators lack {missing} microbatches of step {}, weight group {} and hold {surplus} \
+         that they should not: leaving the run",
         round.step,
-        round.stage
+        round.weights
     )]
     AccumulatorDiffers {
         /// The round that reads it.
@@ -161,10 +161,10 @@ pub enum Fault {
     },
     /// A round did not count every microbatch exactly once: its result is rejected.
     #[error(
-        "the all-reduce of step {}, stage {} proves {found:#018x} instead of {expected:#018x}: \
+        "the all-reduce of step {}, weight group {} proves {found:#018x} instead of {expected:#018x}: \
          some microbatch was lost or counted twice, the result is refused",
         round.step,
-        round.stage
+        round.weights
     )]
     ProofDiffers {
         /// The round.

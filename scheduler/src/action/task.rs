@@ -59,7 +59,7 @@ pub enum Task {
         to: Member,
         /// Index of the piece in that member's part.
         piece: u32,
-        /// Elements of the stage's vector.
+        /// Elements of the weight group's vector.
         range: Range<usize>,
     },
     /// Sum this accumulator's and the others' integers, convert the exact sum to the mean gradient
@@ -69,7 +69,7 @@ pub enum Task {
         round: RoundId,
         /// Index of the piece in this member's part.
         piece: u32,
-        /// Elements of the stage's vector.
+        /// Elements of the weight group's vector.
         range: Range<usize>,
         /// Integers from the other members.
         parts: Vec<PayloadId>,
@@ -78,7 +78,7 @@ pub enum Task {
     Install {
         /// The round.
         round: RoundId,
-        /// Elements of the stage's vector.
+        /// Elements of the weight group's vector.
         range: Range<usize>,
         /// Mean gradient, f32.
         payload: PayloadId,
@@ -88,10 +88,14 @@ pub enum Task {
         /// The round.
         round: RoundId,
     },
-    /// Update the weights with the result of this round and clear the accumulator.
+    /// Update a stage's weights with the results of these rounds and clear the accumulator.
     Apply {
-        /// The round.
-        round: RoundId,
+        /// The step.
+        step: Step,
+        /// The stage.
+        stage: Stage,
+        /// A round for each of the stage's weight groups, in their order.
+        rounds: Vec<RoundId>,
         /// Norm of the gradient over all stages, for the mean over targets.
         gradient_norm: f64,
         /// Tokens of the step that count towards the loss.
@@ -173,7 +177,7 @@ pub enum TaskResult {
     Installed {
         /// The round.
         round: RoundId,
-        /// Elements of the stage's vector.
+        /// Elements of the weight group's vector.
         range: Range<usize>,
     },
     /// `Summarise`.
@@ -187,8 +191,10 @@ pub enum TaskResult {
     },
     /// `Apply`.
     Applied {
-        /// The round.
-        round: RoundId,
+        /// The step.
+        step: Step,
+        /// The stage.
+        stage: Stage,
     },
     /// `Restore`.
     Restored {

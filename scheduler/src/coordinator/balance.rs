@@ -121,7 +121,7 @@ impl Balance {
         if context.progress.version.next().0 >= context.config.manifest.training.steps {
             return Vec::new();
         }
-        let migrations = match context.config.rebalance {
+        let mut migrations = match context.config.rebalance {
             Rebalance::Never => Vec::new(),
             Rebalance::When { gain, .. } => {
                 let estimates = work.estimates(context);
@@ -133,6 +133,10 @@ impl Balance {
                 any.map(|(member, to)| (member, to, MoveReason::Trial)).into_iter().collect()
             }
         };
+        migrations.retain(|(member, to, _)| {
+            let from = context.members.current.span_of(*member);
+            from.is_some_and(|from| context.config.manifest.may_change_stage(from.first, *to))
+        });
         if !migrations.is_empty() {
             self.migrated_at = Some(context.now);
         }

@@ -29,12 +29,12 @@ impl Coordinator {
             return;
         }
         let due = self.rounds.due(&self.context, ledger);
-        let nothing = due.stages.is_empty() && !due.ending;
+        let nothing = due.weights.is_empty() && !due.ending;
         if nothing || self.context.members.is_expelling() {
             return;
         }
         let inputs = Inputs { context: &self.context, ledger, newcomers: self.weights.newcomers() };
-        self.rounds.close_stages(&inputs, &due.stages, out);
+        self.rounds.close(&inputs, &due.weights, out);
         if due.ending {
             // When the next step's weights arrive, the offers of its work have been accepted. Any earlier it
             // would go to replicas whose throughput is not measured yet.
@@ -73,8 +73,11 @@ impl Coordinator {
         out: &mut Out,
     ) {
         if self.rounds.round(round).is_some() {
-            let stage = round.stage;
-            self.stop(format!("{from} refused the all-reduce of stage {stage}: {reason}"), out);
+            let weights = round.weights;
+            self.stop(
+                format!("{from} refused the all-reduce of weight group {weights}: {reason}"),
+                out,
+            );
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Member, Stage};
+use shoal_protocol::ids::{Member, WeightGroup};
 use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::Candidate;
@@ -21,8 +21,8 @@ pub struct PeerConfig {
     pub manifest: Arc<Manifest>,
     /// The peer's application for membership.
     pub candidate: Candidate,
-    /// The number of elements in the flat parameter vector of each stage of the run.
-    pub parameters: BTreeMap<Stage, usize>,
+    /// The number of elements of each weight group of the run.
+    pub parameters: BTreeMap<WeightGroup, usize>,
     /// The resource limits.
     pub limits: PeerLimits,
     /// Breaks ties between equally good replicas, differently at each peer.

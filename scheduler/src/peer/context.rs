@@ -1,8 +1,9 @@
 //! The state that every component of a peer may read.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use shoal_protocol::ids::{ClaimKey, Era, Member, Stage, StageSpan, Step};
+use shoal_protocol::ids::{ClaimKey, Era, Member, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::message::View;
 use shoal_protocol::units::Moment;
 
@@ -107,8 +108,19 @@ impl Context<'_> {
         self.target.is_some_and(|target| target.stage == stage)
     }
 
-    /// Whether the peer hosts a stage, migrates to it, or has no assignment yet.
-    pub(super) fn may_host(&self, stage: Stage) -> bool {
-        self.position.span.is_none_or(|span| span.contains(stage)) || self.is_moving_to(stage)
+    /// Whether the peer migrates to a stage that has these weights.
+    pub(super) fn is_moving_to_weights(&self, weights: WeightGroup) -> bool {
+        self.config.manifest.stages_of(weights).any(|stage| self.is_moving_to(stage))
+    }
+
+    /// Whether the peer hosts a stage with these weights, migrates to one, or has no assignment yet.
+    pub(super) fn may_host(&self, weights: WeightGroup) -> bool {
+        let hosts = |stage| self.position.span.is_none_or(|span| span.contains(stage));
+        self.config.manifest.stages_of(weights).any(hosts) || self.is_moving_to_weights(weights)
+    }
+
+    /// The weight groups of these stages.
+    pub(super) fn groups_of(&self, stages: &[Stage]) -> BTreeSet<WeightGroup> {
+        stages.iter().flat_map(|stage| self.config.manifest.groups_of(*stage)).collect()
     }
 }

@@ -128,8 +128,8 @@ impl Peer {
                     self.handle_close(now, round, counted, out);
                 }
             }
-            FromCoordinator::RoundGroup { stage, number, part, here } => {
-                self.weights.rounds.take_group_page(&ctx, stage, number, part, here);
+            FromCoordinator::RoundGroup { weights, number, part, here } => {
+                self.weights.rounds.take_group_page(&ctx, weights, number, part, here);
             }
             FromCoordinator::Commit(record) => self.handle_commit(now, record, out),
             FromCoordinator::Store { version, stage } => {
@@ -233,7 +233,7 @@ impl Peer {
             }
             TaskResult::Returned { key, gradient } => {
                 if self.pipeline.handle_backward(&ctx, key, busy, gradient, out) {
-                    self.weights.rounds.sums_change(key);
+                    self.weights.rounds.sums_change(&ctx, key);
                 }
             }
             TaskResult::Accumulated { key } => {
@@ -247,7 +247,9 @@ impl Peer {
                 let message = ToCoordinator::Diverged { key, reason };
                 out.push(PeerAction::ToCoordinator(message));
             }
-            TaskResult::Applied { round } => self.weights.steps.handle_applied(round, out),
+            TaskResult::Applied { step, stage } => {
+                self.weights.steps.handle_applied(step, stage, out);
+            }
             TaskResult::Left { .. } => {}
             TaskResult::Stored { version, stage, files } => {
                 self.weights.snapshots.finish(version, stage, files, out);

@@ -27,7 +27,7 @@ mod tests;
 mod weights;
 
 pub use config::{PeerConfig, PeerLimits, RoundCut};
-use shoal_protocol::ids::{Member, Stage, Step};
+use shoal_protocol::ids::{Member, Step, WeightGroup};
 use shoal_protocol::message::{ToCoordinator, View};
 use shoal_protocol::units::Moment;
 
@@ -176,8 +176,8 @@ impl Peer {
     }
 
     /// Whether this peer hosts a stage, migrates to it, or has no assignment yet.
-    pub(crate) fn may_host(&self, stage: Stage) -> bool {
-        context_of!(self, Moment::default()).may_host(stage)
+    pub(crate) fn may_host(&self, weights: WeightGroup) -> bool {
+        context_of!(self, Moment::default()).may_host(weights)
     }
 
     /// Whether the peer is a member with the current weights.

@@ -10,17 +10,19 @@ use crate::action::{Fault, PeerAction, PeerEvent, Task, TaskResult};
 
 /// Rounds and commits.
 impl Peer {
-    /// A step is closed at one of this peer's stages.
+    /// A step is closed at the stages of some of this peer's weights.
     pub(super) fn handle_close(
         &mut self,
         now: Moment,
         round: Round,
-        counted: Vec<Microbatch>,
+        counted: Vec<(Stage, Microbatch)>,
         out: &mut Out,
     ) {
         let ctx = context_of!(self, now);
         if round.group.listeners.contains(&self.config.me) {
-            let (id, is_hosted) = (round.id, self.pipeline.stages.contains(round.id.stage));
+            let id = round.id;
+            let mut stages = self.config.manifest.stages_of(id.weights);
+            let is_hosted = stages.any(|stage| self.pipeline.stages.contains(stage));
             if self.weights.listen(&ctx, round, is_hosted, out) {
                 self.handle_early_pieces(now, id, out);
             }
@@ -47,7 +49,7 @@ impl Peer {
             match self.weights.next_step(&ctx, &hosted, out) {
                 NextStep::None => return,
                 NextStep::Reduce(round, counted) => self.reduce(now, round, counted, out),
-                NextStep::Apply(record, rounds) => self.apply(now, record, &rounds, out),
+                NextStep::Apply(record, rounds) => self.apply(now, record, &hosted, &rounds, out),
                 NextStep::Differs(step) => {
                     return self.leave(now, Fault::ResultDiffers { step }, out);
                 }
@@ -56,9 +58,16 @@ impl Peer {
     }
 
     /// Begins this peer's part in a round.
-    fn reduce(&mut self, now: Moment, round: Round, counted: Vec<Microbatch>, out: &mut Out) {
+    fn reduce(
+        &mut self,
+        now: Moment,
+        round: Round,
+        counted: Vec<(Stage, Microbatch)>,
+        out: &mut Out,
+    ) {
         let id = round.id;
-        let Some(own) = self.pipeline.stages.counted(id.stage, id.step) else { return };
+        let stages = self.config.manifest.stages_of(id.weights);
+        let Some(own) = self.pipeline.stages.counted(stages, id.step) else { return };
         let ctx = context_of!(self, now);
         match self.weights.rounds.begin(&ctx, round, &own, counted, out) {
             Ok(true) => self.handle_early_pieces(now, id, out),
@@ -95,13 +104,20 @@ impl Peer {
         self.weights.report_ready(&context_of!(self, now), out);
     }
 
-    /// Applies a commit, whose results are those of these rounds.
-    fn apply(&mut self, now: Moment, record: CommitRecord, rounds: &[RoundId], out: &mut Out) {
+    /// Applies a commit at the hosted stages, whose results are those of these rounds.
+    fn apply(
+        &mut self,
+        now: Moment,
+        record: CommitRecord,
+        hosted: &[Stage],
+        rounds: &[RoundId],
+        out: &mut Out,
+    ) {
         let (step, next) = (record.step, record.step.next());
         let ctx = context_of!(self, now);
-        self.weights.apply(&ctx, &record, rounds, out);
+        self.weights.apply(&ctx, &record, hosted, rounds, out);
         self.pipeline.drop_through(&ctx, step, out);
-        self.weights.await_applied(&ctx, record, rounds, out);
+        self.weights.await_applied(&ctx, record, hosted, out);
         self.position.version = next;
         self.pipeline.released.forget_before(next);
         self.change_over(now, out);

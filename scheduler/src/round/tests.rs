@@ -1,5 +1,5 @@
 use shoal_protocol::codec::SumCodec;
-use shoal_protocol::ids::{Attempt, Era, Incarnation, PeerId, Stage, Step, Term};
+use shoal_protocol::ids::{Attempt, Era, Incarnation, PeerId, Step, Term, WeightGroup};
 use shoal_protocol::message::{LinkEstimate, Mended, RoundGroup, RoundId, RoundMember};
 use shoal_protocol::units::Rate;
 
@@ -13,7 +13,13 @@ fn member(number: u8) -> Member {
 }
 
 fn id() -> RoundId {
-    RoundId { era: Era(0), term: Term(1), step: Step(3), stage: Stage(1), attempt: Attempt(0) }
+    RoundId {
+        era: Era(0),
+        term: Term(1),
+        step: Step(3),
+        weights: WeightGroup(1),
+        attempt: Attempt(0),
+    }
 }
 
 /// A round of members 0, 1, ... with these weights.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::ids::{
-    Attempt, ContentHash, Era, Incarnation, Member, PeerId, Stage, Step, Term,
+    Attempt, ContentHash, Era, Incarnation, Member, PeerId, Step, Term, WeightGroup,
 };
 use shoal_protocol::message::{
     LinkEstimate, Mended, Round, RoundGroup, RoundId, RoundMember, TensorTag,
@@ -113,7 +113,7 @@ impl Table {
         let members =
             members.map(|(place, weight)| RoundMember { member: member(place), weight: *weight });
         let (era, term, step) = (Era(0), Term(1), Step(0));
-        let id = RoundId { era, term, step, stage: Stage(0), attempt: Attempt(0) };
+        let id = RoundId { era, term, step, weights: WeightGroup(0), attempt: Attempt(0) };
         let round = Round {
             id,
             group: RoundGroup { members: members.collect(), ..RoundGroup::default() }.into(),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use shoal_protocol::ids::Stage;
+use shoal_protocol::ids::{Stage, WeightGroup};
 use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::StageChoice;
@@ -19,7 +19,7 @@ use crate::rebalance::Rebalance;
 use crate::round::{AHEAD, ahead, piece_bytes};
 use crate::router::Routing;
 
-/// Elements of each stage's vector: few, since only benchmarks of rounds need more.
+/// Elements of each weight group's vector: few, since only benchmarks of rounds need more.
 const ELEMENTS: usize = 64;
 
 /// Pieces of a stage's vector for each of its replicas, as long as a round of all replicas has at
@@ -34,8 +34,8 @@ impl Scenario {
     /// A run of these peers without faults.
     #[must_use]
     pub fn plain(manifest: Manifest, peers: Vec<PeerScenario>, network: NetworkScenario) -> Self {
-        let parameters: BTreeMap<Stage, usize> =
-            manifest.stages().map(|stage| (stage, ELEMENTS)).collect();
+        let parameters: BTreeMap<WeightGroup, usize> =
+            manifest.weight_groups().map(|weights| (weights, ELEMENTS)).collect();
         Self {
             seed: 0,
             manifest: manifest.into(),
@@ -96,8 +96,9 @@ impl Scenario {
 impl Scenario {
     /// The data that a step sends.
     pub(super) fn load(&self) -> Load {
-        let elements = |stage| self.parameters.get(&stage).map_or(0, |count| *count as u64);
-        Load::of(&self.manifest, |stage| elements(stage).saturating_mul(self.weight))
+        let elements = |weights| self.parameters.get(&weights).map_or(0, |count| *count as u64);
+        let of_stage = |stage| self.manifest.groups_of(stage).map(elements).sum::<u64>();
+        Load::of(&self.manifest, |stage| of_stage(stage).saturating_mul(self.weight))
     }
 }
 

@@ -1,12 +1,13 @@
 //! A peer's engine, with integers for tensors: one task at a time, in the order given.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
-use shoal_protocol::ids::{ClaimKey, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, Stage, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{RoundId, StoredFile};
 use shoal_protocol::units::{Bytes, Moment};
@@ -25,6 +26,8 @@ pub(super) struct Engine {
     rng: Rng,
     sizes: Sizes,
     stages: BTreeMap<Stage, StageState>,
+    /// The result of each weight group's newest round, so far.
+    results: BTreeMap<WeightGroup, RoundResult>,
     /// Files on the disk: weights that were written or fetched.
     pub(super) disk: BTreeMap<(Step, Stage), Weights>,
     queue: VecDeque<Task>,
@@ -58,9 +61,15 @@ struct StageState {
     graphs: BTreeMap<ClaimKey, u64>,
     /// Weight gradients that wait for `Accumulate` or `Discard`.
     waiting: BTreeMap<ClaimKey, Vec<i64>>,
-    /// The result of the newest round so far.
+    /// The elements of each weight group, one after the other.
+    groups: BTreeMap<WeightGroup, Range<usize>>,
+}
+
+/// The result of a round as far as it is here.
+#[derive(Debug)]
+struct RoundResult {
     round: Option<RoundId>,
-    result: Vec<Option<i64>>,
+    sums: Vec<Option<i64>>,
 }
 
 /// An effect of a task that an oracle checks.
@@ -86,17 +95,25 @@ pub(super) enum Observed {
 impl Engine {
     pub(super) fn new(scenario: &Scenario, index: usize) -> Self {
         let manifest = &scenario.manifest;
-        let state = |(stage, elements): (&Stage, &usize)| {
+        let state = |stage: Stage| {
+            let mut start = 0;
+            let range = |weights| {
+                let range = start..start + scenario.parameters[&weights];
+                start = range.end;
+                (weights, range)
+            };
             let state = StageState {
                 version: Step(0),
-                weights: Weights::initial(manifest, *stage),
+                weights: Weights::initial(manifest, stage),
                 sums: BTreeMap::new(),
                 graphs: BTreeMap::new(),
                 waiting: BTreeMap::new(),
-                round: None,
-                result: vec![None; *elements],
+                groups: manifest.groups_of(stage).map(range).collect(),
             };
-            (*stage, state)
+            (stage, state)
+        };
+        let empty = |(weights, elements): (&WeightGroup, &usize)| {
+            (*weights, RoundResult { round: None, sums: vec![None; *elements] })
         };
         Self {
             manifest: Arc::clone(manifest),
@@ -108,7 +125,8 @@ impl Engine {
                 snapshot: scenario.snapshot.size,
                 sums: manifest.codec.all_reduce,
             },
-            stages: scenario.parameters.iter().map(state).collect(),
+            stages: manifest.stages().map(state).collect(),
+            results: scenario.parameters.iter().map(empty).collect(),
             disk: BTreeMap::new(),
             queue: VecDeque::new(),
             running: None,
@@ -197,9 +215,9 @@ impl Engine {
                 state.waiting.remove(&key);
                 TaskResult::Discarded { key }
             }
-            Task::Apply { round, gradient_norm, .. } => {
-                observed = self.apply(round, gradient_norm)?;
-                TaskResult::Applied { round }
+            Task::Apply { step, stage, rounds, gradient_norm, .. } => {
+                observed = self.apply(step, stage, &rounds, gradient_norm)?;
+                TaskResult::Applied { step, stage }
             }
             Task::Store { version, stage } => {
                 let copied = self.copy(version, stage)?;
@@ -214,6 +232,7 @@ impl Engine {
                 if !state.graphs.is_empty() || !state.waiting.is_empty() {
                     return Err(format!("stage {stage} still has work"));
                 }
+                state.sums.clear();
                 observed = Observed::Restored(stage);
                 TaskResult::Left { stage }
             }
@@ -272,7 +291,7 @@ impl Engine {
             Some(id) => word(payloads, id)?,
             None => integer_model::loss_gradient(integer_model::forward(weights, input)),
         };
-        let elements = state.result.len();
+        let elements = state.elements();
         let part = integer_model::weight_gradient(weights, input, gradient, elements);
         state.waiting.insert(key, part);
         let returned = integer_model::backward(weights, input, gradient);
@@ -285,18 +304,17 @@ impl Engine {
         let codec = self.sizes.sums;
         match task {
             Task::Export { round, to, piece, range } => {
-                let sums = self.stage(round.stage).sums(round.step)[range].to_vec();
+                let sums = self.own_sums(round, &range);
                 let payload = keep_sums(payloads, sums, codec.part());
                 Ok(TaskResult::Exported { round, to, piece, payload })
             }
             Task::Reduce { round, piece, range, parts } => {
-                let state = self.stage(round.stage);
-                let mut sums = state.sums(round.step)[range.clone()].to_vec();
+                let mut sums = self.own_sums(round, &range);
                 for part in parts {
                     let part = content_sums(payloads, part)?;
                     integer_model::add(&mut sums, 0..part.len(), &part);
                 }
-                state.install(round, range.start, &sums)?;
+                self.result(round).install(round, range.start, &sums)?;
                 let payload = keep_sums(payloads, sums, codec.result());
                 Ok(TaskResult::Reduced { round, piece, payload })
             }
@@ -305,31 +323,71 @@ impl Engine {
                 if sums.len() != range.len() {
                     return Err("a piece of a wrong size".to_owned());
                 }
-                self.stage(round.stage).install(round, range.start, &sums)?;
+                self.result(round).install(round, range.start, &sums)?;
                 Ok(TaskResult::Installed { round, range })
             }
             Task::Summarise { round } => {
-                let (hash, square_norm) =
-                    integer_model::summary(&self.stage(round.stage).whole(round)?);
+                let (hash, square_norm) = integer_model::summary(&self.result(round).whole(round)?);
                 Ok(TaskResult::Summarised { round, hash, square_norm })
             }
             other => Err(format!("not a task of a round: {other:?}")),
         }
     }
 
-    fn apply(&mut self, round: RoundId, gradient_norm: f64) -> Result<Observed, String> {
-        let state = self.stage(round.stage);
-        let sums = state.whole(round)?;
-        state.result.fill(None);
-        state.sums.retain(|step, _| *step > round.step);
-        let waits = state.waiting.keys().any(|key| key.step <= round.step);
-        if state.version != round.step || waits {
-            return Err(format!("step {} is applied to version {}", round.step, state.version));
+    fn apply(
+        &mut self,
+        step: Step,
+        stage: Stage,
+        rounds: &[RoundId],
+        gradient_norm: f64,
+    ) -> Result<Observed, String> {
+        if !self.manifest.groups_of(stage).eq(rounds.iter().map(|round| round.weights)) {
+            return Err(format!("stage {stage} is updated by the results of {rounds:?}"));
+        }
+        let mut sums = Vec::new();
+        for round in rounds {
+            sums.extend(self.result(*round).whole(*round)?);
+        }
+        let state = self.stage(stage);
+        state.sums.retain(|of, _| *of > step);
+        let waits = state.waiting.keys().any(|key| key.step <= step);
+        if state.version != step || waits {
+            return Err(format!("step {step} is applied to version {}", state.version));
         }
         state.weights = state.weights.updated(&sums, gradient_norm);
-        state.version = round.step.next();
-        let (step, stage, weights) = (round.step, round.stage, state.weights);
+        state.version = step.next();
+        let weights = state.weights;
         Ok(Observed::Applied { step, stage, sums, weights })
+    }
+
+    /// The update of a stage by this round and its others, if all their results are here.
+    pub(super) fn possible_update(&self, round: RoundId) -> Option<Task> {
+        let step = round.step;
+        let rounds_of = |stage| -> Vec<RoundId> {
+            let groups = self.manifest.groups_of(stage);
+            groups.map(|weights| RoundId { weights, ..round }).collect()
+        };
+        let is_here = |round: &RoundId| self.results[&round.weights].whole(*round).is_ok();
+        let mut stages = self.manifest.stages_of(round.weights);
+        let stage = stages.find(|stage| rounds_of(*stage).iter().all(is_here))?;
+        let rounds = rounds_of(stage);
+        Some(Task::Apply { step, stage, rounds, gradient_norm: 1.0, targets: 1 })
+    }
+
+    fn result(&mut self, round: RoundId) -> &mut RoundResult {
+        self.results.get_mut(&round.weights).expect("the run has the weights")
+    }
+
+    /// The sums of a range of a weight group, over all stages that have it.
+    fn own_sums(&mut self, round: RoundId, range: &Range<usize>) -> Vec<i64> {
+        let mut all = vec![0; range.len()];
+        for state in self.stages.values_mut() {
+            if let Some(place) = state.groups.get(&round.weights).cloned() {
+                let sums = &state.sums(round.step)[place][range.clone()];
+                integer_model::add(&mut all, 0..range.len(), sums);
+            }
+        }
+        all
     }
 
     fn copy(&mut self, version: Step, stage: Stage) -> Result<Observed, String> {
@@ -380,18 +438,24 @@ impl Engine {
 impl StageState {
     /// The accumulator of a step.
     fn sums(&mut self, step: Step) -> &mut [i64] {
-        let elements = self.result.len();
+        let elements = self.elements();
         self.sums.entry(step).or_insert_with(|| vec![0; elements])
     }
 
+    fn elements(&self) -> usize {
+        self.groups.values().map(Range::len).sum()
+    }
+}
+
+impl RoundResult {
     /// Stores a piece of a round's result. A new round begins empty; in a mended round a piece may
     /// arrive again, with the same sums.
     fn install(&mut self, round: RoundId, start: usize, sums: &[i64]) -> Result<(), String> {
         if self.round != Some(round) {
-            self.result.fill(None);
+            self.sums.fill(None);
             self.round = Some(round);
         }
-        for (place, sum) in self.result[start..].iter_mut().zip(sums) {
+        for (place, sum) in self.sums[start..].iter_mut().zip(sums) {
             if place.replace(*sum).is_some_and(|known| known != *sum) {
                 return Err("an element of a result has two sums".to_owned());
             }
@@ -400,7 +464,7 @@ impl StageState {
     }
 
     fn whole(&self, round: RoundId) -> Result<Vec<i64>, String> {
-        let whole: Option<Vec<i64>> = self.result.iter().copied().collect();
+        let whole: Option<Vec<i64>> = self.sums.iter().copied().collect();
         let whole = whole.filter(|_| self.round == Some(round));
         whole.ok_or_else(|| "a result with holes is used".to_owned())
     }

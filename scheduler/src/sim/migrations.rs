@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use shoal_protocol::ids::Stage;
+use shoal_protocol::ids::{Stage, WeightGroup};
 use shoal_protocol::message::{MoveReason, StageChoice};
 use shoal_protocol::units::Bytes;
 
@@ -108,7 +108,7 @@ fn unequal(begin: [u16; 6], microbatches: u32, steps: u64) -> Scenario {
     let mut manifest = Scenario::small_manifest(3, microbatches, steps);
     manifest.checkpoint.every = 100;
     scenario.manifest = manifest.into();
-    scenario.parameters = [0, 1, 2].map(|stage| (Stage(stage), 8)).into();
+    scenario.parameters = [0, 1, 2].map(|stage| (WeightGroup(stage), 8)).into();
     for ((peer, place), slower) in scenario.peers.iter_mut().zip(begin).zip([1, 1, 1, 1, 4, 4]) {
         peer.fits = [Stage(place)].into();
         peer.compute.forward *= slower;

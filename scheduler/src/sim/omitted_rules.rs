@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Attempt, ClaimKey, Era, Grant, Member, Stage, Step};
+use shoal_protocol::ids::{Attempt, ClaimKey, Era, Grant, Member, Step, WeightGroup};
 use shoal_protocol::message::{
     FromCoordinator, PassTimes, PeerMessage, TensorTag, ToCoordinator, ViewChange,
 };
@@ -55,7 +55,7 @@ pub(super) struct OmittedRules {
     /// The newest grant sent to each member.
     grants: BTreeMap<(Member, ClaimKey), Grant>,
     /// The newest attempt sent to each member.
-    attempts: BTreeMap<(Member, Era, Step, Stage), Attempt>,
+    attempts: BTreeMap<(Member, Era, Step, WeightGroup), Attempt>,
 }
 
 impl OmittedRules {
@@ -89,7 +89,7 @@ impl OmittedRules {
                 *patience = PassTimes { forward: Duration::MAX, backward: Duration::MAX };
             }
             FromCoordinator::Close { round: id, mended, .. } => {
-                self.attempts.insert((to, id.era, id.step, id.stage), id.attempt);
+                self.attempts.insert((to, id.era, id.step, id.weights), id.attempt);
                 if self.omit == Omit::Mends {
                     mended.changed.clear();
                 }
@@ -114,7 +114,7 @@ impl OmittedRules {
                 *grant = self.grants.get(&(from, *key)).copied().unwrap_or(*grant);
             }
             ToCoordinator::Reduced { round, .. } if self.omit == Omit::Attempts => {
-                let newest = (from, round.era, round.step, round.stage);
+                let newest = (from, round.era, round.step, round.weights);
                 round.attempt = self.attempts.get(&newest).copied().unwrap_or(round.attempt);
             }
             _ => {}
@@ -126,7 +126,7 @@ impl OmittedRules {
         if let (TensorTag::RoundPart { round, .. } | TensorTag::RoundResult { round, .. }, true) =
             (tag, self.omit == Omit::Attempts)
         {
-            let newest = (to, round.era, round.step, round.stage);
+            let newest = (to, round.era, round.step, round.weights);
             round.attempt = self.attempts.get(&newest).copied().unwrap_or(round.attempt);
         }
     }

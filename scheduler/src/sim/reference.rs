@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::FixedLoss;
 
@@ -15,8 +15,8 @@ use super::scenario::Scenario;
 #[derive(Debug)]
 pub(super) struct Reference {
     manifest: Arc<Manifest>,
-    /// Elements of each stage.
-    elements: Vec<usize>,
+    /// Elements of each weight group.
+    elements: BTreeMap<WeightGroup, usize>,
     steps: Vec<ReferenceStep>,
     /// Each stage's file in every version's checkpoint.
     files: Vec<Vec<ContentHash>>,
@@ -26,8 +26,8 @@ pub(super) struct Reference {
 /// The expected result of one step.
 #[derive(Debug)]
 pub(super) struct ReferenceStep {
-    /// Each stage's sums.
-    pub(super) sums: Vec<Vec<i64>>,
+    /// Each weight group's sums.
+    sums: BTreeMap<WeightGroup, Vec<i64>>,
     pub(super) gradient_norm: f64,
     pub(super) loss: FixedLoss,
     pub(super) held_out_loss: Option<FixedLoss>,
@@ -41,7 +41,7 @@ impl Reference {
         let initial: Vec<Weights> =
             manifest.stages().map(|stage| Weights::initial(&manifest, stage)).collect();
         let files = vec![file_hashes(Step(0), &initial)];
-        let elements = scenario.parameters.values().copied().collect();
+        let elements = scenario.parameters.clone();
         Self { manifest, elements, steps: Vec::new(), files, initial }
     }
 
@@ -65,6 +65,11 @@ impl Reference {
         self.steps.get(step.0 as usize)
     }
 
+    /// A stage's sums in a step that was reached.
+    pub(super) fn sums(&self, step: &ReferenceStep, stage: Stage) -> Vec<i64> {
+        stage_sums(&self.manifest, &step.sums, stage)
+    }
+
     /// Each stage's file of a version that was reached.
     pub(super) fn files(&self, version: Step) -> Option<&[ContentHash]> {
         self.files.get(version.0 as usize).map(Vec::as_slice)
@@ -79,15 +84,25 @@ fn file_hashes(version: Step, weights: &[Weights]) -> Vec<ContentHash> {
         .collect()
 }
 
+/// The sums of a stage's weight groups, one after the other.
+fn stage_sums(
+    manifest: &Manifest,
+    sums: &BTreeMap<WeightGroup, Vec<i64>>,
+    stage: Stage,
+) -> Vec<i64> {
+    manifest.groups_of(stage).flat_map(|weights| sums[&weights].iter().copied()).collect()
+}
+
 fn one_step(
     manifest: &Manifest,
-    elements: &[usize],
+    elements: &BTreeMap<WeightGroup, usize>,
     step: Step,
     held: &[Weights],
 ) -> ReferenceStep {
     let read = |weights: &Weights| weights.read_by(step, step, manifest).expect("it is held");
     let weights: Vec<u64> = held.iter().map(read).collect();
-    let mut sums: Vec<Vec<i64>> = elements.iter().map(|count| vec![0; *count]).collect();
+    let empty = |(weights, count): (&WeightGroup, &usize)| (*weights, vec![0; *count]);
+    let mut sums: BTreeMap<WeightGroup, Vec<i64>> = elements.iter().map(empty).collect();
     let mut losses = BTreeMap::new();
     for microbatch in (0..manifest.microbatches_of(step.0)).map(Microbatch) {
         let key = ClaimKey { step, stage: Stage(0), microbatch };
@@ -103,18 +118,28 @@ fn one_step(
         let mut gradient = integer_model::loss_gradient(output);
         for stage in (0..weights.len()).rev() {
             let (word, input) = (weights[stage], inputs[stage]);
-            let part = integer_model::weight_gradient(word, input, gradient, elements[stage]);
-            integer_model::add(&mut sums[stage], 0..part.len(), &part);
+            let groups: Vec<WeightGroup> = manifest.groups_of(Stage(stage as u16)).collect();
+            let all = groups.iter().map(|weights| elements[weights]).sum();
+            let part = integer_model::weight_gradient(word, input, gradient, all);
+            let mut part = &part[..];
+            for weights in groups {
+                let (own, rest) = part.split_at(elements[&weights]);
+                let sums = sums.get_mut(&weights).expect("every group has sums");
+                integer_model::add(sums, 0..own.len(), own);
+                part = rest;
+            }
             gradient = integer_model::backward(word, input, gradient);
         }
     }
     let held_out = losses.split_off(&Microbatch(manifest.training.microbatches));
-    let square_norm = sums.iter().fold(0.0, |sum, sums| sum + integer_model::summary(sums).1);
+    let square_norm = sums.values().fold(0.0, |sum, sums| sum + integer_model::summary(sums).1);
     let loss: FixedLoss = losses.into_values().sum();
     let gradient_norm = square_norm.sqrt() * manifest.gradient_scale(loss.targets);
-    let update = |(held, sums): (&Weights, &Vec<i64>)| held.updated(sums, gradient_norm);
+    let update = |(held, stage): (&Weights, Stage)| {
+        held.updated(&stage_sums(manifest, &sums, stage), gradient_norm)
+    };
     ReferenceStep {
-        weights: held.iter().zip(&sums).map(update).collect(),
+        weights: held.iter().zip(manifest.stages()).map(update).collect(),
         sums,
         gradient_norm,
         loss,

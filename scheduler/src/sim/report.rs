@@ -170,6 +170,8 @@ pub struct RareRounds {
     pub mended_unchanged: u64,
     /// A round was mended without several members.
     pub mended_without_many: u64,
+    /// Members that continued a mended round of weights that two stages share.
+    pub mended_shared: u64,
     /// A newcomer that listened to a round served before the round's commit.
     pub promoted: u64,
     /// Microbatches done during the all-reduce of an earlier step.

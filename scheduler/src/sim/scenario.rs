@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shoal_protocol::codec::{Codec, SumCodec};
-use shoal_protocol::ids::Stage;
+use shoal_protocol::ids::{Stage, WeightGroup};
 use shoal_protocol::manifest::{Evaluation, Manifest, Model, Training, example};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
@@ -31,8 +31,8 @@ pub struct Scenario {
     pub seed: u64,
     /// The manifest of the run.
     pub manifest: Arc<Manifest>,
-    /// Elements of each stage's vector.
-    pub parameters: BTreeMap<Stage, usize>,
+    /// Elements of each weight group's vector.
+    pub parameters: BTreeMap<WeightGroup, usize>,
     /// Number of real elements whose bytes each element of a round takes on a link.
     pub weight: u64,
     /// The end of the simulation; `None` runs to the end of the training.
@@ -298,8 +298,8 @@ impl Scenario {
         let most = rng.pick(&[2, 4, STAGES]);
         let stages = rng.within(1..=most);
         let mut manifest = manifest(&mut rng, stages as u16);
-        let parameters = (0..stages as u16).map(|stage| (Stage(stage), 0));
-        let mut parameters: BTreeMap<Stage, usize> = parameters.collect();
+        let parameters = manifest.weight_groups().map(|weights| (weights, 0));
+        let mut parameters: BTreeMap<WeightGroup, usize> = parameters.collect();
         for elements in parameters.values_mut() {
             *elements = rng.within(1..=ELEMENTS) as usize;
         }
@@ -465,6 +465,7 @@ fn manifest(rng: &mut Rng, stages: u16) -> Manifest {
     let sums = [exact, exact, SumCodec::Rounded(Codec::F32), SumCodec::Rounded(Codec::Bf16)];
     manifest.codec.all_reduce = sums[(manifest.training.seed % 4) as usize];
     manifest.training.staleness = u8::from((manifest.training.seed / 4).is_multiple_of(3));
+    manifest.model.block.tied = (manifest.training.seed / 12).is_multiple_of(2);
     manifest.evaluation.every = rng.within(0..=2);
     if manifest.evaluation.every > 0 {
         manifest.evaluation.microbatches = rng.within(1..=5) as u32;
@@ -551,7 +552,7 @@ fn limits(rng: &mut Rng, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
     // Size of one microbatch at one stage: activation with labels, and gradient.
     let training = &manifest.training;
     let unit = (manifest.activation_bytes() + manifest.gradient_bytes()).0;
-    let stages = u64::from(training.stages);
+    let (stages, groups) = (u64::from(training.stages), manifest.weight_groups().count() as u64);
     // The steps that can run, and the one whose work is granted before the first of them ends.
     let steps = manifest.steps_at_once() + 1;
     PeerLimits {
@@ -562,7 +563,7 @@ fn limits(rng: &mut Rng, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
         cell: rng.pick(&[1, 3, 64]),
         in_flight: Bytes(unit * stages * steps * rng.pick(&[1, 3, 64])),
         // Room for the results of at least two steps.
-        heard: Bytes(8 * ELEMENTS * stages * rng.pick(&[2, 3, 1000])),
+        heard: Bytes(8 * ELEMENTS * groups * rng.pick(&[2, 3, 1000])),
         round_bytes: Bytes(8 * cut.piece_elements as u64 * rng.within(0..=8)),
         cut,
         retry: Duration::from_millis(rng.pick(&[100, 700, 2000])),

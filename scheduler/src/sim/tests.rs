@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use shoal_protocol::ids::Stage;
+use shoal_protocol::ids::{Stage, WeightGroup};
 use shoal_protocol::message::{MoveReason, StageChoice};
 use shoal_protocol::units::Moment;
 
@@ -138,7 +138,7 @@ fn moved(report: &Report, reason: MoveReason) -> u64 {
 fn faulty_swarms_of_all_seeds_satisfy_every_oracle() {
     let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
     let reports = all_hold(results);
-    let marks: [Mark; 43] = [
+    let marks: [Mark; 44] = [
         ("commits", |report| report.commits),
         ("completed runs that lost members", |report| {
             u64::from(report.finished && report.recovery.lost > 0)
@@ -165,6 +165,7 @@ fn faulty_swarms_of_all_seeds_satisfy_every_oracle() {
         ("rounds mended after a result", |report| report.rare.rounds.mended_after_result),
         ("rounds mended with unchanged sums", |report| report.rare.rounds.mended_unchanged),
         ("rounds mended without several members", |report| report.rare.rounds.mended_without_many),
+        ("rounds of shared weights mended", |report| report.rare.rounds.mended_shared),
         ("claims released while granted", |report| report.rare.claims.released_in_flight),
         ("messages of earlier incarnations", |report| report.rare.old_lives),
         ("newcomers that serve during a round", |report| report.rare.rounds.promoted),
@@ -430,7 +431,7 @@ fn last_pass_with(elements: [usize; 2], staleness: u8) -> Duration {
     let mut scenario = pipeline(2, 16, 1);
     let two = scenario.peers.clone();
     scenario.peers = (0..2).flat_map(|_| two.clone()).collect();
-    scenario.parameters = (0..).map(Stage).zip(elements).collect();
+    scenario.parameters = (0..).map(WeightGroup).zip(elements).collect();
     scenario.network.bandwidth = Some(100_000);
     let mut manifest = (*scenario.manifest).clone();
     manifest.training.staleness = staleness;

@@ -1,4 +1,4 @@
-//! The all-reduces of the present step: a round for each stage, from the stage's close to the commit.
+//! The all-reduces of the present step: a round for each weight group, from its stages' close to the commit.
 
 mod open_round;
 mod round_groups;
@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Attempt, Member, Mend, Stage};
+use shoal_protocol::ids::{Attempt, Member, Mend, Microbatch, Stage, WeightGroup};
 use shoal_protocol::message::{
-    CommitRecord, Mended, Round, RoundGroup, RoundGroupMember, RoundId, RoundOutcome, proof_of_all,
+    CommitRecord, Mended, Round, RoundGroup, RoundGroupMember, RoundId, RoundOutcome,
 };
 use shoal_protocol::units::{Moment, Rate};
 
@@ -33,11 +33,11 @@ const LEAST_PATIENCE: Duration = Duration::from_secs(10);
 /// The rounds of the present step, and measurements of earlier ones.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
-    open: BTreeMap<Stage, OpenRound>,
+    open: BTreeMap<WeightGroup, OpenRound>,
     /// When the step was last closed.
     closed_at: Moment,
     /// Failed attempts.
-    failed: BTreeMap<Stage, u32>,
+    failed: BTreeMap<WeightGroup, u32>,
     /// Attempts that failed because they were late. Deaths do not show how long a round takes.
     timeouts: u32,
     /// When incomplete rounds are tried again.
@@ -50,8 +50,8 @@ pub(super) struct Rounds {
 /// The part of the present step that can be closed.
 #[derive(Debug)]
 pub(super) struct Due {
-    /// The stages at which all is done and no round is open.
-    pub(super) stages: Vec<Stage>,
+    /// The weights at whose stages all is done and no round is open.
+    pub(super) weights: Vec<WeightGroup>,
     /// Whether each replica of the first stage has no more than its last pass to run.
     pub(super) ending: bool,
     /// Whether all is done at all stages.
@@ -68,14 +68,23 @@ pub(super) struct Inputs<'a> {
 }
 
 impl Inputs<'_> {
-    fn replicas(&self, stage: Stage) -> Vec<Member> {
-        self.context.members.replicas_at(stage, self.context.progress.version)
+    /// The members that serve a stage of these weights.
+    fn replicas(&self, weights: WeightGroup) -> BTreeSet<Member> {
+        let step = self.context.progress.version;
+        let replicas = |stage| self.context.members.replicas_at(stage, step);
+        self.context.config.manifest.stages_of(weights).flat_map(replicas).collect()
     }
 
-    fn listeners(&self, stage: Stage) -> Vec<Member> {
+    /// The members that will serve a stage of these weights.
+    fn listeners(&self, weights: WeightGroup) -> BTreeSet<Member> {
         let is_queued = |member| self.newcomers.is_queued(member);
         let step = self.context.progress.version;
-        self.context.members.listeners_at(stage, step, is_queued)
+        let listeners = |stage| self.context.members.listeners_at(stage, step, is_queued);
+        self.context.config.manifest.stages_of(weights).flat_map(listeners).collect()
+    }
+
+    fn counted(&self, weights: WeightGroup) -> BTreeMap<Member, Vec<(Stage, Microbatch)>> {
+        self.ledger.counted(self.context.config.manifest.stages_of(weights))
     }
 }
 
@@ -96,36 +105,41 @@ impl Rounds {
     }
 
     fn open_round(&self, id: RoundId) -> Option<&OpenRound> {
-        self.open.get(&id.stage).filter(|open| open.round.id == id)
+        self.open.get(&id.weights).filter(|open| open.round.id == id)
     }
 
     /// The part of the present step that can be closed.
     pub(super) fn due(&self, context: &Context, ledger: &Ledger) -> Due {
         let is_undone = |stage: &Stage| ledger.undone(*stage) > 0;
-        let last_undone = context.config.manifest.stages().filter(is_undone).last();
-        let is_on = |stage: &Stage| self.open.get(stage).is_some_and(|open| !open.torn);
-        let is_due = |stage: &Stage| !is_undone(stage) && !is_on(stage);
-        let replicas = self.groups.size(Stage(0));
+        let manifest = &context.config.manifest;
+        let last_undone = manifest.stages().filter(is_undone).last();
+        let is_on = |weights| self.open.get(&weights).is_some_and(|open| !open.torn);
+        let is_due = |weights: &WeightGroup| {
+            let undone = manifest.stages_of(*weights).any(|stage| is_undone(&stage));
+            !undone && !is_on(*weights)
+        };
+        let replicas = self.groups.size(WeightGroup(0));
         let at_last = ledger.free() == 0 && ledger.undone(Stage(0)) as usize <= replicas;
         Due {
-            stages: context.config.manifest.stages().filter(is_due).collect(),
+            weights: manifest.weight_groups().filter(is_due).collect(),
             ending: last_undone.is_none_or(|stage| stage == Stage(0) && at_last),
             complete: last_undone.is_none(),
         }
     }
 
-    /// Closes stages: their replicas receive the list of microbatches that their accumulators must hold. Torn rounds are mended.
-    pub(super) fn close_stages(&mut self, inputs: &Inputs<'_>, stages: &[Stage], out: &mut Out) {
-        for stage in stages {
-            self.close_stage(inputs, *stage, out);
+    /// Begins the rounds of these weights: the replicas receive the list of microbatches that their
+    /// accumulators must hold. Torn rounds are mended.
+    pub(super) fn close(&mut self, inputs: &Inputs<'_>, weights: &[WeightGroup], out: &mut Out) {
+        for weights in weights {
+            self.begin(inputs, *weights, out);
         }
     }
 
-    fn close_stage(&mut self, inputs: &Inputs<'_>, stage: Stage, out: &mut Out) {
-        let before = self.groups.last(stage);
-        let mended = self.open.remove(&stage).map(|torn| mended(inputs, torn));
+    fn begin(&mut self, inputs: &Inputs<'_>, weights: WeightGroup, out: &mut Out) {
+        let before = self.groups.last(weights);
+        let mended = self.open.remove(&weights).map(|torn| mended(inputs, torn));
         let open = match mended {
-            None => self.new_round(inputs, stage, &before),
+            None => self.new_round(inputs, weights, &before),
             Some(Some(open)) => {
                 let gone = before.members.len() - open.round.group.members.len();
                 let (round, changed) = (open.round.id, open.round.mended.changed.len());
@@ -133,28 +147,35 @@ impl Rounds {
                 open
             }
             Some(None) => {
-                *self.failed.entry(stage).or_insert(0) += 1;
+                *self.failed.entry(weights).or_insert(0) += 1;
                 let (step, rounds) = (inputs.context.progress.version, 1);
                 event(CoordinatorEvent::RoundsAborted { step, rounds, late: false }, out);
-                self.new_round(inputs, stage, &before)
+                self.new_round(inputs, weights, &before)
             }
         };
         open.send(&before, out);
-        self.groups.set(stage, Arc::clone(&open.round.group));
-        self.open.insert(stage, open);
+        self.groups.set(weights, Arc::clone(&open.round.group));
+        self.open.insert(weights, open);
     }
 
-    /// A new round of the present step at a stage.
-    fn new_round(&self, inputs: &Inputs<'_>, stage: Stage, before: &Arc<RoundGroup>) -> OpenRound {
+    /// A new round of the present step.
+    fn new_round(
+        &self,
+        inputs: &Inputs<'_>,
+        weights: WeightGroup,
+        before: &Arc<RoundGroup>,
+    ) -> OpenRound {
         let Progress { era, term, version: step, .. } = inputs.context.progress;
-        let attempt = Attempt(self.failed.get(&stage).copied().unwrap_or(0));
-        let id = RoundId { era, term, step, stage, attempt };
-        let (replicas, listeners) = (inputs.replicas(stage), inputs.listeners(stage));
+        let attempt = Attempt(self.failed.get(&weights).copied().unwrap_or(0));
+        let id = RoundId { era, term, step, weights, attempt };
+        let replicas = inputs.replicas(weights);
+        let mut listeners = inputs.listeners(weights);
+        listeners.retain(|member| !replicas.contains(member));
         let group = self.groups.next(inputs.context, before, replicas, listeners);
         OpenRound {
             round: Round { id, group, mended: Mended::default() },
-            proof: proof_of_all(step, stage, inputs.context.config.manifest.training.microbatches),
-            counted: inputs.ledger.counted(stage),
+            proof: inputs.context.config.manifest.whole_proof(step, weights),
+            counted: inputs.counted(weights),
             outcomes: BTreeMap::new(),
             torn: false,
         }
@@ -193,7 +214,7 @@ impl Rounds {
         outcome: RoundOutcome,
         rates: &[(u16, Rate)],
     ) -> Result<bool, String> {
-        let Some(open) = self.open.get_mut(&id.stage) else { return Ok(false) };
+        let Some(open) = self.open.get_mut(&id.weights) else { return Ok(false) };
         if !open.expects(id, mend) || !open.has_replica(from) {
             return Ok(false);
         }
@@ -217,15 +238,15 @@ impl Rounds {
         if self.open.values().all(|open| open.round.mended.mend == Mend(0)) {
             Estimate::note(&mut self.times, took);
         }
-        let stages: Vec<(Attempt, RoundOutcome)> =
+        let rounds: Vec<(Attempt, RoundOutcome)> =
             self.open.values().map(OpenRound::result).collect();
-        // The norm over all stages is the root of the sum of their squares, added in order of stages.
-        let squares = stages.iter().fold(0.0, |sum, (_, outcome)| sum + outcome.square_norm);
+        // The norm over all weights is the root of the sum of their squares, added in order of groups.
+        let squares = rounds.iter().fold(0.0, |sum, (_, outcome)| sum + outcome.square_norm);
         let (loss, held_out_loss) = ledger.losses();
         let scale = context.config.manifest.gradient_scale(loss.targets);
         let gradient_norm = squares.sqrt() * scale;
         let Progress { era, term, version: step, .. } = context.progress;
-        let record = CommitRecord { era, term, step, stages, gradient_norm, loss, held_out_loss };
+        let record = CommitRecord { era, term, step, rounds, gradient_norm, loss, held_out_loss };
         Some((record, took))
     }
 
@@ -251,9 +272,9 @@ impl Rounds {
         self.timeouts += 1;
         let Self { open, failed, .. } = self;
         let before = open.len();
-        open.retain(|stage, round| {
+        open.retain(|weights, round| {
             let complete = round.is_complete();
-            *failed.entry(*stage).or_insert(0) += u32::from(!complete);
+            *failed.entry(*weights).or_insert(0) += u32::from(!complete);
             complete
         });
         let (step, rounds) = (context.progress.version, before - open.len());
@@ -275,10 +296,9 @@ impl Rounds {
 /// A torn round among its remaining members. None if another member has counted something meanwhile, which the
 /// round has no part for.
 fn mended(inputs: &Inputs<'_>, torn: OpenRound) -> Option<OpenRound> {
-    let stage = torn.round.id.stage;
+    let weights = torn.round.id.weights;
     let before = &torn.round.group;
-    let replicas: BTreeSet<Member> = inputs.replicas(stage).into_iter().collect();
-    let listeners: BTreeSet<Member> = inputs.listeners(stage).into_iter().collect();
+    let (replicas, listeners) = (inputs.replicas(weights), inputs.listeners(weights));
     // A listener that has come to serve can get this result in no other way.
     let is_left = |one: &RoundGroupMember| match one.weight {
         Some(_) => replicas.contains(&one.member),
@@ -286,5 +306,5 @@ fn mended(inputs: &Inputs<'_>, torn: OpenRound) -> Option<OpenRound> {
     };
     let left = RoundGroup::of(before.number, before.all().filter(is_left));
     let group = round_groups::numbered(inputs.context.progress.term, before, left);
-    torn.mended(group, inputs.ledger.counted(stage))
+    torn.mended(group, inputs.counted(weights))
 }

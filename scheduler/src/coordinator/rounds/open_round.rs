@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use shoal_protocol::ids::{Attempt, Member, Mend, Microbatch};
+use shoal_protocol::ids::{Attempt, Member, Mend, Microbatch, Stage};
 use shoal_protocol::message::{
     FromCoordinator, Mended, Round, RoundGroup, RoundGroupChange, RoundGroupMember, RoundId,
     RoundOutcome,
@@ -20,7 +20,7 @@ pub(super) struct OpenRound {
     /// The sum of the tags of the whole batch.
     pub(super) proof: u64,
     /// The microbatches that the replicas' accumulators must hold.
-    pub(super) counted: BTreeMap<Member, Vec<Microbatch>>,
+    pub(super) counted: BTreeMap<Member, Vec<(Stage, Microbatch)>>,
     /// The replicas' results.
     pub(super) outcomes: BTreeMap<Member, RoundOutcome>,
     /// Whether a replica is gone: the round is mended once others have done its work.
@@ -48,19 +48,19 @@ impl OpenRound {
     /// # Errors
     /// The reason to stop the run: a microbatch was lost or counted twice, or replicas differ.
     pub(super) fn record(&mut self, from: Member, outcome: RoundOutcome) -> Result<(), String> {
-        let RoundId { step, stage, .. } = self.round.id;
+        let RoundId { step, weights, .. } = self.round.id;
         if outcome.proof != self.proof {
             return Err(format!(
-                "{from} proves {:#018x} instead of {:#018x} for step {}, stage {}: a microbatch \
+                "{from} proves {:#018x} instead of {:#018x} for step {}, weight group {}: a microbatch \
                  was lost or counted twice",
-                outcome.proof, self.proof, step, stage
+                outcome.proof, self.proof, step, weights
             ));
         }
         // All recorded results are equal.
         let differs = self.outcomes.values().next().is_some_and(|one| !equal_bits(one, &outcome));
         if differs {
             return Err(format!(
-                "the replicas of stage {stage} came to different results in step {step}"
+                "the replicas of weight group {weights} came to different results in step {step}"
             ));
         }
         self.outcomes.insert(from, outcome);
@@ -84,7 +84,7 @@ impl OpenRound {
     pub(super) fn mended(
         self,
         group: Arc<RoundGroup>,
-        counted: BTreeMap<Member, Vec<Microbatch>>,
+        counted: BTreeMap<Member, Vec<(Stage, Microbatch)>>,
     ) -> Option<Self> {
         let places = (0..).zip(&group.members);
         let is_changed = |member| self.counted.get(member) != counted.get(member);
@@ -117,14 +117,14 @@ impl OpenRound {
         let number = group.number;
         let all: Vec<RoundGroupMember> = group.all().collect();
         for (part, here) in paging::cut(&all) {
-            let stage = self.round.id.stage;
-            send(to, FromCoordinator::RoundGroup { stage, number, part, here }, out);
+            let weights = self.round.id.weights;
+            send(to, FromCoordinator::RoundGroup { weights, number, part, here }, out);
         }
         let same = RoundGroupChange { since: number, number, ..RoundGroupChange::default() };
         send(to, self.close_message(to, same), out);
     }
 
-    /// The message that closes the stage for a member.
+    /// The message that begins the round for a member.
     fn close_message(&self, to: Member, group: RoundGroupChange) -> FromCoordinator {
         let (round, mended) = (self.round.id, self.round.mended.clone());
         let counted = self.counted.get(&to).cloned().unwrap_or_default();

@@ -1,9 +1,9 @@
-//! Round groups: the members of each stage's last round, and the share of the vector that each reduces.
+//! Round groups: the members of each weight group's last round, and the share of the vector that each reduces.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use shoal_protocol::ids::{Member, Stage, Term};
+use shoal_protocol::ids::{Member, Term, WeightGroup};
 use shoal_protocol::message::{RoundGroup, RoundGroupMember};
 use shoal_protocol::units::Rate;
 
@@ -13,36 +13,37 @@ use crate::round::{NumberBytes, averaged, member_rates, weights};
 /// The members of rounds and the measured rates of their links.
 #[derive(Debug, Default)]
 pub(super) struct RoundGroups {
-    /// The group of each stage's last round.
-    last: BTreeMap<Stage, Arc<RoundGroup>>,
-    /// Measured rates of links between replicas of a stage, by sender and receiver.
+    /// The group of the last round of each weight group.
+    last: BTreeMap<WeightGroup, Arc<RoundGroup>>,
+    /// Measured rates of links between replicas, by sender and receiver.
     link_rates: BTreeMap<(Member, Member), Rate>,
 }
 
 impl RoundGroups {
-    /// The group of a stage's last round.
-    pub(super) fn last(&self, stage: Stage) -> Arc<RoundGroup> {
-        self.last.get(&stage).cloned().unwrap_or_default()
+    /// The group of these weights' last round.
+    pub(super) fn last(&self, weights: WeightGroup) -> Arc<RoundGroup> {
+        self.last.get(&weights).cloned().unwrap_or_default()
     }
 
-    /// The number of replicas in a stage's last round.
-    pub(super) fn size(&self, stage: Stage) -> usize {
-        self.last.get(&stage).map_or(0, |group| group.members.len())
+    /// The number of replicas in these weights' last round.
+    pub(super) fn size(&self, weights: WeightGroup) -> usize {
+        self.last.get(&weights).map_or(0, |group| group.members.len())
     }
 
-    /// Sets the group of a stage's last round.
-    pub(super) fn set(&mut self, stage: Stage, group: Arc<RoundGroup>) {
-        self.last.insert(stage, group);
+    /// Sets the group of these weights' last round.
+    pub(super) fn set(&mut self, weights: WeightGroup, group: Arc<RoundGroup>) {
+        self.last.insert(weights, group);
     }
 
-    /// The group of a stage's next round: the one before, if its members and weights are the same.
+    /// The group of the next round: the one before, if its members and their shares are the same.
     pub(super) fn next(
         &self,
         context: &Context,
         before: &Arc<RoundGroup>,
-        replicas: Vec<Member>,
-        listeners: Vec<Member>,
+        replicas: BTreeSet<Member>,
+        listeners: BTreeSet<Member>,
     ) -> Arc<RoundGroup> {
+        let replicas: Vec<Member> = replicas.into_iter().collect();
         let weights = self.weights(context, &replicas, before);
         let parts = replicas.into_iter().zip(weights);
         let parts = parts.map(|(member, weight)| RoundGroupMember { member, weight: Some(weight) });

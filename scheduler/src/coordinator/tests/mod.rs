@@ -9,7 +9,7 @@ use std::time::Duration;
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{
     ClaimKey, ContentHash, Era, Grant, Incarnation, Member, Mend, Microbatch, PeerId, Stage,
-    StageSpan, Step, Term,
+    StageSpan, Step, Term, WeightGroup,
 };
 use shoal_protocol::message::{
     Candidate, Duties, FixedLoss, FromCoordinator, LogRecord, PassTimes, RoundId, RoundOutcome,
@@ -143,7 +143,7 @@ impl Run {
             _ => unreachable!("just filtered"),
         });
         let sent: Vec<_> = sent.collect();
-        assert_eq!(sent, [(round(), vec![Microbatch(0)]), (round(), vec![])]);
+        assert_eq!(sent, [(round(), vec![(Stage(0), Microbatch(0))]), (round(), vec![])]);
         run
     }
 }
@@ -176,7 +176,7 @@ fn key(microbatch: u32) -> ClaimKey {
 
 fn round() -> RoundId {
     let attempt = shoal_protocol::ids::Attempt(0);
-    RoundId { era: Era(0), term: Term(1), step: Step(0), stage: Stage(0), attempt }
+    RoundId { era: Era(0), term: Term(1), step: Step(0), weights: WeightGroup(0), attempt }
 }
 
 fn outcome() -> RoundOutcome {
@@ -390,7 +390,7 @@ fn a_result_that_is_not_the_whole_batch_or_differs_stops_the_run() {
     let refused = ToCoordinator::RoundRefused { round: round(), reason: "no".to_owned() };
     assert!(
         stop_reason(&Run::closed().receive(0, refused))
-            .ends_with("refused the all-reduce of stage 0: no")
+            .ends_with("refused the all-reduce of weight group 0: no")
     );
 }
 

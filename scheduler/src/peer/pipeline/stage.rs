@@ -33,10 +33,10 @@ pub(super) struct HostedStage {
     counted: BTreeMap<Step, Counted>,
 }
 
-/// The contents of a step's accumulator.
+/// The contents of a step's accumulators.
 #[derive(Debug, Clone, Default)]
 pub(in crate::peer) struct Counted {
-    pub(in crate::peer) microbatches: BTreeSet<Microbatch>,
+    pub(in crate::peer) microbatches: BTreeSet<(Stage, Microbatch)>,
     /// The sum of their tags.
     pub(in crate::peer) proof: u64,
 }
@@ -88,7 +88,7 @@ impl HostedStage {
     /// Adds a microbatch to its step's accumulator.
     pub(super) fn count(&mut self, key: ClaimKey) {
         let counted = self.counted.entry(key.step).or_default();
-        counted.microbatches.insert(key.microbatch);
+        counted.microbatches.insert((key.stage, key.microbatch));
         counted.proof = counted.proof.wrapping_add(proof_tag(key));
     }
 

@@ -59,9 +59,19 @@ impl HostedStages {
         removed.map(|(stage, _)| stage).collect()
     }
 
-    /// The contents of a step's accumulator at a hosted stage.
-    pub(in crate::peer) fn counted(&self, stage: Stage, step: Step) -> Option<Counted> {
-        self.get(stage).map(|hosted| hosted.counted(step))
+    /// The contents of a step's accumulators at the hosted ones of these stages; `None` if there are
+    /// none.
+    pub(in crate::peer) fn counted(
+        &self,
+        stages: impl Iterator<Item = Stage>,
+        step: Step,
+    ) -> Option<Counted> {
+        let hosted = stages.filter_map(|stage| self.get(stage));
+        hosted.map(|hosted| hosted.counted(step)).reduce(|mut all, one| {
+            all.microbatches.extend(one.microbatches);
+            all.proof = all.proof.wrapping_add(one.proof);
+            all
+        })
     }
 
     /// Nanoseconds for one microbatch of each hosted stage, which the engine runs in turn; 0 while one is

@@ -12,7 +12,7 @@ fn a_peer_without_stages_follows_every_commit() {
             era: Era(0),
             term: Term(1),
             step,
-            stages: vec![(Attempt(0), outcome); 2],
+            rounds: vec![(Attempt(0), outcome); 2],
             gradient_norm: 1.0,
             loss: FixedLoss::new(1, 1),
             held_out_loss: None,

@@ -55,7 +55,7 @@ impl Probe {
         let manifest = Arc::new(Scenario::small_manifest(2, 8, 3));
         let config = PeerConfig {
             me: member(ME),
-            parameters: manifest.stages().map(|stage| (stage, 4)).collect(),
+            parameters: manifest.weight_groups().map(|weights| (weights, 4)).collect(),
             manifest,
             candidate: Candidate {
                 link_estimates: None,

@@ -1,11 +1,11 @@
 //! Migration: a serving peer fetches another stage's weights and follows its rounds, to host that stage in
 //! place of its own from a step on that the membership sets.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use shoal_protocol::ids::{Stage, Step};
-use shoal_protocol::message::{CommitRecord, Move, RoundOutcome, SnapshotPart};
+use shoal_protocol::ids::{Stage, Step, WeightGroup};
+use shoal_protocol::message::{CommitRecord, Move, SnapshotPart};
 use shoal_protocol::units::Moment;
 
 use crate::action::{PeerAction, PeerEvent};
@@ -25,12 +25,22 @@ pub(in crate::peer) struct Migration {
 #[derive(Debug)]
 struct Ongoing {
     target: MigrationTarget,
+    /// The stage's weights.
+    weights: BTreeSet<WeightGroup>,
     /// None until a snapshot is known.
     start: Option<Start>,
     /// Commits that are not applied, from the start's version on, or all while there is no start.
     commits: VecDeque<CommitRecord>,
     /// The step whose commit waits for its result, and the time of the last progress.
     missing_result: Option<(Step, Moment)>,
+}
+
+/// A migration that ended.
+pub(in crate::peer) struct Ended {
+    pub(super) stage: Stage,
+    pub(super) weights: BTreeSet<WeightGroup>,
+    /// Whether weights of the stage are fetched or here.
+    pub(super) has_start: bool,
 }
 
 /// Weights that are fetched or here.
@@ -60,8 +70,8 @@ pub(super) enum NextCommit {
     AfterGap,
     /// It does not fit the weights.
     Unusable,
-    /// It names this outcome.
-    Ready { stage: Stage, record: CommitRecord, outcome: RoundOutcome },
+    /// It may be applied to the stage, with results for these weights.
+    Ready { stage: Stage, weights: BTreeSet<WeightGroup>, record: CommitRecord },
 }
 
 impl Migration {
@@ -96,16 +106,21 @@ impl Migration {
         let moves = moves.filter(|moves| moves.era == ctx.position.era && moves.at.is_none());
         if let Some(Move { to, reason, .. }) = moves.filter(|_| self.current.is_none()) {
             let target = MigrationTarget { stage: to, from_step: None };
-            let commits = VecDeque::new();
-            self.current = Some(Ongoing { target, start: None, commits, missing_result: None });
+            self.current = Some(Ongoing {
+                target,
+                weights: ctx.groups_of(&[to]),
+                start: None,
+                commits: VecDeque::new(),
+                missing_result: None,
+            });
             out.push(PeerAction::Event(PeerEvent::MoveBegun { to, reason }));
         }
     }
 
-    /// Ends the migration. Returns its stage and whether weights of it are fetched or here.
-    pub(in crate::peer) fn end(&mut self) -> Option<(Stage, bool)> {
-        let ended = self.current.take()?;
-        Some((ended.target.stage, ended.start.is_some()))
+    /// Ends the migration.
+    pub(in crate::peer) fn end(&mut self) -> Option<Ended> {
+        let Ongoing { target, weights, start, .. } = self.current.take()?;
+        Some(Ended { stage: target.stage, weights, has_start: start.is_some() })
     }
 
     /// Sets the first step at the other stage.
@@ -143,9 +158,10 @@ impl Migration {
             .is_some_and(|current| current.target.from_step.is_some() && current.start.is_none())
     }
 
-    /// Whether the result of a step at a stage may be useful; unknown where this is not its stage.
-    pub(super) fn needs(&self, stage: Stage, step: Step) -> Option<bool> {
-        let current = self.current.as_ref().filter(|current| current.target.stage == stage)?;
+    /// Whether the result of a step for some weights may be useful; unknown where these are not its
+    /// stage's.
+    pub(super) fn needs(&self, weights: WeightGroup, step: Step) -> Option<bool> {
+        let current = self.current.as_ref().filter(|current| current.weights.contains(&weights))?;
         Some(current.needs(step))
     }
 
@@ -166,8 +182,13 @@ impl Migration {
             })
     }
 
-    /// Starts from a snapshot. Returns the stage, or nothing where the snapshot is not of that stage.
-    pub(super) fn start_from(&mut self, version: Step, parts: &[SnapshotPart]) -> Option<Stage> {
+    /// Starts from a snapshot. Returns the stage and its weights, or nothing where the snapshot is not of
+    /// that stage.
+    pub(super) fn start_from(
+        &mut self,
+        version: Step,
+        parts: &[SnapshotPart],
+    ) -> Option<(Stage, BTreeSet<WeightGroup>)> {
         let current = self.current.as_mut()?;
         let stage = current.target.stage;
         if version.0 > 0 && !parts.iter().map(|part| part.stage).eq([stage]) {
@@ -176,7 +197,7 @@ impl Migration {
         current.start = Some(Start { version, is_here: false });
         current.commits.retain(|record| record.step >= version);
         current.missing_result = None;
-        Some(stage)
+        Some((stage, current.weights.clone()))
     }
 
     /// Whether the start needs this stage.
@@ -222,14 +243,11 @@ impl Migration {
         if record.step > version && current.target.from_step.is_none() {
             return NextCommit::AfterGap;
         }
-        let stage = current.target.stage;
-        let named = record.stages.get(usize::from(stage.0));
-        match named.filter(|_| record.step == version) {
-            Some((_, outcome)) => {
-                NextCommit::Ready { stage, record: record.clone(), outcome: *outcome }
-            }
-            None => NextCommit::Unusable,
+        if record.step != version {
+            return NextCommit::Unusable;
         }
+        let (stage, weights) = (current.target.stage, current.weights.clone());
+        NextCommit::Ready { stage, weights, record: record.clone() }
     }
 
     /// The next commit is applied: the weights are one version further.
@@ -262,9 +280,9 @@ impl Migration {
         }
     }
 
-    /// A piece of a result at a stage arrived.
-    pub(super) fn note_progress(&mut self, now: Moment, stage: Stage) {
-        let current = self.current.as_mut().filter(|current| current.target.stage == stage);
+    /// A piece of a result for some weights arrived.
+    pub(super) fn note_progress(&mut self, now: Moment, weights: WeightGroup) {
+        let current = self.current.as_mut().filter(|current| current.weights.contains(&weights));
         if let Some(current) = current {
             current.missing_result = current.missing_result.map(|(step, _)| (step, now));
         }
@@ -284,12 +302,12 @@ impl Migration {
         }
     }
 
-    /// Forgets the start and all commits. Returns the stage.
-    pub(super) fn restart(&mut self) -> Option<Stage> {
+    /// Forgets the start and all commits. Returns the stage's weights.
+    pub(super) fn restart(&mut self) -> Option<BTreeSet<WeightGroup>> {
         self.forget_start();
         let current = self.current.as_mut()?;
         current.commits.clear();
-        Some(current.target.stage)
+        Some(current.weights.clone())
     }
 }
 

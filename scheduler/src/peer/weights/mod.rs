@@ -14,7 +14,7 @@ mod step_queue;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Era, Member, Microbatch, Stage, StageSpan, Step, Term};
+use shoal_protocol::ids::{Era, Member, Microbatch, Stage, StageSpan, Step, Term, WeightGroup};
 use shoal_protocol::message::{CommitRecord, Round, RoundId, SnapshotPart, ToCoordinator};
 use shoal_protocol::units::Moment;
 
@@ -47,8 +47,8 @@ pub(super) struct Weights {
 pub(super) enum NextStep {
     /// None: a step, weights or a result are missing.
     None,
-    /// Begin a round, whose accumulator must hold these microbatches.
-    Reduce(Round, Vec<Microbatch>),
+    /// Begin a round: the accumulators must hold these microbatches.
+    Reduce(Round, Vec<(Stage, Microbatch)>),
     /// Apply a commit, whose results are those of these rounds.
     Apply(CommitRecord, Vec<RoundId>),
     /// The commit of this step names another result.
@@ -133,10 +133,10 @@ impl Weights {
                 if self.migration.holds_up(step) {
                     break;
                 }
-                match self.rounds.results(record, hosted, out) {
+                match self.rounds.results(record, &ctx.groups_of(hosted), out) {
                     Results::Here(rounds) => results = rounds,
                     Results::Differ => return NextStep::Differs(step),
-                    Results::Incomplete => {
+                    Results::Missing | Results::Assembling => {
                         self.steps.await_result(ctx.now, step);
                         break;
                     }
@@ -151,15 +151,21 @@ impl Weights {
         NextStep::None
     }
 
-    /// Has the engine apply a commit, and ends its rounds.
+    /// Has the engine apply a commit at the hosted stages, and ends its rounds.
     pub(super) fn apply(
         &mut self,
         ctx: &Context<'_>,
         record: &CommitRecord,
+        hosted: &[Stage],
         rounds: &[RoundId],
         out: &mut Out,
     ) {
-        out.extend(rounds.iter().map(|round| apply_task(*round, record)));
+        for stage in hosted.iter().copied() {
+            let groups = ctx.groups_of(&[stage]);
+            let is_its = |round: &&RoundId| groups.contains(&round.weights);
+            let rounds = rounds.iter().filter(is_its).copied().collect();
+            out.push(apply_task(stage, rounds, record));
+        }
         self.rounds.abort_all(out);
         self.rounds.forget_results_through(ctx, record.step, out);
     }
@@ -169,12 +175,11 @@ impl Weights {
         &mut self,
         ctx: &Context<'_>,
         record: CommitRecord,
-        rounds: &[RoundId],
+        hosted: &[Stage],
         out: &mut Out,
     ) {
         self.rounds.drop_early_through(ctx.position.era, record.step, out);
-        let stages = rounds.iter().map(|round| round.stage).collect();
-        self.steps.begin_applying(record, stages, out);
+        self.steps.begin_applying(record, hosted.iter().copied().collect(), out);
     }
 
     /// Listens to a round's result. Returns whether the round is new.
@@ -186,7 +191,7 @@ impl Weights {
         out: &mut Out,
     ) -> bool {
         let id = round.id;
-        let needed = self.migration.needs(id.stage, id.step);
+        let needed = self.migration.needs(id.weights, id.step);
         let is_old = match needed {
             Some(needed) => !needed,
             None => self.catch_up.has_start() && id.step < ctx.version(),
@@ -201,13 +206,13 @@ impl Weights {
         let useful = round.is_some_and(|round| self.is_useful(ctx, round));
         match self.rounds.receive(ctx, piece, useful, out) {
             Received::Done => false,
-            Received::Result { stage, whole } => {
+            Received::Result { weights, whole } => {
                 self.steps.note_progress(ctx.now);
-                self.migration.note_progress(ctx.now, stage);
+                self.migration.note_progress(ctx.now, weights);
                 whole
             }
-            Received::Overflow { stage } => {
-                self.fall_behind_at(ctx, stage, out);
+            Received::Overflow { weights } => {
+                self.fall_behind_at(ctx, weights, out);
                 false
             }
         }
@@ -219,7 +224,7 @@ impl Weights {
         if ctx.is_over() || round.era != ctx.position.era {
             return !ctx.is_over() && round.era > ctx.position.era;
         }
-        if self.migration.needs(round.stage, round.step) == Some(true) {
+        if self.migration.needs(round.weights, round.step) == Some(true) {
             return true;
         }
         if self.is_newcomer() {
@@ -250,8 +255,9 @@ impl Weights {
         out: &mut Out,
     ) {
         let (steps, migration) = (&self.steps, &self.migration);
-        let for_migration = |step, stage| ctx.is_moving_to(stage) && migration.commits(step);
-        let for_step = |step, stage| !ctx.is_moving_to(stage) && steps.commits(step);
+        let moving_to = |weights| ctx.is_moving_to_weights(weights);
+        let for_migration = |step, weights| moving_to(weights) && migration.commits(step);
+        let for_step = |step, weights| !moving_to(weights) && steps.commits(step);
         let is_behind = self.rounds.awaits(departed, for_step);
         if self.rounds.awaits(departed, for_migration) {
             self.restart_migration(out);
@@ -375,9 +381,9 @@ impl Weights {
         self.start_over(ctx.position.era, out);
     }
 
-    /// This peer cannot follow at a stage that it hosts or migrates to.
-    fn fall_behind_at(&mut self, ctx: &Context<'_>, stage: Stage, out: &mut Out) {
-        if ctx.is_moving_to(stage) {
+    /// This peer cannot follow the weights of a stage that it hosts or migrates to.
+    fn fall_behind_at(&mut self, ctx: &Context<'_>, weights: WeightGroup, out: &mut Out) {
+        if ctx.is_moving_to_weights(weights) {
             self.restart_migration(out);
         } else {
             self.fall_behind(ctx, out);
@@ -443,10 +449,10 @@ impl Weights {
     /// Ends the migration without a change. Returns its stage if the engine may hold weights of it.
     #[must_use]
     pub(super) fn cancel_migration(&mut self, out: &mut Out) -> Option<Stage> {
-        let (stage, has_start) = self.migration.end()?;
-        self.rounds.forget_results_of(stage, Step(u64::MAX), out);
-        self.rounds.drop_early_of(stage, out);
-        has_start.then_some(stage)
+        let ended = self.migration.end()?;
+        self.rounds.forget_results_of(&ended.weights, Step(u64::MAX), out);
+        self.rounds.drop_early_of(&ended.weights, out);
+        ended.has_start.then_some(ended.stage)
     }
 
     /// The coordinator names the snapshot of the other stage.
@@ -459,12 +465,12 @@ impl Weights {
         if !self.migration.accepts_snapshot(version) {
             return None;
         }
-        let Some(stage) = self.migration.start_from(version, &parts) else {
+        let Some((stage, weights)) = self.migration.start_from(version, &parts) else {
             self.restart_migration(out);
             return None;
         };
         match version.0.checked_sub(1).map(Step) {
-            Some(before) => self.rounds.forget_results_of(stage, before, out),
+            Some(before) => self.rounds.forget_results_of(&weights, before, out),
             None => out.push(restore_task(version, stage)),
         }
         out.extend(parts.into_iter().map(|part| PeerAction::Fetch { version, part }));
@@ -489,7 +495,7 @@ impl Weights {
     #[must_use]
     pub(super) fn catch_up_migration(&mut self, now: Moment, out: &mut Out) -> bool {
         loop {
-            let (stage, record, named) = match self.migration.next_commit() {
+            let (stage, weights, record) = match self.migration.next_commit() {
                 NextCommit::None => return true,
                 NextCommit::AfterGap => {
                     // A commit was lost, or it is one from before this start: the received results may fit
@@ -502,21 +508,27 @@ impl Weights {
                     self.restart_migration(out);
                     return false;
                 }
-                NextCommit::Ready { stage, record, outcome } => (stage, record, outcome),
+                NextCommit::Ready { stage, weights, record } => (stage, weights, record),
             };
-            let Some((round, outcome)) = self.rounds.received_result(&record, stage, out) else {
-                self.migration.await_result(now, record.step);
-                return false;
+            let rounds = match self.rounds.results(&record, &weights, out) {
+                Results::Here(rounds) => rounds,
+                Results::Missing => {
+                    self.migration.await_result(now, record.step);
+                    return false;
+                }
+                Results::Assembling => {
+                    self.migration.note_result();
+                    return false;
+                }
+                Results::Differ => {
+                    self.restart_migration(out);
+                    return false;
+                }
             };
             self.migration.note_result();
-            let Some(outcome) = outcome else { return false };
-            if outcome != named {
-                self.restart_migration(out);
-                return false;
-            }
-            out.push(apply_task(round, &record));
+            out.push(apply_task(stage, rounds, &record));
             self.migration.note_applied();
-            self.rounds.forget_results_of(stage, record.step, out);
+            self.rounds.forget_results_of(&weights, record.step, out);
         }
     }
 
@@ -532,9 +544,9 @@ impl Weights {
 
     /// Forgets the other stage's weights, and waits for a newer snapshot.
     fn reset_migration(&mut self, out: &mut Out) {
-        if let Some(stage) = self.migration.restart() {
-            self.rounds.forget_results_of(stage, Step(u64::MAX), out);
-            self.rounds.drop_early_of(stage, out);
+        if let Some(weights) = self.migration.restart() {
+            self.rounds.forget_results_of(&weights, Step(u64::MAX), out);
+            self.rounds.drop_early_of(&weights, out);
         }
     }
 
@@ -558,7 +570,7 @@ fn restore_task(version: Step, stage: Stage) -> PeerAction {
     PeerAction::Compute(Task::Restore { version, stage })
 }
 
-fn apply_task(round: RoundId, record: &CommitRecord) -> PeerAction {
-    let (gradient_norm, targets) = (record.gradient_norm, record.loss.targets);
-    PeerAction::Compute(Task::Apply { round, gradient_norm, targets })
+fn apply_task(stage: Stage, rounds: Vec<RoundId>, record: &CommitRecord) -> PeerAction {
+    let (step, gradient_norm, targets) = (record.step, record.gradient_norm, record.loss.targets);
+    PeerAction::Compute(Task::Apply { step, stage, rounds, gradient_norm, targets })
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use shoal_protocol::ids::{Microbatch, Stage, Step, Term};
-use shoal_protocol::message::{CommitRecord, Round, RoundId};
+use shoal_protocol::message::{CommitRecord, Round};
 use shoal_protocol::units::Moment;
 
 use crate::action::{PeerAction, PeerEvent};
@@ -29,8 +29,8 @@ pub(in crate::peer) struct StepQueue {
 /// A message about a step, which waits until the steps before it are applied.
 #[derive(Debug)]
 pub(in crate::peer) enum StepMessage {
-    /// The step is closed at one of this peer's stages, whose accumulator must hold these microbatches.
-    Close(Round, Vec<Microbatch>),
+    /// The step is closed for some of this peer's weights: its accumulators must hold these microbatches.
+    Close(Round, Vec<(Stage, Microbatch)>),
     /// The step is over.
     Commit(CommitRecord),
 }
@@ -122,12 +122,12 @@ impl StepQueue {
         }
     }
 
-    /// The engine applied one stage's result. Results from before a rewind and those for a migration have
-    /// no commit here.
-    pub(in crate::peer) fn handle_applied(&mut self, round: RoundId, out: &mut Out) {
+    /// The engine updated one stage. Updates from before a rewind and those for a migration have no
+    /// commit here.
+    pub(in crate::peer) fn handle_applied(&mut self, step: Step, stage: Stage, out: &mut Out) {
         let Some((record, missing)) = self.applying.front_mut() else { return };
-        if record.step == round.step {
-            missing.remove(&round.stage);
+        if record.step == step {
+            missing.remove(&stage);
         }
         if missing.is_empty() {
             let (record, _) = self.applying.pop_front().expect("it was just there");

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use shoal_protocol::ids::{ClaimKey, Member, Mend, Microbatch, Stage};
+use shoal_protocol::ids::{ClaimKey, Member, Mend, Microbatch, Stage, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{CommitRecord, Round, RoundId};
 
@@ -47,28 +47,41 @@ impl ExactlyOnce {
 
     /// Checks that the accumulators of the committed rounds hold every microbatch exactly once.
     pub(in crate::sim) fn committed(&mut self, record: &CommitRecord) -> Result<(), String> {
-        for (stage, (attempt, _)) in (0..).map(Stage).zip(&record.stages) {
+        for (weights, (attempt, _)) in (0..).map(WeightGroup).zip(&record.rounds) {
             let named = |id: &&RoundId| {
-                (id.era, id.term, id.step, id.stage, id.attempt)
-                    == (record.era, record.term, record.step, stage, *attempt)
+                (id.era, id.term, id.step, id.weights, id.attempt)
+                    == (record.era, record.term, record.step, weights, *attempt)
             };
             let id = self.rounds.keys().rev().find(named).copied();
             let members = id.and_then(|id| self.rounds.get(&id));
             let Some((_, members)) = members else {
-                return Err(format!("the round of stage {stage} was never closed"));
+                return Err(format!("the round of weight group {weights} was never closed"));
             };
-            for microbatch in (0..self.manifest.training.microbatches).map(Microbatch) {
-                let key = ClaimKey { step: record.step, stage, microbatch };
-                let added = self.added.get(&key);
-                let counted = added
-                    .map_or(0, |by| by.iter().filter(|member| members.contains(member)).count());
-                if counted != 1 {
-                    return Err(format!("{key} is committed and was counted {counted} times"));
-                }
+            for stage in self.manifest.stages_of(weights) {
+                self.is_counted_once(record.step, stage, members)?;
             }
         }
         self.added.retain(|key, _| key.step > record.step);
         self.rounds.retain(|id, _| id.step > record.step);
+        Ok(())
+    }
+
+    /// Checks that the accumulators of these members hold every microbatch of a step at a stage once.
+    fn is_counted_once(
+        &self,
+        step: Step,
+        stage: Stage,
+        members: &BTreeSet<Member>,
+    ) -> Result<(), String> {
+        for microbatch in (0..self.manifest.training.microbatches).map(Microbatch) {
+            let key = ClaimKey { step, stage, microbatch };
+            let added = self.added.get(&key);
+            let counted =
+                added.map_or(0, |by| by.iter().filter(|member| members.contains(member)).count());
+            if counted != 1 {
+                return Err(format!("{key} is committed and was counted {counted} times"));
+            }
+        }
         Ok(())
     }
 }

@@ -26,7 +26,7 @@ struct PeerLimit {
 impl Limits {
     pub(super) fn new(scenario: &Scenario) -> Self {
         let members = scenario.peers.len();
-        let stages = scenario.parameters.len() as u64;
+        let groups = scenario.parameters.len() as u64;
         let logged = |stage| scenario.manifest.output_log_bytes(stage);
         let limit = |peer: &crate::sim::scenario::PeerScenario| {
             let limits = &peer.limits;
@@ -46,7 +46,7 @@ impl Limits {
                 logged: scenario.manifest.stages().map(logged).collect(),
                 heard: limits.heard,
                 // The engine may still use an aborted round when the next one begins.
-                rounds: Bytes(stages * pieces * piece.0 * 2),
+                rounds: Bytes(groups * pieces * piece.0 * 2),
             }
         };
         Self { peers: scenario.peers.iter().map(limit).collect() }

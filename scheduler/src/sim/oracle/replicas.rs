@@ -45,11 +45,10 @@ impl Replicas {
             return Err(format!("step {step} is applied but not committed"));
         }
         let expected = self.reference.reached(step).expect("it is committed");
-        let stage = usize::from(stage.0);
-        if expected.sums[stage] != sums {
+        if self.reference.sums(expected, stage) != sums {
             return Err(format!("the gradient of step {step}, stage {stage} is not the batch's"));
         }
-        if expected.weights[stage] != weights {
+        if expected.weights[usize::from(stage.0)] != weights {
             return Err(format!("the weights of stage {stage} after step {step} differ"));
         }
         Ok(())

@@ -1,9 +1,11 @@
 //! No member gives up a committed result whose pieces all arrived.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use shoal_protocol::codec::SumCodec;
-use shoal_protocol::ids::{Member, Stage, StageSpan, Step};
+use shoal_protocol::ids::{Member, StageSpan, Step, WeightGroup};
+use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{CommitRecord, Round, RoundId};
 
 use crate::peer::RoundCut;
@@ -16,7 +18,8 @@ pub(in crate::sim) type Piece = (Member, u32);
 /// Results in transit.
 #[derive(Debug)]
 pub(in crate::sim) struct Results {
-    parameters: BTreeMap<Stage, usize>,
+    manifest: Arc<Manifest>,
+    parameters: BTreeMap<WeightGroup, usize>,
     cut: RoundCut,
     codec: SumCodec,
     /// Each round after its latest mend, and its layout.
@@ -31,6 +34,7 @@ pub(in crate::sim) struct Results {
 impl Results {
     pub(in crate::sim) fn new(scenario: &Scenario) -> Self {
         Self {
+            manifest: Arc::clone(&scenario.manifest),
             parameters: scenario.parameters.clone(),
             cut: scenario.peers[0].limits.cut,
             codec: scenario.manifest.codec.all_reduce,
@@ -41,9 +45,9 @@ impl Results {
         }
     }
 
-    /// The coordinator closed a step at one stage.
+    /// The coordinator began a round.
     pub(in crate::sim) fn closed(&mut self, round: &Round) {
-        let elements = self.parameters[&round.id.stage];
+        let elements = self.parameters[&round.id.weights];
         let layout = match self.rounds.get(&round.id) {
             Some((known, _)) if known.mended.mend == round.mended.mend => return,
             Some((known, layout)) => layout.without(&gone(known, round), &round.group),
@@ -60,12 +64,12 @@ impl Results {
     /// A step was committed.
     pub(in crate::sim) fn committed(&mut self, record: &CommitRecord) {
         let (era, term, step) = (record.era, record.term, record.step);
-        let rounds = (0..).map(Stage).zip(&record.stages);
-        let rounds = rounds.map(|(stage, (attempt, _))| RoundId {
+        let rounds = (0..).map(WeightGroup).zip(&record.rounds);
+        let rounds = rounds.map(|(weights, (attempt, _))| RoundId {
             era,
             term,
             step,
-            stage,
+            weights,
             attempt: *attempt,
         });
         self.named.insert(step, rounds.collect());
@@ -79,7 +83,10 @@ impl Results {
         step: Step,
     ) -> Result<(), String> {
         let named = self.named.get(&step).into_iter().flatten();
-        let lacks = named.filter(|round| span.contains(round.stage)).any(|round| {
+        let hosts = |round: &&RoundId| {
+            self.manifest.stages_of(round.weights).any(|stage| span.contains(stage))
+        };
+        let lacks = named.filter(hosts).any(|round| {
             let received = self.received.get(&(member, *round));
             self.rounds.get(round).is_none_or(|(known, layout)| {
                 let owners = known.group.members.iter().enumerate();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use shoal_protocol::ids::{ClaimKey, Grant, Member, Step};
+use shoal_protocol::ids::{ClaimKey, Grant, Member, Mend, Step};
 use shoal_protocol::message::{FromCoordinator, PeerMessage, ToCoordinator};
 
 use crate::action::{CoordinatorAction, CoordinatorEvent, PeerAction, PeerInput};
@@ -98,8 +98,10 @@ impl Marks {
                 self.rare.claims.reclaimed_again +=
                     u64::from(!self.reclaimed.insert((*key, *grant)));
             }
-            FromCoordinator::Close { round, group, .. } => {
+            FromCoordinator::Close { round, group, mended, counted } => {
                 self.closing = Some(round.step);
+                let shared = counted.iter().any(|(stage, _)| stage.0 != round.weights.0);
+                self.rare.rounds.mended_shared += u64::from(shared && mended.mend > Mend(0));
                 let listen = group.here.iter().filter(|one| one.weight.is_none());
                 self.listening.extend(listen.map(|one| one.member));
             }

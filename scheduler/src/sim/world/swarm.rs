@@ -194,8 +194,10 @@ impl<'a> Swarm<'a> {
             self.observe(index, &observed)?;
             self.input(index, PeerInput::Done { result: result.clone(), busy })?;
         }
-        if let Some(round) = self.deviations.applies_early(&result) {
-            self.compute(index, Task::Apply { round, gradient_norm: 1.0, targets: 1 });
+        if let Some(round) = self.deviations.applies_early(&result)
+            && let Some(update) = self.nodes[index].engine.possible_update(round)
+        {
+            self.compute(index, update);
         }
         if matches!(result, TaskResult::Summarised { .. }) {
             self.input(index, PeerInput::Links(self.traffic.measured_links(index)))?;
@@ -303,7 +305,7 @@ impl<'a> Swarm<'a> {
             }
             Cargo::Tensor { mut tag, content, size } => {
                 if let TensorTag::RoundResult { round, piece, .. } = tag
-                    && self.nodes[index].peer.may_host(round.stage)
+                    && self.nodes[index].peer.may_host(round.weights)
                 {
                     self.observation.result_received(to, round, (from, piece));
                 }

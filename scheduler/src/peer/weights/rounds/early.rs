@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use shoal_protocol::ids::{Era, Member, Mend, Stage, Step};
+use shoal_protocol::ids::{Era, Member, Mend, Step, WeightGroup};
 use shoal_protocol::limits;
 use shoal_protocol::message::{RoundId, TensorTag};
 use shoal_protocol::units::Bytes;
@@ -68,7 +68,7 @@ impl EarlyPieces {
     /// Releases pieces of earlier attempts of a round.
     fn drop_older(&mut self, tag: &TensorTag, out: &mut Out) {
         let Some((new, _)) = round_of(tag) else { return };
-        self.drop_where(out, |old| (old.step, old.stage) == (new.step, new.stage) && old < new);
+        self.drop_where(out, |old| (old.step, old.weights) == (new.step, new.weights) && old < new);
     }
 
     /// Takes the pieces of a round.
@@ -88,9 +88,9 @@ impl EarlyPieces {
         self.drop_where(out, |round| round.era < era);
     }
 
-    /// Releases all pieces of a stage.
-    pub(super) fn drop_of(&mut self, stage: Stage, out: &mut Out) {
-        self.drop_where(out, |round| round.stage == stage);
+    /// Releases all pieces of some weights.
+    pub(super) fn drop_of(&mut self, weights: WeightGroup, out: &mut Out) {
+        self.drop_where(out, |round| round.weights == weights);
     }
 
     /// Releases pieces of the steps up to this one, in this era and earlier ones. A later era may repeat

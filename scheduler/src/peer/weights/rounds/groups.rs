@@ -1,10 +1,10 @@
-//! Round groups: the members of each stage's last round, from changes or, where one is missing, as a whole.
+//! Round groups: the members of each weight group's last round, from changes or, where one is missing, as a whole.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Era, Stage, Step};
+use shoal_protocol::ids::{Era, Step, WeightGroup};
 use shoal_protocol::message::{
     RoundGroup, RoundGroupChange, RoundGroupMember, RoundId, ToCoordinator,
 };
@@ -14,13 +14,13 @@ use crate::action::PeerAction;
 use crate::paging::Pages;
 use crate::peer::Out;
 
-/// The known round groups, by stage.
+/// The known round groups, by their weights.
 #[derive(Debug, Default)]
 pub(super) struct RoundGroups {
-    by_stage: BTreeMap<Stage, KnownGroup>,
+    by_weights: BTreeMap<WeightGroup, KnownGroup>,
 }
 
-/// The group of one stage's last round.
+/// The group of the last round of one weight group.
 #[derive(Debug, Default)]
 struct KnownGroup {
     group: Arc<RoundGroup>,
@@ -41,7 +41,7 @@ impl RoundGroups {
         change: &RoundGroupChange,
         out: &mut Out,
     ) -> Option<Arc<RoundGroup>> {
-        let known = self.by_stage.entry(round.stage).or_default();
+        let known = self.by_weights.entry(round.weights).or_default();
         if change.number < known.group.number {
             // A later attempt is under way.
             return None;
@@ -57,15 +57,15 @@ impl RoundGroups {
         Some(Arc::clone(&known.group))
     }
 
-    /// Takes one page of a stage's whole group. The close of the round that needs it follows.
+    /// Takes one page of a whole group. The close of the round that needs it follows.
     pub(super) fn take_page(
         &mut self,
-        stage: Stage,
+        weights: WeightGroup,
         number: u64,
         page: (u32, u32),
         members: Vec<RoundGroupMember>,
     ) {
-        let known = self.by_stage.entry(stage).or_default();
+        let known = self.by_weights.entry(weights).or_default();
         if number > known.group.number
             && let Some(all) = known.pages.take(number, page, members)
         {
@@ -81,7 +81,7 @@ impl RoundGroups {
         open: (Era, Step),
         out: &mut Out,
     ) {
-        for known in self.by_stage.values_mut() {
+        for known in self.by_weights.values_mut() {
             known.requested = known.requested.filter(|(round, _)| (round.era, round.step) >= open);
             if let Some((round, _)) = known.requested {
                 known.request(now, retry, round, out);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_protocol::ids::{Member, Mend, Stage, Step};
+use shoal_protocol::ids::{Member, Mend, Step, WeightGroup};
 use shoal_protocol::message::{Round, RoundId, TensorTag};
 use shoal_protocol::units::Bytes;
 
@@ -14,7 +14,7 @@ use crate::round::{Layout, is_next};
 /// Results that are received or here.
 #[derive(Debug, Default)]
 pub(super) struct RoundListener {
-    results: BTreeMap<(Step, Stage), ReceivedResult>,
+    results: BTreeMap<(Step, WeightGroup), ReceivedResult>,
     /// Discarded results of which the engine still has tasks.
     retired: Vec<ReceivedResult>,
 }
@@ -27,7 +27,7 @@ impl RoundListener {
 
     /// Whether a piece of this round is expected: the round was mended as often as its sender knew.
     pub(super) fn expects(&self, round: RoundId, mend: Mend) -> bool {
-        let known = self.results.get(&(round.step, round.stage)).map(ReceivedResult::round);
+        let known = self.results.get(&(round.step, round.weights)).map(ReceivedResult::round);
         known.is_some_and(|known| known.id == round && known.mended.mend >= mend)
     }
 
@@ -39,7 +39,7 @@ impl RoundListener {
         whole_proof: u64,
         out: &mut Out,
     ) -> bool {
-        let place = (round.id.step, round.id.stage);
+        let place = (round.id.step, round.id.weights);
         if !is_next(self.results.get(&place).map(ReceivedResult::round), &round) {
             return false;
         }
@@ -67,7 +67,7 @@ impl RoundListener {
         let TensorTag::RoundResult { round, piece, proof, .. } = tag else {
             unreachable!("a listener takes only results: {tag:?}")
         };
-        let result = self.results.get_mut(&(round.step, round.stage));
+        let result = self.results.get_mut(&(round.step, round.weights));
         let result = result.expect("the caller knows that the piece is expected");
         result.receive(from, piece, proof, payload, out);
         result.is_whole()
@@ -76,10 +76,10 @@ impl RoundListener {
     /// The result of an attempt, if it is the one that this peer listens to.
     pub(super) fn result_of(
         &mut self,
-        (step, stage): (Step, Stage),
+        place: (Step, WeightGroup),
         is_named: impl Fn(&Round) -> bool,
     ) -> Option<&mut ReceivedResult> {
-        self.results.get_mut(&(step, stage)).filter(|known| is_named(known.round()))
+        self.results.get_mut(&place).filter(|known| is_named(known.round()))
     }
 
     /// Whether this peer only listens, or listened, to a round.
@@ -122,19 +122,20 @@ impl RoundListener {
     pub(super) fn awaits(
         &self,
         members: &BTreeSet<Member>,
-        selects: impl Fn(Step, Stage) -> bool,
+        selects: impl Fn(Step, WeightGroup) -> bool,
     ) -> bool {
-        let mut selected = self.results.iter().filter(|((step, stage), _)| selects(*step, *stage));
+        let mut selected =
+            self.results.iter().filter(|((step, weights), _)| selects(*step, *weights));
         selected.any(|(_, result)| members.iter().any(|member| result.waits_for(*member)))
     }
 
     /// Discards the results that the filter selects.
-    pub(super) fn forget(&mut self, selects: impl Fn(Step, Stage) -> bool, out: &mut Out) {
-        for ((step, stage), result) in std::mem::take(&mut self.results) {
-            if selects(step, stage) {
+    pub(super) fn forget(&mut self, selects: impl Fn(Step, WeightGroup) -> bool, out: &mut Out) {
+        for ((step, weights), result) in std::mem::take(&mut self.results) {
+            if selects(step, weights) {
                 self.retire(result, out);
             } else {
-                self.results.insert((step, stage), result);
+                self.results.insert((step, weights), result);
             }
         }
     }

@@ -7,10 +7,10 @@ mod received_result;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_protocol::ids::{ClaimKey, Era, Member, Microbatch, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, Era, Member, Microbatch, Stage, Step, WeightGroup};
 use shoal_protocol::message::{
     CommitRecord, Mended, Round, RoundGroupChange, RoundGroupMember, RoundId, RoundMember,
-    RoundOutcome, TensorTag, ToCoordinator, proof_of_all,
+    RoundOutcome, TensorTag, ToCoordinator,
 };
 use shoal_protocol::units::Bytes;
 
@@ -27,11 +27,11 @@ use crate::peer::pipeline::Counted;
 use crate::peer::{Out, report_invalid};
 use crate::round::{AHEAD, Layout, Reduction, ahead, is_next, most_ahead, piece_bytes, place_in};
 
-/// The rounds of the hosted stages.
+/// The rounds of the hosted stages' weights.
 #[derive(Debug, Default)]
 pub(in crate::peer) struct Rounds {
-    /// The last round of each stage, until its step is committed.
-    running: BTreeMap<Stage, Reduction>,
+    /// The last round of each weight group, until its step is committed.
+    running: BTreeMap<WeightGroup, Reduction>,
     /// Aborted rounds of which the engine still has tasks.
     ended: Vec<Reduction>,
     early: EarlyPieces,
@@ -45,17 +45,19 @@ pub(super) enum Received {
     /// Nothing follows.
     Done,
     /// A piece of a received result arrived.
-    Result { stage: Stage, whole: bool },
-    /// A received result exceeds the limits: this peer cannot follow the stage.
-    Overflow { stage: Stage },
+    Result { weights: WeightGroup, whole: bool },
+    /// A received result exceeds the limits: this peer cannot follow the weights.
+    Overflow { weights: WeightGroup },
 }
 
 /// The results that a commit names, as far as they are here.
 pub(super) enum Results {
-    /// Every stage's result is the named one: those of these rounds.
+    /// Every result is the named one: those of these rounds.
     Here(Vec<RoundId>),
-    /// A piece must arrive, or the engine must assemble a result.
-    Incomplete,
+    /// A piece must arrive, or a whole result is unknown here.
+    Missing,
+    /// The engine must assemble a result.
+    Assembling,
     /// A result differs from the named one.
     Differ,
 }
@@ -71,24 +73,24 @@ impl Rounds {
         mended: Mended,
         out: &mut Out,
     ) -> Option<Round> {
-        if id.stage > ctx.config.manifest.last_stage() {
+        if !ctx.config.manifest.has_weights(id.weights) {
             return None;
         }
         let group = self.groups.apply(ctx.now, ctx.retry(), id, change, out)?;
         Some(Round { id, group, mended })
     }
 
-    /// Takes one page of a stage's whole group.
+    /// Takes one page of a whole group.
     pub(in crate::peer) fn take_group_page(
         &mut self,
         ctx: &Context<'_>,
-        stage: Stage,
+        weights: WeightGroup,
         number: u64,
         page: (u32, u32),
         members: Vec<RoundGroupMember>,
     ) {
-        if stage <= ctx.config.manifest.last_stage() {
-            self.groups.take_page(stage, number, page, members);
+        if ctx.config.manifest.has_weights(weights) {
+            self.groups.take_page(weights, number, page, members);
         }
     }
 
@@ -98,29 +100,28 @@ impl Rounds {
         self.groups.repeat_requests(ctx.now, ctx.retry(), open, out);
     }
 
-    /// Begins this peer's part in a round, or follows its mend, with the contents of its accumulator.
-    /// Returns whether the round is new. Fails where the accumulator differs from what the coordinator
-    /// counted.
+    /// Begins this peer's part in a round, or follows its mend, with the contents of its accumulators.
+    /// Returns whether the round is new. Fails where they differ from what the coordinator counted.
     pub(in crate::peer) fn begin(
         &mut self,
         ctx: &Context<'_>,
         round: Round,
         own: &Counted,
-        counted: Vec<Microbatch>,
+        counted: Vec<(Stage, Microbatch)>,
         out: &mut Out,
     ) -> Result<bool, Fault> {
         let id = round.id;
-        let known = self.running.get(&id.stage).map(Reduction::round);
+        let known = self.running.get(&id.weights).map(Reduction::round);
         if place_in(&round, ctx.me()).is_none() || !is_next(known, &round) {
             return Ok(false);
         }
-        let expected: BTreeSet<Microbatch> = counted.into_iter().collect();
+        let expected: BTreeSet<(Stage, Microbatch)> = counted.into_iter().collect();
         if expected != own.microbatches {
             let missing = expected.difference(&own.microbatches).count();
             let surplus = own.microbatches.difference(&expected).count();
             return Err(Fault::AccumulatorDiffers { round: id, missing, surplus });
         }
-        let begun = match self.running.get_mut(&id.stage).filter(|known| known.round().id == id) {
+        let begun = match self.running.get_mut(&id.weights).filter(|known| known.round().id == id) {
             Some(known) => known.go_on(round, own.proof, out),
             None => self.begin_attempt(ctx, round, own.proof, out),
         };
@@ -136,8 +137,8 @@ impl Rounds {
         own_proof: u64,
         out: &mut Out,
     ) -> Result<(), Fault> {
-        let stage = round.id.stage;
-        let whole_proof = whole_proof(ctx.config, round.id);
+        let weights = round.id.weights;
+        let whole_proof = ctx.config.manifest.whole_proof(round.id.step, weights);
         let layout = layout_of(ctx.config, &round);
         let piece = largest_piece(ctx.config);
         let most = most_ahead(piece, ctx.config.limits.round_bytes, round.group.members.len());
@@ -146,7 +147,7 @@ impl Rounds {
         let mut reduction = Reduction::new(round, ctx.me(), layout, ahead, own_proof, whole_proof)
             .expect("this peer is a member of the round");
         let started = reduction.start(out);
-        if let Some(old) = self.running.insert(stage, reduction) {
+        if let Some(old) = self.running.insert(weights, reduction) {
             self.abort(old, out);
         }
         started
@@ -154,15 +155,17 @@ impl Rounds {
 
     /// Listens to a round, or follows its mend. Returns whether the round is new.
     pub(super) fn listen(&mut self, ctx: &Context<'_>, round: Round, out: &mut Out) -> bool {
-        let proof = whole_proof(ctx.config, round.id);
+        let proof = ctx.config.manifest.whole_proof(round.id.step, round.id.weights);
         self.listener.listen(round, |round| layout_of(ctx.config, round), proof, out)
     }
 
-    /// A microbatch is about to be added to a step's sums: its round must not read them.
-    pub(in crate::peer) fn sums_change(&mut self, key: ClaimKey) {
-        let round = self.running.get_mut(&key.stage);
-        if let Some(round) = round.filter(|known| known.round().id.step == key.step) {
-            round.sums_change();
+    /// A microbatch is about to be added to a step's sums: its rounds must not read them.
+    pub(in crate::peer) fn sums_change(&mut self, ctx: &Context<'_>, key: ClaimKey) {
+        for weights in ctx.config.manifest.groups_of(key.stage) {
+            let round = self.running.get_mut(&weights);
+            if let Some(round) = round.filter(|known| known.round().id.step == key.step) {
+                round.sums_change();
+            }
         }
     }
 
@@ -199,13 +202,13 @@ impl Rounds {
             }
             if self.result_bytes() + payload.size > ctx.config.limits.heard {
                 out.push(PeerAction::Release(payload.id));
-                return Received::Overflow { stage: id.stage };
+                return Received::Overflow { weights: id.weights };
             }
             let whole = self.listener.receive(from, tag, payload, out);
-            return Received::Result { stage: id.stage, whole };
+            return Received::Result { weights: id.weights, whole };
         }
         let is_known = |known: &Round| known.id == id && known.mended.mend >= mend;
-        let known = self.running.get_mut(&id.stage).filter(|known| is_known(known.round()));
+        let known = self.running.get_mut(&id.weights).filter(|known| is_known(known.round()));
         let Some(reduction) = known else {
             return self.keep_early(ctx, id, (from, tag, payload), useful, out);
         };
@@ -231,8 +234,8 @@ impl Rounds {
         useful: bool,
         out: &mut Out,
     ) -> Received {
-        let closed = self.running.get(&id.stage).is_some_and(|known| known.round().id > id);
-        if !useful || closed || !ctx.may_host(id.stage) {
+        let closed = self.running.get(&id.weights).is_some_and(|known| known.round().id > id);
+        if !useful || closed || !ctx.may_host(id.weights) {
             out.push(PeerAction::Release(piece.2.id));
             return Received::Done;
         }
@@ -243,8 +246,8 @@ impl Rounds {
             return Received::Done;
         }
         // No member waits for a listener, which can start over.
-        if !ctx.is_serving || ctx.is_moving_to(id.stage) {
-            return Received::Overflow { stage: id.stage };
+        if !ctx.is_serving || ctx.is_moving_to_weights(id.weights) {
+            return Received::Overflow { weights: id.weights };
         }
         report_invalid(from, "more pieces than a round has", out);
         Received::Done
@@ -318,43 +321,46 @@ impl Rounds {
         }
     }
 
-    /// Looks up the results that a commit names for the hosted stages. Received ones are assembled.
+    /// Looks up the results that a commit names for these weights. Received ones are assembled.
     pub(super) fn results(
         &mut self,
         record: &CommitRecord,
-        hosted: &[Stage],
+        weights: &BTreeSet<WeightGroup>,
         out: &mut Out,
     ) -> Results {
-        let (mut rounds, mut incomplete) = (Vec::new(), false);
-        for stage in hosted.iter().copied() {
-            let Some((_, named)) = record.stages.get(usize::from(stage.0)) else {
+        let (mut rounds, mut missing, mut assembling) = (Vec::new(), false, false);
+        for weights in weights.iter().copied() {
+            let Some((_, named)) = record.rounds.get(usize::from(weights.0)) else {
                 return Results::Differ;
             };
-            let own = self.running.get(&stage).filter(|own| is_named(own.round(), record));
+            let own = self.running.get(&weights).filter(|own| is_named(own.round(), record));
             let found = match own {
-                Some(own) => own.outcome().map(|outcome| (own.round().id, outcome)),
-                None => self
-                    .received_result(record, stage, out)
-                    .and_then(|(round, outcome)| outcome.map(|outcome| (round, outcome))),
+                Some(own) => Some((own.round().id, own.outcome())),
+                None => self.received_result(record, weights, out),
             };
             match found {
-                Some((round, outcome)) if outcome == *named => rounds.push(round),
-                Some(_) => return Results::Differ,
-                None => incomplete = true,
+                Some((round, Some(outcome))) if outcome == *named => rounds.push(round),
+                Some((_, Some(_))) => return Results::Differ,
+                Some((_, None)) => assembling = true,
+                None => missing = true,
             }
         }
-        if incomplete { Results::Incomplete } else { Results::Here(rounds) }
+        match (missing, assembling) {
+            (true, _) => Results::Missing,
+            (false, true) => Results::Assembling,
+            (false, false) => Results::Here(rounds),
+        }
     }
 
-    /// The received result that a commit names for a stage, once it is whole: its round, and its outcome once
-    /// the engine assembled it.
-    pub(super) fn received_result(
+    /// The received result that a commit names for some weights, once it is whole: its round, and its outcome
+    /// once the engine assembled it.
+    fn received_result(
         &mut self,
         record: &CommitRecord,
-        stage: Stage,
+        weights: WeightGroup,
         out: &mut Out,
     ) -> Option<(RoundId, Option<RoundOutcome>)> {
-        let place = (record.step, stage);
+        let place = (record.step, weights);
         let result = self.listener.result_of(place, |round| is_named(round, record))?;
         if !result.is_whole() {
             return None;
@@ -372,7 +378,7 @@ impl Rounds {
     pub(super) fn awaits(
         &self,
         members: &BTreeSet<Member>,
-        selects: impl Fn(Step, Stage) -> bool,
+        selects: impl Fn(Step, WeightGroup) -> bool,
     ) -> bool {
         self.listener.awaits(members, selects)
     }
@@ -384,17 +390,23 @@ impl Rounds {
 
     /// Discards the received results of the steps up to this one, except those for a migration.
     pub(super) fn forget_results_through(&mut self, ctx: &Context<'_>, step: Step, out: &mut Out) {
-        self.listener.forget(|of, stage| of <= step && !ctx.is_moving_to(stage), out);
+        let keeps = |weights| ctx.is_moving_to_weights(weights);
+        self.listener.forget(|of, weights| of <= step && !keeps(weights), out);
     }
 
-    /// Discards the received results of one stage, of the steps up to this one.
-    pub(super) fn forget_results_of(&mut self, stage: Stage, step: Step, out: &mut Out) {
-        self.listener.forget(|of, known| of <= step && known == stage, out);
+    /// Discards the received results of some weights, of the steps up to this one.
+    pub(super) fn forget_results_of(
+        &mut self,
+        weights: &BTreeSet<WeightGroup>,
+        step: Step,
+        out: &mut Out,
+    ) {
+        self.listener.forget(|of, known| of <= step && weights.contains(&known), out);
     }
 
-    /// Releases the early pieces of a stage.
-    pub(super) fn drop_early_of(&mut self, stage: Stage, out: &mut Out) {
-        self.early.drop_of(stage, out);
+    /// Releases the early pieces of some weights.
+    pub(super) fn drop_early_of(&mut self, weights: &BTreeSet<WeightGroup>, out: &mut Out) {
+        weights.iter().for_each(|weights| self.early.drop_of(*weights, out));
     }
 
     /// Releases the early pieces of earlier eras.
@@ -410,18 +422,13 @@ impl Rounds {
 
 /// Whether a commit names this attempt of a round.
 fn is_named(round: &Round, record: &CommitRecord) -> bool {
-    let named = record.stages.get(usize::from(round.id.stage.0));
+    let named = record.rounds.get(usize::from(round.id.weights.0));
     named.is_some_and(|(attempt, _)| *attempt == round.id.attempt) && round.id.term == record.term
-}
-
-/// The sum of the tags of the whole batch.
-fn whole_proof(config: &PeerConfig, round: RoundId) -> u64 {
-    proof_of_all(round.step, round.stage, config.manifest.training.microbatches)
 }
 
 /// The division of a round's vector into pieces.
 fn layout_of(config: &PeerConfig, round: &Round) -> Layout {
-    let elements = config.parameters[&round.id.stage];
+    let elements = config.parameters[&round.id.weights];
     Layout::new(round, elements, config.limits.cut, config.manifest.codec.all_reduce)
 }
 
@@ -431,10 +438,10 @@ fn largest_piece(config: &PeerConfig) -> Bytes {
 }
 
 /// The size of one member's sums that may arrive before the close of their rounds: pieces up to its own
-/// limit, for two steps and two attempts of every stage.
+/// limit, for two steps and two attempts of every weight group.
 fn largest_early(config: &PeerConfig) -> Bytes {
     let window = largest_piece(config).0 * u64::from(AHEAD);
-    Bytes(window * 4 * u64::from(config.manifest.training.stages))
+    Bytes(window * 4 * config.parameters.len() as u64)
 }
 
 /// Refuses a round that would not count every microbatch once.
