@@ -36,7 +36,7 @@ fn every_family_is_imported_trained_and_exported() {
         all.insert(name.clone(), trained);
         // Tied models, also with a head of their own.
         if ["qwen2", "gemma3"].contains(&name.as_str()) {
-            let place = folder.path().join(format!("{name}-untied-work"));
+            let place = folder.path().join(format!("{name}-own-head-work"));
             fs::create_dir(&place).expect("writable");
             let trained = train(&source, &place, true, &tokens, &numbers(logits));
             all.insert(format!("{name}-own-head"), trained);
