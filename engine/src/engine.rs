@@ -174,7 +174,16 @@ impl Engine {
         self.stage_mut(stage)?.set_state(version, state)
     }
 
-    /// Loads a stage's weights at version 0 from a base.
+    /// Whether a stage needs [`Engine::load_base`] at any version: its frozen weights have no values yet.
+    ///
+    /// # Errors
+    /// If the stage is not hosted.
+    pub fn needs_base(&self, stage: Stage) -> Result<bool> {
+        Ok(self.stage(stage)?.needs_base())
+    }
+
+    /// Loads a stage's weights at version 0 from a base or, in a run that trains adapters, the model's
+    /// weights, which are the same at every version.
     ///
     /// # Errors
     /// If the stage is not hosted, or a file of the base is missing or does not fit.
@@ -214,7 +223,13 @@ impl Engine {
     /// # Errors
     /// If the device has too little memory, or a file of the base is missing or does not fit.
     pub fn restart(&mut self, stage: Stage, base: Option<&BaseFiles>) -> Result<()> {
-        let mut initial = StageModel::new(&self.manifest, stage, self.device)?;
+        let (manifest, device) = (self.manifest.clone(), self.device);
+        let known = self.stage_mut(stage)?;
+        let frozen = known.take_frozen();
+        let mut initial = match frozen {
+            Some(_) => StageModel::with_frozen(&manifest, stage, device, frozen)?,
+            None => StageModel::new(&manifest, stage, device)?,
+        };
         if let Some(base) = base {
             initial.load_base(base)?;
         }

@@ -8,7 +8,7 @@ use tch::{Cuda, Kind, Tensor};
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::parameters::{Parameter, parameters};
+use crate::parameters::{Parameter, model_parameters, parameters};
 
 /// Minimum duration of the measurement.
 const TIMED: Duration = Duration::from_millis(60);
@@ -23,7 +23,10 @@ pub fn forward_flops(manifest: &Manifest, stage: Stage) -> f64 {
     // Norms are vectors, and the embedding is a lookup.
     let multiplied =
         |parameter: &&Parameter| parameter.decays() && !parameter.name.contains("embed_");
-    let list = parameters(manifest, stage);
+    let mut list = model_parameters(manifest, stage);
+    if manifest.lora.is_some() {
+        list.extend(parameters(manifest, stage));
+    }
     let mut weights: usize = list.iter().filter(multiplied).map(Parameter::len).sum();
     if model.block.tied && manifest.training.stages == 1 {
         weights += (model.vocabulary * model.hidden) as usize;

@@ -9,9 +9,9 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{Manifest, Norm};
 
-use crate::boundary;
 use crate::normal::fill_normal;
-use crate::parameters::{parameter_count, parameters, source_of};
+use crate::parameters::{Parameter, parameter_count, parameters, source_of};
+use crate::{adapter, boundary};
 
 /// Weights that are filled together: a power of two.
 const CHUNK: usize = 1 << 16;
@@ -22,23 +22,24 @@ const WORDS: usize = 512;
 /// The initial flat vector of a stage. Norms begin as 1 and biases as 0; all others are normal with
 /// standard deviation `model.initializer_range`. Trained boundaries have no residual path, so their
 /// standard deviation preserves the magnitude of activations: one over the root of their number of
-/// inputs.
+/// inputs. Of an adapter the second matrix begins as 0, and the first with the deviation that PEFT
+/// draws it with: one over the root of three times its inputs.
 #[must_use]
 pub fn initial_weights(manifest: &Manifest, stage: Stage) -> Vec<f32> {
     let mut flat = vec![0.0; parameter_count(manifest, stage)];
-    fill_initial_weights(manifest, stage, &mut flat, 1);
+    fill_initial_weights(manifest, &parameters(manifest, stage), &mut flat, 1);
     flat
 }
 
-/// Writes [`initial_weights`] into a flat vector of a stage, with several threads.
+/// Writes the initial values of these weights, one after the other, with several threads.
 pub(crate) fn fill_initial_weights(
     manifest: &Manifest,
-    stage: Stage,
+    parameters: &[Parameter],
     mut flat: &mut [f32],
     threads: usize,
 ) {
     let mut chunks = Vec::new();
-    for parameter in parameters(manifest, stage) {
+    for parameter in parameters {
         let weights = flat.split_off_mut(..parameter.len()).expect("the parameters fill it");
         if parameter.shape.len() == 1 {
             // A norm multiplies by 1 at first, and a bias adds nothing.
@@ -47,11 +48,19 @@ pub(crate) fn fill_initial_weights(
             weights.fill(if is_zero { 0.0 } else { 1.0 });
             continue;
         }
-        let deviation = match boundary::owns(&parameter.name) {
-            true => 1.0 / libm::sqrt(parameter.shape[1] as f64),
-            false => manifest.model.initializer_range,
+        if adapter::is_second(&parameter.name) {
+            weights.fill(0.0);
+            continue;
+        }
+        let inputs = parameter.shape[1] as f64;
+        let deviation = if boundary::owns(&parameter.name) {
+            1.0 / libm::sqrt(inputs)
+        } else if adapter::is_first(&parameter.name) {
+            1.0 / libm::sqrt(3.0 * inputs)
+        } else {
+            manifest.model.initializer_range
         };
-        let name = source_of(&parameter, manifest.model.block.tied);
+        let name = source_of(parameter, manifest.model.block.tied);
         let key = stream_key(manifest.training.seed, name);
         for (index, weights) in weights.chunks_mut(CHUNK).enumerate() {
             chunks.push(Chunk { key, start: index * CHUNK, weights, deviation });
@@ -141,7 +150,8 @@ mod tests {
         let alone = initial_weights(&manifest, Stage(0));
         for threads in [2, 3, 64] {
             let mut flat = vec![0.0; alone.len()];
-            fill_initial_weights(&manifest, Stage(0), &mut flat, threads);
+            let all = parameters(&manifest, Stage(0));
+            fill_initial_weights(&manifest, &all, &mut flat, threads);
             assert!(flat == alone, "{threads} threads");
         }
     }

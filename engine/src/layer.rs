@@ -3,6 +3,7 @@
 use shoal_protocol::manifest::{Activation, LayerAttention, Model, Norm, Placement};
 use tch::{Device, Tensor};
 
+use crate::adapter::Adapter;
 use crate::error::Result;
 use crate::rotary::Angles;
 
@@ -13,16 +14,21 @@ pub(crate) struct NormWeights {
     pub(crate) bias: Option<Tensor>,
 }
 
-/// A matrix `[outputs, inputs]`, and the vector that is added to its product.
+/// A matrix `[outputs, inputs]`, and what is added to its product: a vector, and adapters.
 #[derive(Debug)]
 pub(crate) struct Linear {
     pub(crate) weight: Tensor,
     pub(crate) bias: Option<Tensor>,
+    pub(crate) adapter: Option<Adapter>,
 }
 
 impl Linear {
     pub(crate) fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(x.f_linear(&self.weight, self.bias.as_ref())?)
+        let product = x.f_linear(&self.weight, self.bias.as_ref())?;
+        match &self.adapter {
+            None => Ok(product),
+            Some(adapter) => Ok(product.f_add(&adapter.increase(x)?)?),
+        }
     }
 }
 

@@ -17,6 +17,7 @@
 //! ```
 
 mod accumulator;
+mod adapter;
 mod all_reduce;
 #[cfg(not(fuzzing))]
 mod allocator;
@@ -36,6 +37,7 @@ mod error;
 pub mod family;
 mod fingerprint;
 mod flops;
+mod frozen;
 mod fused;
 mod generate;
 mod gradient;
@@ -78,7 +80,7 @@ pub use kernel::instruction_set;
 pub use memory::memory_floor;
 pub use mkl::MklDispatch;
 pub use optimizer::{Update, clip_scale, learning_rate};
-pub use parameters::{Parameter, group_elements, parameter_count, parameters};
+pub use parameters::{Parameter, frozen_count, group_elements, parameter_count, parameters};
 pub use samples::{Batch, Samples};
 pub use shim::torch_version;
 pub use stage::ForwardOutput;

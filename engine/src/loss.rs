@@ -20,8 +20,15 @@ pub(crate) const IGNORED: i64 = -100;
 pub(crate) struct Loss {
     /// Sum over the counted rows divided by the number of all rows: f32, in nats.
     pub(crate) value: Tensor,
-    /// Of the rows and of the head.
-    pub(crate) gradients: Option<[Tensor; 2]>,
+    pub(crate) gradients: Option<LossGradients>,
+}
+
+/// The gradients of a loss.
+#[derive(Debug)]
+pub(crate) struct LossGradients {
+    pub(crate) rows: Tensor,
+    /// None of a frozen head.
+    pub(crate) head: Option<Tensor>,
 }
 
 /// The loss of rows `[N, H]` under the head `[V, H]`. `targets` are ids, or [`IGNORED`]: i64 `[N]`.
@@ -53,21 +60,26 @@ pub(crate) fn cross_entropy(
             )?
             .f_mul_scalar(scale)?;
         if with_gradients {
-            let mut gradients = shim::gradients(&loss, None, &[&part, head])?;
-            let of_head = gradients.pop().expect("one gradient per input");
-            head_gradient = Some(match head_gradient.take() {
-                None if alone => of_head,
-                None => of_head.f_to_kind(Kind::Float)?,
-                Some(mut sum) => sum.f_add_(&of_head)?,
-            });
-            row_gradients.extend(gradients);
+            let inputs = if head.requires_grad() { &[&part, head][..] } else { &[&part] };
+            let mut gradients = shim::gradients(&loss, None, inputs)?.into_iter();
+            row_gradients.extend(gradients.next());
+            if let Some(of_head) = gradients.next() {
+                head_gradient = Some(match head_gradient.take() {
+                    None if alone => of_head,
+                    None => of_head.f_to_kind(Kind::Float)?,
+                    Some(mut sum) => sum.f_add_(&of_head)?,
+                });
+            }
         }
         losses.push(loss.f_detach()?);
     }
     let value = Tensor::f_stack(&losses, 0)?.f_sum(Kind::Float)?;
-    let gradients = match head_gradient {
-        Some(head) => Some([Tensor::f_cat(&row_gradients, 0)?, head]),
-        None => None,
+    let gradients = match row_gradients.is_empty() {
+        true => None,
+        false => {
+            let rows = Tensor::f_cat(&row_gradients, 0)?;
+            Some(LossGradients { rows, head: head_gradient })
+        }
     };
     Ok(Loss { value, gradients })
 }
@@ -122,7 +134,8 @@ mod tests {
         };
         assert!((ours.value.double_value(&[]) - whole.double_value(&[])).abs() < 1e-5);
         let gradients = ours.gradients.expect("asked for");
-        assert!(close(&gradients[0], &theirs[0]) && close(&gradients[1], &theirs[1]));
+        let head = gradients.head.expect("a trained head");
+        assert!(close(&gradients.rows, &theirs[0]) && close(&head, &theirs[1]));
         let plain = cross_entropy(&x, &head, &targets, false).expect("enough memory");
         assert_eq!(plain.value.double_value(&[]), ours.value.double_value(&[]));
         assert!(plain.gradients.is_none());

@@ -5,7 +5,7 @@ use shoal_protocol::manifest::{Dtype, Manifest};
 use shoal_protocol::units::Bytes;
 
 use crate::boundary;
-use crate::parameters::parameter_count;
+use crate::parameters::{frozen_count, parameter_count};
 
 /// Bytes per weight while a step is closed: weights 4, moments 8, one microbatch's gradient 4,
 /// accumulator 8, result of the all-reduce 4.
@@ -15,7 +15,7 @@ const PER_PARAMETER: u64 = 28;
 ///
 /// For every weight: 28 bytes, 2 for its bf16 copy if passes are computed in bf16, 8 for the
 /// rounding errors that a lossy all-reduce keeps, and 12 (14 with its bf16 copy) if steps read the
-/// version before.
+/// version before. For every frozen weight, in a run that trains adapters, those of its number format.
 ///
 /// For every stage and every microbatch in flight in each step: with `recompute` its input,
 /// otherwise the tensors that the backward pass reads. For each layer and token these are the
@@ -52,7 +52,8 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
             + size * tokens * (compressed + expanded);
         let activations =
             if training.recompute { in_flight * input + graph } else { in_flight * graph };
-        Bytes(weights + activations)
+        let frozen = frozen_count(manifest, stage) as u64 * size;
+        Bytes(weights + frozen + activations)
     };
     span.stages().map(stage_bytes).sum()
 }

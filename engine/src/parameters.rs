@@ -4,15 +4,20 @@
 //! them: embedding (first stage) or the expansion of an activation; the layers; norm and head (last
 //! stage) or the compression of an activation. Accumulator, all-reduce, optimizer and hash work on
 //! that vector. A tied head in another stage than the embedding has a copy of its matrix: a weight
-//! group that both stages share (`shoal_protocol::manifest`, weight groups). The names are those of `transformers`' `LlamaForCausalLM`, with those of Gemma 3 and
+//! group that both stages share (`shoal_protocol::manifest`, weight groups). In a run that trains
+//! adapters, the flat vector has these alone, in the order of layers and matrices; the model's
+//! weights are another vector, which is frozen and has the same order as above. The names are those of `transformers`' `LlamaForCausalLM`, with those of Gemma 3 and
 //! OLMo 2 for norms that Llama lacks; names of trained boundaries begin with `shoal.boundary.` and
 //! the stage that the activation leaves.
 
 use std::ops::Range;
 
 use shoal_protocol::ids::{Stage, WeightGroup};
-use shoal_protocol::manifest::{BoundaryKind, Manifest, Model, Norm, Placement, QueryKeyNorm};
+use shoal_protocol::manifest::{
+    BoundaryKind, Lora, Manifest, Model, Norm, Placement, QueryKeyNorm,
+};
 
+use crate::adapter::{self, Factor, JOINED, extents};
 use crate::boundary;
 
 /// Name of the embedding's matrix.
@@ -141,6 +146,22 @@ impl List {
     }
 }
 
+impl List {
+    /// The adapters of a layer. Those of the first factor that read the same input are adjacent.
+    fn adapters(&mut self, model: &Model, lora: &Lora, layer: u32) {
+        let rank = lora.rank as usize;
+        for joined in JOINED {
+            for factor in [Factor::A, Factor::B] {
+                for target in joined.iter().filter(|target| lora.targets.contains(target)) {
+                    let [outputs, inputs] = extents(model, *target);
+                    let shape = if factor == Factor::A { [rank, inputs] } else { [outputs, rank] };
+                    self.add(adapter::name(layer, *target, factor), &shape);
+                }
+            }
+        }
+    }
+}
+
 /// Names of a layer's norms, as far as it has them.
 pub(crate) struct LayerNorms {
     pub(crate) attention_input: Option<&'static str>,
@@ -174,12 +195,23 @@ pub(crate) fn query_key_norm_widths(model: &Model) -> Option<[usize; 2]> {
     }
 }
 
-/// The weights of a stage in the order of its flat vector.
+/// The trained weights of a stage in the order of its flat vector.
 ///
 /// # Panics
 /// If the run has no such stage.
 #[must_use]
 pub fn parameters(manifest: &Manifest, stage: Stage) -> Vec<Parameter> {
+    let Some(lora) = &manifest.lora else { return model_parameters(manifest, stage) };
+    let mut list = List::default();
+    for layer in manifest.layers_of(stage) {
+        list.adapters(&manifest.model, lora, layer);
+    }
+    list.parameters
+}
+
+/// The model's weights in a stage, in the order of their flat vector: those that are trained or, in
+/// a run that trains adapters, frozen.
+pub(crate) fn model_parameters(manifest: &Manifest, stage: Stage) -> Vec<Parameter> {
     let model = &manifest.model;
     let hidden = model.hidden as usize;
     let mut list = List::default();
@@ -251,6 +283,13 @@ pub(crate) fn all_parameters(model: &Model) -> Vec<Parameter> {
     (0..model.layers).for_each(|layer| list.layer(model, layer));
     list.head(model, !model.block.tied);
     list.parameters
+}
+
+/// Number of frozen weights of a stage.
+#[must_use]
+pub fn frozen_count(manifest: &Manifest, stage: Stage) -> usize {
+    let frozen = manifest.lora.as_ref().map(|_| model_parameters(manifest, stage));
+    frozen.iter().flatten().map(Parameter::len).sum()
 }
 
 /// Number of elements of a stage's flat vector.

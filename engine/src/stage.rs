@@ -11,14 +11,15 @@ use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
 
 use crate::accumulator::Accumulator;
-use crate::base::{BaseFiles, stage_weights};
+use crate::base::{BaseFiles, StageFiles, stage_weights};
 use crate::checkpoint::{StageState, hash_tensors};
 use crate::codec;
 use crate::device::Device;
 use crate::error::{EngineError, Result};
+use crate::frozen::Frozen;
 use crate::gradient::Piece;
 use crate::init::fill_initial_weights;
-use crate::loss::{IGNORED, Loss, cross_entropy};
+use crate::loss::{IGNORED, Loss, LossGradients, cross_entropy};
 use crate::norm::normalise;
 use crate::optimizer::{Moments, Update};
 use crate::parameters::{Parameter, parameter_count, parameters, range_in_stage};
@@ -57,6 +58,8 @@ pub(crate) struct StageModel {
     /// The version of the weights: the number of applied updates.
     version: Step,
     weights: Weights,
+    /// The model's weights, in a run that trains adapters.
+    frozen: Option<Frozen>,
     /// The weights of the previous version, if the run's steps read them.
     stale: Option<Weights>,
     moments: Moments,
@@ -97,17 +100,29 @@ impl StageModel {
     /// Creates the stage: with its initial weights if they are drawn from the seed, without weights
     /// if the run loads them from a base.
     pub(crate) fn new(manifest: &Manifest, stage: Stage, device: Device) -> Result<Self> {
+        Self::with_frozen(manifest, stage, device, Frozen::new(manifest, stage, device)?)
+    }
+
+    /// Like [`Self::new`], with frozen weights that may have values already.
+    pub(crate) fn with_frozen(
+        manifest: &Manifest,
+        stage: Stage,
+        device: Device,
+        frozen: Option<Frozen>,
+    ) -> Result<Self> {
         let parameters = parameters(manifest, stage);
         let count = parameter_count(manifest, stage);
         let mut flat = Tensor::f_zeros([count as i64], (Kind::Float, tch::Device::Cpu))?;
-        let drawn = !manifest.model.loads_weights();
+        let drawn = frozen.is_some() || !manifest.model.loads_weights();
         if drawn {
-            fill_initial_weights(manifest, stage, elements_mut(&mut flat), device.threads);
+            let values = elements_mut(&mut flat);
+            fill_initial_weights(manifest, &parameters, values, device.threads);
         }
         let flat = flat.f_to(device.torch)?;
+        let unchanged = frozen.as_ref().map(|frozen| &frozen.flat);
         let stale = match manifest.training.staleness {
             0 => None,
-            _ => Some(Weights::new(manifest, stage, flat.f_detach_copy()?)?),
+            _ => Some(Weights::new(manifest, stage, flat.f_detach_copy()?, unchanged)?),
         };
         let accumulator = |_| Accumulator::new(manifest, count, device.torch);
         Ok(Self {
@@ -124,7 +139,8 @@ impl StageModel {
             moments: Moments::new(count, device.torch)?,
             accumulators: (0..manifest.steps_at_once()).map(accumulator).collect::<Result<_>>()?,
             version: Step(0),
-            weights: Weights::new(manifest, stage, flat)?,
+            weights: Weights::new(manifest, stage, flat, unchanged)?,
+            frozen,
             stale,
             forwards: BTreeMap::new(),
             pending: BTreeMap::new(),
@@ -180,7 +196,8 @@ impl StageModel {
         let (leaf, tokens, x) = match &blocks.embedding {
             Some(embedding) => {
                 let tokens = self.tokens(input)?;
-                let leaf = embedding.rows(&tokens)?.set_requires_grad(keeps_graph);
+                let trains = keeps_graph && embedding.is_trained;
+                let leaf = embedding.rows(&tokens)?.set_requires_grad(trains);
                 let x = embedding.embed(&leaf, &blocks.shape, training.dtype)?;
                 (leaf, Some(tokens), x)
             }
@@ -224,9 +241,14 @@ impl StageModel {
         let mut pieces = Vec::new();
         let blocks = &self.weights_of(key)?.blocks;
         let gradient = match (&pass.loss, &blocks.head) {
-            (Some(Loss { gradients: Some([output, matrix]), .. }), Some(head)) => {
-                pieces.push(Piece::dense(head.matrix.offset, matrix)?);
-                output.shallow_clone()
+            (
+                Some(Loss { gradients: Some(LossGradients { rows, head: of_head }), .. }),
+                Some(head),
+            ) => {
+                if let Some(of_head) = of_head {
+                    pieces.push(Piece::dense(head.matrix.offset, of_head)?);
+                }
+                rows.shallow_clone()
             }
             _ => {
                 let bytes = gradient.ok_or(EngineError::MissingGradient(key))?;
@@ -235,21 +257,22 @@ impl StageModel {
                 gradient.f_to_kind(kind(self.manifest.training.dtype))?
             }
         };
-        let inputs: Vec<&Tensor> =
-            blocks.leaves.iter().map(|leaf| &leaf.tensor).chain([&pass.leaf]).collect();
-        let mut gradients = shim::gradients(&pass.output, Some(&gradient), &inputs)?;
-        let of_input = gradients.pop().expect("one gradient per input");
-        for (leaf, gradient) in blocks.leaves.iter().zip(&gradients) {
-            pieces.push(Piece::dense(leaf.offset, gradient)?);
+        let leaves = blocks.leaves.iter().map(|leaf| &leaf.tensor);
+        let input = Some(&pass.leaf).filter(|leaf| leaf.requires_grad());
+        let inputs: Vec<&Tensor> = leaves.chain(input).collect();
+        let mut gradients = shim::gradients(&pass.output, Some(&gradient), &inputs)?.into_iter();
+        for (leaf, gradient) in blocks.leaves.iter().zip(&mut gradients) {
+            pieces.push(Piece::dense(leaf.offset, &gradient)?);
         }
-        let input_gradient = match (&blocks.embedding, &pass.tokens) {
-            (Some(embedding), Some(tokens)) => {
+        let input_gradient = match (&blocks.embedding, &pass.tokens, gradients.next()) {
+            (_, _, None) => None,
+            (Some(embedding), Some(tokens), Some(of_input)) => {
                 let vocabulary = self.manifest.model.vocabulary;
                 let rows = of_input.f_flatten(0, 1)?;
                 pieces.push(Piece::embedding(embedding.offset, vocabulary, tokens, &rows)?);
                 None
             }
-            _ => {
+            (_, _, Some(of_input)) => {
                 let codec = self.manifest.codec.activation_gradients;
                 let rounding = self.manifest.gradient_rounding(key);
                 Some(codec::encode(&of_input, codec, rounding)?)
@@ -289,12 +312,29 @@ impl StageModel {
     }
 
     fn check_weights(&self) -> Result<()> {
-        if self.has_weights { Ok(()) } else { Err(EngineError::NoWeights(self.stage)) }
+        if self.has_weights && !self.needs_base() {
+            return Ok(());
+        }
+        Err(EngineError::NoWeights(self.stage))
     }
 
-    /// Takes the weights of version 0 from a base.
+    /// Whether the frozen weights have no values yet.
+    pub(crate) fn needs_base(&self) -> bool {
+        let has_values = self.frozen.as_ref().is_some_and(Frozen::has_values);
+        self.manifest.lora.is_some() && !has_values
+    }
+
+    /// Removes the frozen weights if they have values, for a stage that takes the place of this one.
+    pub(crate) fn take_frozen(&mut self) -> Option<Frozen> {
+        self.frozen.take_if(|frozen| frozen.has_values())
+    }
+
+    /// Takes the weights of version 0, or the frozen weights, from a base.
     pub(crate) fn load_base(&mut self, base: &BaseFiles) -> Result<()> {
         let _guard = tch::no_grad_guard();
+        if let Some(frozen) = &mut self.frozen {
+            return frozen.load(&StageFiles::open(base, &self.manifest, self.stage)?);
+        }
         let weights = stage_weights(base, &self.manifest, self.stage)?;
         let count = weights.len();
         let zero = || vec![0.0; count];

@@ -3,23 +3,24 @@
 use std::collections::BTreeMap;
 
 use shoal_protocol::ids::Stage;
-use shoal_protocol::manifest::{Dtype, Manifest, Model, Norm};
+use shoal_protocol::manifest::{Dtype, Lora, LoraTarget, Manifest, Model, Norm};
 use tch::{Kind, Tensor};
 
+use crate::adapter::{Adapter, JOINED};
 use crate::attention::Masks;
 use crate::boundary::{self, Compress};
 use crate::error::Result;
 use crate::layer::{Layer, Linear, NormWeights, Shape};
 use crate::model;
 use crate::parameters::{
-    EMBEDDING, HEAD, LAST_NORM, LayerNorms, POSITIONS, parameter_count, parameters,
-    query_key_norm_widths,
+    EMBEDDING, HEAD, LAST_NORM, LayerNorms, POSITIONS, Parameter, model_parameters,
+    parameter_count, parameters, query_key_norm_widths,
 };
 
 /// A stage's weights at one version.
 #[derive(Debug)]
 pub(crate) struct Weights {
-    /// All weights, flat f32.
+    /// All trained weights, flat f32.
     pub(crate) flat: Tensor,
     /// A bf16 copy, if passes are computed in bf16.
     narrow: Option<Tensor>,
@@ -27,13 +28,20 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    /// Takes over a flat vector, which lies on the stage's device.
-    pub(crate) fn new(manifest: &Manifest, stage: Stage, flat: Tensor) -> Result<Self> {
+    /// Takes over a flat vector, which lies on the stage's device. `frozen` has the model's weights in a
+    /// run that trains adapters.
+    pub(crate) fn new(
+        manifest: &Manifest,
+        stage: Stage,
+        flat: Tensor,
+        frozen: Option<&Tensor>,
+    ) -> Result<Self> {
         let narrow = match manifest.training.dtype {
             Dtype::F32 => None,
             Dtype::Bf16 => Some(flat.f_to_kind(Kind::BFloat16)?),
         };
-        let blocks = Blocks::new(manifest, stage, &flat, narrow.as_ref())?;
+        let blocks =
+            Blocks::new(manifest, stage, [&flat, narrow.as_ref().unwrap_or(&flat)], frozen)?;
         Ok(Self { flat, narrow, blocks })
     }
 
@@ -62,17 +70,20 @@ pub(crate) struct Leaf {
 /// The embedding: rows by token id.
 #[derive(Debug)]
 pub(crate) struct Embedding {
-    /// `[V, H]`, f32 also in runs in bf16, so that its gradient is summed in f32. It gets no
-    /// gradient as a whole: the rows that a pass reads do.
+    /// `[V, H]`, f32 also in runs in bf16 if it is trained, so that its gradient is summed in f32. It
+    /// gets no gradient as a whole: the rows that a pass reads do.
     pub(crate) matrix: Tensor,
     pub(crate) offset: usize,
+    /// Whether rows get a gradient.
+    pub(crate) is_trained: bool,
     pub(crate) positions: Option<Tensor>,
 }
 
 impl Embedding {
-    /// The rows `[B, T, H]` of tokens `[B, T]`.
+    /// The rows `[B, T, H]` of tokens `[B, T]`, f32.
     pub(crate) fn rows(&self, tokens: &Tensor) -> Result<Tensor> {
-        Ok(Tensor::f_embedding(&self.matrix, tokens, -1, false, false)?)
+        let rows = Tensor::f_embedding(&self.matrix, tokens, -1, false, false)?;
+        Ok(rows.f_to_kind(Kind::Float)?)
     }
 
     /// The residual stream's first value, from rows; see [`model::embed`].
@@ -99,22 +110,23 @@ pub(crate) struct Blocks {
     layers: Vec<Layer>,
     compress: Option<Compress>,
     pub(crate) head: Option<Head>,
-    /// Every view that gets a gradient from a backward pass through the layers: all but the
-    /// embedding's and the head's matrices.
+    /// Every view that gets a gradient from a backward pass through the layers: all trained ones but
+    /// the embedding's and the head's matrices.
     pub(crate) leaves: Vec<Leaf>,
 }
 
 impl Blocks {
-    /// Cuts the flat vectors. `narrow` holds the weights in the dtype of passes if that is not f32.
+    /// Cuts the flat vectors of trained weights, f32 and in the dtype of passes, and of `frozen` ones.
     fn new(
         manifest: &Manifest,
         stage: Stage,
-        weights: &Tensor,
-        narrow: Option<&Tensor>,
+        [trained, narrow]: [&Tensor; 2],
+        frozen: Option<&Tensor>,
     ) -> Result<Self> {
         let model = &manifest.model;
-        assert!(parameter_count(manifest, stage) == weights.numel(), "the weights of this stage");
-        let mut cutter = Cutter::new(manifest, stage, narrow.unwrap_or(weights));
+        assert!(parameter_count(manifest, stage) == trained.numel(), "the weights of this stage");
+        let weights = frozen.unwrap_or(trained);
+        let mut cutter = Cutter::new(manifest, stage, narrow, frozen);
         let hidden = i64::from(model.hidden);
         let matrix = [i64::from(model.vocabulary), hidden];
         let embedding = match stage {
@@ -125,7 +137,8 @@ impl Blocks {
                     Some(count) => Some(cutter.leaf(POSITIONS, &[i64::from(count), hidden])?),
                     None => None,
                 };
-                Some(Embedding { matrix: view.f_view(matrix)?, offset, positions })
+                let (matrix, is_trained) = (view.f_view(matrix)?, frozen.is_none());
+                Some(Embedding { matrix, offset, is_trained, positions })
             }
             _ => None,
         };
@@ -177,33 +190,82 @@ impl Blocks {
     }
 }
 
-/// Takes views of the flat vector by their weights' names.
+/// The elements of a flat vector from `offset` on, in this shape.
+fn cut(flat: &Tensor, offset: usize, shape: &[i64]) -> Result<Tensor> {
+    let view = flat.f_narrow(0, offset as i64, shape.iter().product())?;
+    Ok(view.f_view(shape)?.f_detach()?)
+}
+
+/// Takes views of the flat vectors by their weights' names.
 struct Cutter<'a> {
-    /// In the dtype of passes.
+    /// The model's weights, in the dtype of passes.
     flat: &'a Tensor,
     offsets: BTreeMap<String, usize>,
+    /// The adapters, if those are trained, and the model's weights are frozen.
+    adapters: Option<Adapters<'a>>,
     leaves: Vec<Leaf>,
 }
 
+/// The flat vector of adapters, in the dtype of passes.
+struct Adapters<'a> {
+    lora: &'a Lora,
+    flat: &'a Tensor,
+    offsets: BTreeMap<String, usize>,
+}
+
+/// The offsets of weights by their names.
+fn offsets(parameters: Vec<Parameter>) -> BTreeMap<String, usize> {
+    parameters.into_iter().map(|parameter| (parameter.name, parameter.offset)).collect()
+}
+
 impl<'a> Cutter<'a> {
-    fn new(manifest: &Manifest, stage: Stage, flat: &'a Tensor) -> Self {
-        let parameters = parameters(manifest, stage).into_iter();
-        let offsets = parameters.map(|parameter| (parameter.name, parameter.offset)).collect();
-        Self { flat, offsets, leaves: Vec::new() }
+    /// `trained` and `frozen` are in the dtype of passes.
+    fn new(
+        manifest: &'a Manifest,
+        stage: Stage,
+        trained: &'a Tensor,
+        frozen: Option<&'a Tensor>,
+    ) -> Self {
+        let adapters = manifest.lora.as_ref().map(|lora| Adapters {
+            lora,
+            flat: trained,
+            offsets: offsets(parameters(manifest, stage)),
+        });
+        let offsets = offsets(model_parameters(manifest, stage));
+        Self { flat: frozen.unwrap_or(trained), offsets, adapters, leaves: Vec::new() }
     }
 
-    /// The elements from the beginning of a weight on, in this shape.
+    /// The elements from the beginning of a weight of the model on, in this shape.
     fn view(&self, name: &str, shape: &[i64]) -> Result<Leaf> {
         let offset = self.offsets[name];
-        let view = self.flat.f_narrow(0, offset as i64, shape.iter().product())?.f_view(shape)?;
-        Ok(Leaf { offset, tensor: view.f_detach()?.set_requires_grad(true) })
+        let tensor = cut(self.flat, offset, shape)?.set_requires_grad(self.adapters.is_none());
+        Ok(Leaf { offset, tensor })
     }
 
     fn leaf(&mut self, name: &str, shape: &[i64]) -> Result<Tensor> {
         let leaf = self.view(name, shape)?;
         let tensor = leaf.tensor.shallow_clone();
-        self.leaves.push(leaf);
+        if self.adapters.is_none() {
+            self.leaves.push(leaf);
+        }
         Ok(tensor)
+    }
+
+    /// The adapters of a layer's joined matrix.
+    fn adapter(
+        &mut self,
+        model: &Model,
+        layer: u32,
+        joined: &[LoraTarget],
+    ) -> Result<Option<Adapter>> {
+        let Some(Adapters { lora, flat, offsets }) = &self.adapters else { return Ok(None) };
+        let leaves = &mut self.leaves;
+        Adapter::cut(lora, model, layer, joined, |name, shape| {
+            let offset = offsets[name];
+            let tensor = cut(flat, offset, shape)?.set_requires_grad(true);
+            leaves.push(Leaf { offset, tensor: tensor.shallow_clone() });
+            Ok(tensor)
+        })
     }
 
     fn norm(&mut self, name: &str, model: &Model) -> Result<NormWeights> {
@@ -216,14 +278,20 @@ impl<'a> Cutter<'a> {
         Ok(NormWeights { weight, bias })
     }
 
-    /// Adjacent matrices as one, named by the first.
-    fn linear(&mut self, first: &str, shape: [i64; 2], biased: bool) -> Result<Linear> {
+    /// Adjacent matrices as one, named by the first, with their adapters.
+    fn linear(
+        &mut self,
+        first: &str,
+        shape: [i64; 2],
+        biased: bool,
+        adapter: Option<Adapter>,
+    ) -> Result<Linear> {
         let weight = self.leaf(&format!("{first}.weight"), &shape)?;
         let bias = match biased {
             true => Some(self.leaf(&format!("{first}.bias"), &shape[..1])?),
             false => None,
         };
-        Ok(Linear { weight, bias })
+        Ok(Linear { weight, bias, adapter })
     }
 
     fn layer(&mut self, model: &Model, number: u32) -> Result<Layer> {
@@ -246,11 +314,18 @@ impl<'a> Cutter<'a> {
             }
             None => None,
         };
+        let mut adapters = Vec::with_capacity(JOINED.len());
+        for joined in JOINED {
+            adapters.push(self.adapter(model, number, joined)?);
+        }
+        let mut adapters = adapters.into_iter();
+        let mut adapter = || adapters.next().flatten();
         let first = format!("{layer}.self_attn.q_proj");
-        let query_key_value =
-            self.linear(&first, [queries + 2 * keys, hidden], biases.query_key_value)?;
+        let shape = [queries + 2 * keys, hidden];
+        let query_key_value = self.linear(&first, shape, biases.query_key_value, adapter())?;
         let output = format!("{layer}.self_attn.o_proj");
-        let attention_output = self.linear(&output, [hidden, queries], biases.attention_output)?;
+        let shape = [hidden, queries];
+        let attention_output = self.linear(&output, shape, biases.attention_output, adapter())?;
         let (first, rows) = match block.ungated {
             true => (format!("{layer}.mlp.up_proj"), inner),
             false => (format!("{layer}.mlp.gate_proj"), 2 * inner),
@@ -260,11 +335,12 @@ impl<'a> Cutter<'a> {
             query_key_value,
             query_key_norms,
             attention_output,
-            gate_up: self.linear(&first, [rows, hidden], biases.feed_forward)?,
+            gate_up: self.linear(&first, [rows, hidden], biases.feed_forward, adapter())?,
             down: self.linear(
                 &format!("{layer}.mlp.down_proj"),
                 [hidden, inner],
                 biases.feed_forward,
+                adapter(),
             )?,
             attention_input_norm: norm(self, norms.attention_input)?,
             attention_output_norm: norm(self, norms.attention_output)?,

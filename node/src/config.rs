@@ -17,8 +17,8 @@ use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
     Admission, AdmissionMode, Base, Block, Checkpoint, ChunkPacking, Codecs, Data, Dtype,
-    Evaluation, GradientRounding, Manifest, ManifestError, Model, Optimizer, Prepared, TokenWidth,
-    Tokenizer, Tokens, Training,
+    Evaluation, GradientRounding, Lora, Manifest, ManifestError, Model, Optimizer, Prepared,
+    TokenWidth, Tokenizer, Tokens, Training,
 };
 use shoal_protocol::units::Bytes;
 use toml::Spanned;
@@ -44,6 +44,8 @@ pub struct RunConfig {
     pub checkpoint: Checkpoint,
     /// Admission of peers.
     pub admission: Admission,
+    /// Adapters that are trained instead of the model's weights.
+    pub lora: Option<Lora>,
     /// The data that is trained on.
     pub data: DataSource,
 }
@@ -153,6 +155,7 @@ struct RunToml {
     checkpoint: Checkpoint,
     #[serde(default)]
     admission: Admission,
+    lora: Option<Spanned<Lora>>,
     data: Spanned<DataSection>,
 }
 
@@ -181,6 +184,11 @@ impl RunConfig {
         let place = file.model.span();
         let model = file.model.into_inner().resolve(folder, sources);
         let (model, base) = model.map_err(malformed(place))?;
+        let lora = file.lora.as_ref().map(Spanned::span);
+        if let Some(place) = lora.filter(|_| !model.loads_weights()) {
+            let reason = "lora trains beside the weights of a base: set model.from".to_owned();
+            return Err(malformed(place)(reason));
+        }
         let place = file.data.span();
         let data = file.data.into_inner().resolve(folder, sources).map_err(malformed(place))?;
         let config = Self {
@@ -192,6 +200,7 @@ impl RunConfig {
             evaluation: file.evaluation,
             checkpoint: file.checkpoint,
             admission: file.admission,
+            lora: file.lora.map(Spanned::into_inner),
             data,
         };
         config
@@ -231,13 +240,15 @@ impl RunConfig {
             checkpoint: self.checkpoint.clone(),
             data,
             admission: self.admission.clone(),
+            lora: self.lora.clone(),
         }
     }
 
     /// The configuration as a commented file, which parses to the same configuration.
     #[must_use]
     pub fn to_toml(&self) -> String {
-        let Self { training, codec, optimizer, evaluation, checkpoint, admission, data, .. } = self;
+        let Self { training, codec, optimizer, evaluation, checkpoint, .. } = self;
+        let Self { admission, lora, data, .. } = self;
         format!(
             include_str!("run_template.toml"),
             model = model_section::to_toml(&self.model, self.base.as_deref()),
@@ -284,6 +295,7 @@ impl RunConfig {
                 Some(key) => format!("key = \"{key}\""),
                 None => "# key = \"12D3KooW...\"".to_owned(),
             },
+            lora = lora_lines(lora.as_ref()),
             data = data_lines(data),
         )
     }
@@ -334,9 +346,20 @@ impl Default for RunConfig {
             evaluation: Evaluation { held_out: 0.1, every: 50, microbatches: 8 },
             checkpoint: Checkpoint { every: 0, keep: 2 },
             admission: Admission::default(),
+            lora: None,
             data: DataSource::default(),
         }
     }
+}
+
+/// The section `[lora]` in TOML, or a comment with an example if there is none.
+fn lora_lines(lora: Option<&Lora>) -> String {
+    let Some(Lora { rank, alpha, targets }) = lora else {
+        return "# [lora]\n# rank = 16\n# alpha = 32.0".to_owned();
+    };
+    let names = targets.iter().filter_map(|target| target.name().split('.').nth(1));
+    let names: Vec<&str> = names.collect();
+    format!("[lora]\nrank = {rank}\nalpha = {alpha:?}\ntargets = {names:?}")
 }
 
 /// The keys of `[data]` in TOML.

@@ -1,18 +1,21 @@
 //! Exports a checkpoint in the format of its model's family.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
+use shoal_protocol::ids::{ContentHash, Stage};
+use shoal_protocol::manifest::Lora;
 
-use super::weights::BaseFiles;
+use super::weights::{BaseFiles, StageFiles};
 use super::{BaseError, Result, staging};
 use crate::checkpoint::Checkpoint;
 use crate::family::tensors::{Location, locate};
 use crate::family::{self, Naming};
-use crate::parameters::{Parameter, all_parameters, parameters};
+use crate::parameters::{Parameter, all_parameters, model_parameters, parameters};
 
 /// The most bytes of weights in a file.
 const FILE_BYTES: usize = 2 << 30;
@@ -27,7 +30,7 @@ pub enum ExportDtype {
 }
 
 impl ExportDtype {
-    fn of_file(self) -> Dtype {
+    pub(super) fn of_file(self) -> Dtype {
         match self {
             Self::F32 => Dtype::F32,
             Self::Bf16 => Dtype::BF16,
@@ -48,7 +51,7 @@ impl ExportDtype {
         }
     }
 
-    fn bytes(self, weights: &[f32]) -> Vec<u8> {
+    pub(super) fn bytes(self, weights: &[f32]) -> Vec<u8> {
         match self {
             Self::F32 => bytemuck::cast_slice(weights).to_vec(),
             Self::Bf16 => weights
@@ -60,11 +63,12 @@ impl ExportDtype {
 }
 
 /// Writes the model of a checkpoint into the folder `out`, in its family's names, with the base's
-/// configuration and tokenizer. `out` is complete once it exists.
+/// configuration and tokenizer. `out` is complete once it exists. Adapters are added to the weights of
+/// `base`, which then has all its files.
 ///
 /// # Errors
-/// If the checkpoint is damaged or has trained boundaries, a file of the base is missing, or the disk
-/// is full; `out` then does not exist.
+/// If the checkpoint is damaged or has trained boundaries, a file of the base is missing, the base is
+/// not that of the adapters, or the disk is full; `out` then does not exist.
 pub fn export(
     checkpoint: &Checkpoint,
     base: &BaseFiles,
@@ -82,6 +86,11 @@ pub fn export(
         let reason = "the base has another shape than the checkpoint: give the base of its run";
         return Err(BaseError::NotExportable { reason: reason.to_owned() });
     }
+    let of_run = manifest.model.base.map(|base| base.index);
+    if manifest.lora.is_some() && of_run != Some(ContentHash::of(&base.index.to_bytes())) {
+        let reason = "the adapters were trained beside another base: give the base of their run";
+        return Err(BaseError::NotExportable { reason: reason.to_owned() });
+    }
     let staging = staging::begin(out, ".export-")?;
     write_weights(checkpoint, base, staging.path(), dtype)?;
     for file in base.index.others.iter().filter(|file| file.name != "config.json") {
@@ -97,7 +106,7 @@ pub fn export(
     staging::publish(staging, out)
 }
 
-fn write_json(folder: &Path, name: &str, value: &Value) -> Result<()> {
+pub(super) fn write_json(folder: &Path, name: &str, value: &Value) -> Result<()> {
     let path = folder.join(name);
     fs::write(&path, format!("{value:#}\n")).map_err(BaseError::io(&path))
 }
@@ -143,7 +152,7 @@ fn write_weights(
     }
     let count = files.len();
     let mut map = BTreeMap::new();
-    let mut stages = Stages::new(checkpoint);
+    let mut stages = Stages { checkpoint, base, held: None };
     for (index, tensors) in files.into_iter().enumerate() {
         let file = match count {
             1 => "model.safetensors".to_owned(),
@@ -169,7 +178,7 @@ fn write_file(
     for (name, tensor) in tensors {
         let mut data = vec![0; tensor.shape.iter().product::<usize>() * dtype.size()];
         for (parameter, location) in &tensor.parts {
-            let weights = dtype.bytes(stages.weights(&parameter.name)?);
+            let weights = dtype.bytes(&stages.weights(&parameter.name)?);
             location.write(&weights, parameter, dtype.size(), &mut data);
         }
         all.push((name, &tensor.shape, data));
@@ -186,33 +195,86 @@ fn write_file(
         .map_err(|error| BaseError::io(path)(std::io::Error::other(error)))
 }
 
-/// The weights of a checkpoint, one stage in memory at a time.
+/// The weights of a checkpoint's model, one stage in memory at a time.
 struct Stages<'a> {
     checkpoint: &'a Checkpoint,
-    /// The stage in memory: its parameters and weights.
-    held: Option<(Vec<Parameter>, Vec<f32>)>,
+    base: &'a BaseFiles,
+    held: Option<Held>,
 }
 
-impl<'a> Stages<'a> {
-    fn new(checkpoint: &'a Checkpoint) -> Self {
-        Self { checkpoint, held: None }
-    }
+/// A stage in memory.
+struct Held {
+    /// The model's weights that it has.
+    list: Vec<Parameter>,
+    /// The trained weights: those, or adapters.
+    trained: Vec<f32>,
+    /// The adapters, if those were trained, and the files of the base.
+    adapters: Option<(Vec<Parameter>, StageFiles)>,
+}
 
-    fn weights(&mut self, name: &str) -> Result<&[f32]> {
-        let manifest = self.checkpoint.manifest();
+impl Stages<'_> {
+    fn weights(&mut self, name: &str) -> Result<Cow<'_, [f32]>> {
         let has = |list: &[Parameter]| list.iter().any(|parameter| parameter.name == name);
-        if !self.held.as_ref().is_some_and(|(list, _)| has(list)) {
-            let all = manifest.stages().map(|stage| (stage, parameters(manifest, stage)));
+        if !self.held.as_ref().is_some_and(|held| has(&held.list)) {
+            let manifest = self.checkpoint.manifest();
+            let all = manifest.stages().map(|stage| (stage, model_parameters(manifest, stage)));
             let (stage, list) =
                 all.into_iter().find(|(_, list)| has(list)).expect("a stage has each weight");
-            let state = self
-                .checkpoint
-                .stage(stage)
-                .map_err(|error| BaseError::NotExportable { reason: error.to_string() })?;
-            self.held = Some((list, state.weights));
+            self.held = Some(self.hold(stage, list)?);
         }
-        let (list, weights) = self.held.as_ref().expect("it was just read");
-        let parameter = list.iter().find(|parameter| parameter.name == name);
-        Ok(&weights[parameter.expect("the stage has it").range()])
+        let held = self.held.as_ref().expect("it was just read");
+        let parameter = held.list.iter().find(|parameter| parameter.name == name);
+        let parameter = parameter.expect("the stage has it");
+        let Some((adapters, files)) = &held.adapters else {
+            return Ok(Cow::Borrowed(&held.trained[parameter.range()]));
+        };
+        let mut weights = files.values(parameter)?;
+        let lora = self.checkpoint.manifest().lora.as_ref().expect("adapters were trained");
+        add_adapter(&mut weights, parameter, lora, (adapters, &held.trained));
+        Ok(Cow::Owned(weights))
+    }
+
+    fn hold(&self, stage: Stage, list: Vec<Parameter>) -> Result<Held> {
+        let manifest = self.checkpoint.manifest();
+        let state = self
+            .checkpoint
+            .stage(stage)
+            .map_err(|error| BaseError::NotExportable { reason: error.to_string() })?;
+        let adapters = match manifest.lora {
+            None => None,
+            Some(_) => {
+                let files = StageFiles::open(self.base, manifest, stage)?;
+                Some((parameters(manifest, stage), files))
+            }
+        };
+        Ok(Held { list, trained: state.weights, adapters })
+    }
+}
+
+/// Adds `alpha / rank` times the product of a weight's adapter, if it has one.
+fn add_adapter(
+    weights: &mut [f32],
+    parameter: &Parameter,
+    lora: &Lora,
+    (adapters, trained): (&[Parameter], &[f32]),
+) {
+    let matrix = parameter.name.trim_end_matches(".weight");
+    let factor = |which: &str| {
+        let name = format!("base_model.model.{matrix}.{which}.weight");
+        adapters.iter().find(|adapter| adapter.name == name).map(|one| &trained[one.range()])
+    };
+    let (Some(a), Some(b)) = (factor("lora_A"), factor("lora_B")) else { return };
+    let (rank, inputs) = (lora.rank as usize, parameter.shape[1]);
+    let scale = lora.alpha / f64::from(lora.rank);
+    let mut sums = vec![0f64; inputs];
+    for (row, b) in weights.chunks_exact_mut(inputs).zip(b.chunks_exact(rank)) {
+        sums.fill(0.0);
+        for (b, a) in b.iter().zip(a.chunks_exact(inputs)) {
+            let b = f64::from(*b) * scale;
+            sums.iter_mut().zip(a).for_each(|(sum, a)| *sum += b * f64::from(*a));
+        }
+        row.iter_mut()
+            .zip(&sums)
+            .for_each(|(weight, sum)| *weight = (f64::from(*weight) + sum) as f32);
     }
 }

@@ -12,19 +12,21 @@
 //! manifest names a base by the hash of `base.json`, so the cut into stages is free, and a peer needs
 //! only the files of its stage.
 
+mod adapter_export;
 mod export;
 mod import;
 mod index;
 mod staging;
 mod weights;
 
+pub use adapter_export::export_adapter;
 pub use export::{ExportDtype, export};
 pub use import::{Imported, import};
 #[cfg(test)]
 pub(crate) use index::DECODER;
 pub use index::{BaseFile, BaseIndex, INDEX};
 pub use weights::BaseFiles;
-pub(crate) use weights::stage_weights;
+pub(crate) use weights::{StageFiles, stage_weights};
 
 pub use crate::base_error::{BaseError, ConfigJsonError};
 

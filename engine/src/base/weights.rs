@@ -74,35 +74,55 @@ pub(super) fn open(path: &Path) -> Result<SafetensorsFile> {
     })
 }
 
-/// The flat vector of a stage at version 0.
+/// The files with the model's weights in a stage.
+pub(crate) struct StageFiles {
+    files: Vec<SafetensorsFile>,
+    is_tied: bool,
+}
+
+impl StageFiles {
+    /// Opens the files.
+    pub(crate) fn open(base: &BaseFiles, manifest: &Manifest, stage: Stage) -> Result<Self> {
+        let mut files = Vec::new();
+        for file in base.index.files_of(manifest, stage) {
+            let missing = || BaseError::MissingShard { path: PathBuf::from(&file.name) };
+            files.push(open(&(base.find)(&file.hash).ok_or_else(missing)?)?);
+        }
+        Ok(Self { files, is_tied: manifest.model.block.tied })
+    }
+
+    /// The values of a weight.
+    pub(crate) fn values(&self, parameter: &Parameter) -> Result<Vec<f32>> {
+        let name = source_of(parameter, self.is_tied);
+        let found = self.files.iter().find_map(|file| Some((file, file.tensor(name)?)));
+        let Some((file, tensor)) = found else {
+            let (path, tensor) = (PathBuf::from("the base"), parameter.name.clone());
+            return Err(BaseError::MissingTensor { path, tensor });
+        };
+        let mut values = vec![0.0; parameter.len()];
+        let fits = tensor.shape == parameter.shape;
+        if !fits || widen(tensor.dtype, tensor.data, &mut values).is_none() {
+            return Err(wrong_tensor(file.path(), &parameter.name, tensor, &parameter.shape));
+        }
+        Ok(values)
+    }
+}
+
+/// The flat vector of a stage at version 0, in a run that trains all weights.
 pub(crate) fn stage_weights(
     base: &BaseFiles,
     manifest: &Manifest,
     stage: Stage,
 ) -> Result<Vec<f32>> {
-    let mut files = Vec::new();
-    for file in base.index.files_of(manifest, stage) {
-        let missing = || BaseError::MissingShard { path: PathBuf::from(&file.name) };
-        files.push(open(&(base.find)(&file.hash).ok_or_else(missing)?)?);
-    }
+    let files = StageFiles::open(base, manifest, stage)?;
     // Trained boundaries are no part of a base: they are drawn as always.
     let mut flat = match manifest.model.boundary {
         Some(_) => initial_weights(manifest, stage),
         None => vec![0.0; parameter_count(manifest, stage)],
     };
     for parameter in parameters(manifest, stage) {
-        if boundary::owns(&parameter.name) {
-            continue;
-        }
-        let name = source_of(&parameter, manifest.model.block.tied);
-        let found = files.iter().find_map(|file| Some((file, file.tensor(name)?)));
-        let Some((file, tensor)) = found else {
-            let path = PathBuf::from("the base");
-            return Err(BaseError::MissingTensor { path, tensor: parameter.name });
-        };
-        let fits = tensor.shape == parameter.shape;
-        if !fits || widen(tensor.dtype, tensor.data, &mut flat[parameter.range()]).is_none() {
-            return Err(wrong_tensor(file.path(), &parameter.name, tensor, &parameter.shape));
+        if !boundary::owns(&parameter.name) {
+            flat[parameter.range()].copy_from_slice(&files.values(&parameter)?);
         }
     }
     Ok(flat)

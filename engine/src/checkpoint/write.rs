@@ -212,6 +212,11 @@ fn config(manifest: &Manifest, base: Option<&BaseFiles>) -> Value {
             config["model_type"] = json!("shoal");
         }
     }
+    if manifest.lora.is_some() {
+        // The folder has adapters and not the model.
+        config["architectures"] = json!(["ShoalForCausalLM"]);
+        config["model_type"] = json!("shoal");
+    }
     if let Some(boundary) = manifest.model.boundary {
         config["architectures"] = json!(["ShoalForCausalLM"]);
         config["model_type"] = json!("shoal");

@@ -83,7 +83,8 @@ impl EngineHost {
             };
             let mut engine =
                 shoal_engine::Engine::new(&manifest, span, Device::open(device, threads)?)?;
-            if version == Step(0) && manifest.model.loads_weights() {
+            let from_base = manifest.model.loads_weights();
+            if from_base && (version == Step(0) || manifest.lora.is_some()) {
                 for stage in span.stages() {
                     if let Some(base) = runtime.block_on(run_files.obtain_base(stage))? {
                         engine.load_base(stage, &base)?;

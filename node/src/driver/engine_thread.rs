@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bytes::Bytes;
-use shoal_engine::{AllReduce, Engine, EngineError, ForwardOutput, Update, group_elements};
+use shoal_engine::{
+    AllReduce, BaseFiles, Engine, EngineError, ForwardOutput, Update, group_elements,
+};
 use shoal_protocol::codec::{Codec, SumCodec};
 use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, Stage, Step, WeightGroup};
@@ -363,22 +365,23 @@ impl EngineWorker {
                 }
             }
         }
+        let base = match self.obtain_base(version, stage) {
+            Ok(base) => base,
+            Err(error) => {
+                let error = format!("{error:#}");
+                tracing::warn!(%stage, error, "the base cannot be read");
+                return Ok(TaskResult::NotRestored { version, stage });
+            }
+        };
+        let engine = &mut self.resources.engine;
         if version == Step(0) {
-            let EngineResources { engine, run_files, runtime, parts, .. } = &mut self.resources;
-            let loads = parts.manifest.model.loads_weights();
-            let base = match loads.then(|| runtime.block_on(run_files.obtain_base(stage))) {
-                None => None,
-                Some(Ok(base)) => base,
-                Some(Err(error)) => {
-                    let error = format!("{error:#}");
-                    tracing::warn!(%stage, error, "the base cannot be read");
-                    return Ok(TaskResult::NotRestored { version, stage });
-                }
-            };
             engine.restart(stage, base.as_ref())?;
         } else {
             let folder = self.resources.fetched.join(version.to_string());
-            let read = self.resources.engine.read_stage(stage, version, &folder);
+            if let Some(base) = &base {
+                engine.load_base(stage, base)?;
+            }
+            let read = engine.read_stage(stage, version, &folder);
             if read.is_err() {
                 // The part is fetched again.
                 self.resources.parts.files.withdraw(&folder);
@@ -386,6 +389,22 @@ impl EngineWorker {
             read?;
         }
         Ok(TaskResult::Restored { version, stage })
+    }
+}
+
+impl EngineWorker {
+    /// Fetches the files of the base that a stage needs at a version: at version 0 or, in a run that trains
+    /// adapters, unless the stage has them already.
+    fn obtain_base(&self, version: Step, stage: Stage) -> anyhow::Result<Option<BaseFiles>> {
+        let EngineResources { engine, run_files, runtime, parts, .. } = &self.resources;
+        let needs = match parts.manifest.lora {
+            Some(_) => engine.needs_base(stage)?,
+            None => version == Step(0),
+        };
+        if !needs || !parts.manifest.model.loads_weights() {
+            return Ok(None);
+        }
+        runtime.block_on(run_files.obtain_base(stage))
     }
 }
 

@@ -51,6 +51,7 @@ pub fn small() -> Manifest {
         checkpoint: Checkpoint { every: 0, keep: 2 },
         data: Data::Text(tokens()),
         admission: Admission::default(),
+        lora: None,
     }
 }
 

@@ -9,6 +9,7 @@ mod boundary;
 mod codecs;
 mod data;
 pub mod example;
+mod lora;
 mod model;
 mod weight_groups;
 
@@ -30,6 +31,7 @@ pub use block::{
 pub use boundary::{Boundary, BoundaryKind};
 pub use codecs::{ChunkPacking, Codecs, GradientRounding};
 pub use data::{Data, Prepared, TokenWidth, Tokenizer, Tokens};
+pub use lora::{Lora, LoraTarget};
 pub use model::{Base, Model};
 
 /// Bytes of one label, which travels beside its activation.
@@ -56,6 +58,9 @@ pub struct Manifest {
     /// The rule of admission.
     #[serde(default)]
     pub admission: Admission,
+    /// Small matrices that are trained instead of the model's weights; `None` trains all weights.
+    #[serde(default)]
+    pub lora: Option<Lora>,
 }
 
 /// Number format of the forward and backward passes. Weights are always f32.
@@ -186,6 +191,12 @@ pub enum ManifestError {
          none: take model.boundary out, or ask for more stages"
     )]
     BoundaryOfOneStage,
+    /// Adapters beside trained boundaries.
+    #[error(
+        "lora freezes the model's weights, and model.boundary adds layers that must be trained: \
+         take one of them out"
+    )]
+    LoraWithBoundary,
     /// The text is too short for one sample to train on and, if requested, one to evaluate.
     #[error(
         "the text has {count} tokens; training on samples of {context} needs at least {needed}: \
@@ -368,6 +379,7 @@ impl Manifest {
             });
         }
         self.check_boundary()?;
+        self.check_lora()?;
         // Cannot overflow a u64: the factors are within their ranges.
         let numbers = self.boundary_numbers();
         let bytes = |codec: Codec| codec.bytes_of(numbers).unwrap_or(u64::MAX);

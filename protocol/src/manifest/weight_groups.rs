@@ -10,11 +10,13 @@ use crate::message::proof_of_all;
 use super::Manifest;
 
 impl Manifest {
-    /// The group that the first and the last stage share: the matrix of a tied embedding.
+    /// The group that the first and the last stage share: the matrix of a tied embedding that is
+    /// trained.
     #[must_use]
     pub fn shared_weights(&self) -> Option<WeightGroup> {
         let stages = self.training.stages;
-        (self.model.block.tied && stages > 1).then_some(WeightGroup(stages))
+        let trained = self.model.block.tied && self.lora.is_none();
+        (trained && stages > 1).then_some(WeightGroup(stages))
     }
 
     /// Every weight group in order.

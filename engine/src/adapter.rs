@@ -1,0 +1,126 @@
+//! Low-rank adapters beside the frozen matrices of a layer (Hu et al., arXiv 2106.09685).
+
+use shoal_protocol::manifest::{Lora, LoraTarget, Model};
+use tch::Tensor;
+
+use crate::error::Result;
+
+/// The targets that are parts of one matrix, since they read the same input.
+pub(crate) const JOINED: [&[LoraTarget]; 4] = [
+    &[LoraTarget::QProj, LoraTarget::KProj, LoraTarget::VProj],
+    &[LoraTarget::OProj],
+    &[LoraTarget::GateProj, LoraTarget::UpProj],
+    &[LoraTarget::DownProj],
+];
+
+/// Begins the names of adapters, as PEFT has them.
+const PREFIX: &str = "base_model.model.";
+
+/// Which of an adapter's two matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Factor {
+    /// `[rank, inputs]`.
+    A,
+    /// `[outputs, rank]`.
+    B,
+}
+
+/// PEFT's name of an adapter's matrix.
+pub(crate) fn name(layer: u32, target: LoraTarget, factor: Factor) -> String {
+    let factor = if factor == Factor::A { "lora_A" } else { "lora_B" };
+    format!("{PREFIX}model.layers.{layer}.{}.{factor}.weight", target.name())
+}
+
+/// Whether a weight is the first matrix of an adapter, which begins with random values.
+pub(crate) fn is_first(name: &str) -> bool {
+    name.starts_with(PREFIX) && name.ends_with(".lora_A.weight")
+}
+
+/// Whether a weight is the second matrix of an adapter, which begins with zeros.
+pub(crate) fn is_second(name: &str) -> bool {
+    name.starts_with(PREFIX) && name.ends_with(".lora_B.weight")
+}
+
+/// Outputs and inputs of a target's matrix.
+pub(crate) fn extents(model: &Model, target: LoraTarget) -> [usize; 2] {
+    let extents = match target {
+        LoraTarget::QProj => [model.query_width(), model.hidden],
+        LoraTarget::KProj | LoraTarget::VProj => [model.key_width(), model.hidden],
+        LoraTarget::OProj => [model.hidden, model.query_width()],
+        LoraTarget::GateProj | LoraTarget::UpProj => [model.intermediate, model.hidden],
+        LoraTarget::DownProj => [model.hidden, model.intermediate],
+    };
+    extents.map(|extent| extent as usize)
+}
+
+/// The adapters of one joined matrix.
+#[derive(Debug)]
+pub(crate) struct Adapter {
+    /// The first matrices below each other: `[targets · rank, inputs]`.
+    first: Tensor,
+    /// For each part of the joined matrix its second matrix `[outputs, rank]`, or its outputs if it
+    /// has no adapter.
+    parts: Vec<Part>,
+    scale: f64,
+}
+
+#[derive(Debug)]
+enum Part {
+    Adapted(Tensor),
+    Plain(i64),
+}
+
+impl Adapter {
+    /// The adapters of a layer's joined matrix; `None` if it has none. `leaf` takes a trained matrix
+    /// by its name and extents.
+    pub(crate) fn cut(
+        lora: &Lora,
+        model: &Model,
+        layer: u32,
+        joined: &[LoraTarget],
+        mut leaf: impl FnMut(&str, &[i64]) -> Result<Tensor>,
+    ) -> Result<Option<Self>> {
+        let rank = i64::from(lora.rank);
+        let adapted = |target: &LoraTarget| lora.targets.contains(target);
+        let Some(first) = joined.iter().copied().find(adapted) else { return Ok(None) };
+        let count = joined.iter().filter(|target| adapted(target)).count() as i64;
+        let inputs = extents(model, first)[1] as i64;
+        let mut parts = Vec::new();
+        // The first matrices are adjacent.
+        let first = leaf(&name(layer, first, Factor::A), &[count * rank, inputs])?;
+        for target in joined.iter().copied() {
+            let outputs = extents(model, target)[0] as i64;
+            parts.push(match adapted(&target) {
+                true => Part::Adapted(leaf(&name(layer, target, Factor::B), &[outputs, rank])?),
+                false => Part::Plain(outputs),
+            });
+        }
+        Ok(Some(Self { first, parts, scale: lora.alpha / f64::from(lora.rank) }))
+    }
+
+    /// What the adapters add to the joined matrix's product with `x`.
+    pub(crate) fn increase(&self, x: &Tensor) -> Result<Tensor> {
+        let inner = x.f_linear(&self.first, None::<Tensor>)?.f_mul_scalar(self.scale)?;
+        let adapted = self.parts.iter().filter(|part| matches!(part, Part::Adapted(_))).count();
+        let rank = inner.size().last().copied().unwrap_or(0) / adapted.max(1) as i64;
+        let mut increases = Vec::with_capacity(self.parts.len());
+        let mut start = 0;
+        for part in &self.parts {
+            increases.push(match part {
+                Part::Adapted(second) => {
+                    start += rank;
+                    inner.f_narrow(-1, start - rank, rank)?.f_linear(second, None::<Tensor>)?
+                }
+                Part::Plain(outputs) => {
+                    let mut shape = inner.size();
+                    *shape.last_mut().expect("a product has extents") = *outputs;
+                    Tensor::f_zeros(shape, (inner.kind(), inner.device()))?
+                }
+            });
+        }
+        match increases.len() {
+            1 => Ok(increases.remove(0)),
+            _ => Ok(Tensor::f_cat(&increases, -1)?),
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Exports the adapters of a checkpoint in PEFT's format.
+
+use std::fs;
+use std::path::Path;
+
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+
+use super::export::{ExportDtype, write_json};
+use super::weights::BaseFiles;
+use super::{BaseError, Result, staging};
+use crate::checkpoint::Checkpoint;
+use crate::parameters::parameters;
+
+/// Writes the adapters of a checkpoint into the folder `out`, which is complete once it exists. `base`
+/// describes the model that they were trained beside.
+///
+/// # Errors
+/// If the run trained all weights, the checkpoint is damaged, PEFT has no such adapters for the model's
+/// family, or the disk is full; `out` then does not exist.
+pub fn export_adapter(
+    checkpoint: &Checkpoint,
+    base: &BaseFiles,
+    out: &Path,
+    dtype: ExportDtype,
+) -> Result<()> {
+    staging::refuse_occupied(out)?;
+    let manifest = checkpoint.manifest();
+    let refused = |reason: &str| BaseError::NotExportable { reason: reason.to_owned() };
+    let Some(lora) = &manifest.lora else {
+        return Err(refused("its run trained all weights and no adapters"));
+    };
+    if !base.index.has_names_of_llama() {
+        let family = &base.index.family;
+        let reason = format!(
+            "{family} joins matrices that have adapters of their own here: export the whole model \
+             with --merge"
+        );
+        return Err(refused(&reason));
+    }
+    let mut tensors = Vec::new();
+    for stage in manifest.stages() {
+        let state = checkpoint.stage(stage).map_err(|error| refused(&error.to_string()))?;
+        for parameter in parameters(manifest, stage) {
+            let data = dtype.bytes(&state.weights[parameter.range()]);
+            tensors.push((parameter.name, parameter.shape, data));
+        }
+    }
+    let staging = staging::begin(out, ".export-")?;
+    let path = staging.path().join("adapter_model.safetensors");
+    let views = tensors.iter().map(|(name, shape, data)| {
+        let view = TensorView::new(dtype.of_file(), shape.clone(), data)
+            .expect("the data has the length of its shape");
+        (name.as_str(), view)
+    });
+    safetensors::serialize_to_file(views, None, &path)
+        .map_err(|error| BaseError::io(&path)(std::io::Error::other(error)))?;
+    let name = base.index.config.get("_name_or_path").and_then(Value::as_str);
+    let modules = lora.targets.iter().filter_map(|target| target.name().split('.').nth(1));
+    let config = json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": name,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "target_modules": modules.collect::<Vec<_>>(),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": false,
+        "init_lora_weights": true,
+        "inference_mode": true,
+    });
+    write_json(staging.path(), "adapter_config.json", &config)?;
+    for file in base.index.others.iter().filter(|file| file.name.contains("tokenizer")) {
+        if let Some(from) = base.find(file) {
+            fs::copy(&from, staging.path().join(&file.name)).map_err(BaseError::io(&from))?;
+        }
+    }
+    staging::publish(staging, out)
+}

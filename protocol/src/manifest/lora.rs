@@ -1,0 +1,134 @@
+//! Low-rank adaptation: small matrices are trained beside frozen ones (Hu et al., arXiv 2106.09685).
+
+use serde::{Deserialize, Serialize};
+
+use super::{Manifest, ManifestError, within};
+
+/// Adapters of a run: the product of a matrix is increased by `alpha / rank · B(A(x))`, where A has
+/// `rank` rows. All other weights are frozen.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
+#[serde(deny_unknown_fields)]
+pub struct Lora {
+    /// Rows of each A, and columns of each B.
+    pub rank: u32,
+    /// Scale of the increase, times the rank.
+    pub alpha: f64,
+    /// The matrices of every layer that have adapters, in the order of [`LoraTarget`].
+    #[serde(default = "all_targets")]
+    pub targets: Vec<LoraTarget>,
+}
+
+/// A matrix of a decoder layer, by the name of transformers.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    bincode::Encode,
+    bincode::Decode,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum LoraTarget {
+    /// Of the queries.
+    QProj,
+    /// Of the keys.
+    KProj,
+    /// Of the values.
+    VProj,
+    /// Of the attention's output.
+    OProj,
+    /// Of the feed-forward block's gate.
+    GateProj,
+    /// Of the feed-forward block's inner values.
+    UpProj,
+    /// Of the feed-forward block's output.
+    DownProj,
+}
+
+impl LoraTarget {
+    /// All, in order.
+    pub const ALL: [Self; 7] = [
+        Self::QProj,
+        Self::KProj,
+        Self::VProj,
+        Self::OProj,
+        Self::GateProj,
+        Self::UpProj,
+        Self::DownProj,
+    ];
+
+    /// Its name in transformers, from the layer on.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::QProj => "self_attn.q_proj",
+            Self::KProj => "self_attn.k_proj",
+            Self::VProj => "self_attn.v_proj",
+            Self::OProj => "self_attn.o_proj",
+            Self::GateProj => "mlp.gate_proj",
+            Self::UpProj => "mlp.up_proj",
+            Self::DownProj => "mlp.down_proj",
+        }
+    }
+}
+
+fn all_targets() -> Vec<LoraTarget> {
+    LoraTarget::ALL.to_vec()
+}
+
+impl Manifest {
+    /// Checks the adapters against the model.
+    pub(super) fn check_lora(&self) -> Result<(), ManifestError> {
+        let Some(Lora { rank, alpha, targets }) = &self.lora else { return Ok(()) };
+        within("lora.rank", *rank, 1..=self.model.hidden)?;
+        within("lora.alpha", *alpha, 1e-3..=1e6)?;
+        if targets.is_empty() || !targets.is_sorted_by(|one, other| one < other) {
+            let names: Vec<&str> = targets.iter().map(|target| target.name()).collect();
+            return Err(ManifestError::OutOfRange {
+                key: "lora.targets",
+                value: format!("{names:?}"),
+                range: "one or more of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and \
+                        down_proj, each once and in this order"
+                    .to_owned(),
+            });
+        }
+        if targets.contains(&LoraTarget::GateProj) && self.model.block.ungated {
+            return Err(ManifestError::OutOfRange {
+                key: "lora.targets",
+                value: "gate_proj".to_owned(),
+                range: "matrices of the model, which has no gate".to_owned(),
+            });
+        }
+        if self.model.boundary.is_some() {
+            return Err(ManifestError::LoraWithBoundary);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::example::small;
+    use super::*;
+
+    fn with(targets: &[LoraTarget]) -> Result<(), ManifestError> {
+        let lora = Lora { rank: 4, alpha: 8.0, targets: targets.to_vec() };
+        Manifest { lora: Some(lora), ..small() }.check()
+    }
+
+    #[test]
+    fn targets_are_some_of_all_in_order() {
+        use LoraTarget::{KProj, QProj, VProj};
+        assert_eq!(with(&LoraTarget::ALL), Ok(()));
+        assert_eq!(with(&[QProj, VProj]), Ok(()));
+        for wrong in [&[][..], &[VProj, QProj], &[KProj, KProj]] {
+            let error = with(wrong).expect_err("refused").to_string();
+            assert!(error.starts_with("lora.targets = "), "{error}");
+        }
+    }
+}
