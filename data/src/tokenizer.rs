@@ -87,6 +87,7 @@ pub struct TextTokenizer {
     eos: Option<u32>,
     bos: Option<u32>,
     pad: Option<u32>,
+    stops: Vec<u32>,
     starts: Vec<u32>,
     ends: Vec<u32>,
     special: BTreeMap<String, String>,
@@ -131,14 +132,20 @@ impl TextTokenizer {
             let key = format!("{name}_token_id");
             by_text
                 .and_then(|text| tokenizer.token_to_id(text))
-                .or_else(|| first_id(generation.get(&key)?))
-                .or_else(|| first_id(config.get(&key)?))
+                .or_else(|| ids(generation.get(&key)).first().copied())
+                .or_else(|| ids(config.get(&key)).first().copied())
                 .filter(|id| *id < vocabulary)
         };
         let (eos, bos, pad) = (id("eos"), id("bos"), id("pad"));
+        let listed = [&generation, &config].map(|file| ids(file.get("eos_token_id")));
+        let listed = listed.into_iter().find(|ids| !ids.is_empty()).unwrap_or_default();
+        let mut stops: Vec<u32> = eos.into_iter().chain(listed).collect();
+        stops.retain(|id| *id < vocabulary);
+        stops.sort_unstable();
+        stops.dedup();
         let (starts, ends) = added_around(&tokenizer).map_err(invalid)?;
         let hash = ContentHash::of(&bytes);
-        Ok(Self { tokenizer, hash, vocabulary, eos, bos, pad, starts, ends, special })
+        Ok(Self { tokenizer, hash, vocabulary, eos, bos, pad, stops, starts, ends, special })
     }
 
     /// The tokens of a text. `special`: with the tokens that the tokenizer adds around a text.
@@ -195,6 +202,13 @@ impl TextTokenizer {
     #[must_use]
     pub const fn eos(&self) -> Option<u32> {
         self.eos
+    }
+
+    /// The tokens at which generation stops: the one that ends a text, and all that
+    /// `generation_config.json` (otherwise `config.json`) names. Sorted.
+    #[must_use]
+    pub fn stops(&self) -> &[u32] {
+        &self.stops
     }
 
     /// The token that begins a text.
@@ -275,13 +289,13 @@ fn special_tokens(base: &Path) -> Result<BTreeMap<String, String>, TokenizerErro
     Ok(special)
 }
 
-/// An id, or the first of a list of ids.
-fn first_id(value: &Value) -> Option<u32> {
-    let number = match value {
-        Value::Array(ids) => ids.first()?.as_u64()?,
-        other => other.as_u64()?,
-    };
-    u32::try_from(number).ok()
+/// The ids in a value, which is one id or a list of ids.
+fn ids(value: Option<&Value>) -> Vec<u32> {
+    let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+    match value {
+        Some(Value::Array(list)) => list.iter().filter_map(id).collect(),
+        other => other.and_then(id).into_iter().collect(),
+    }
 }
 
 /// The JSON of a file; null if there is no file.

@@ -6,6 +6,7 @@ use std::collections::btree_map::Entry;
 use shoal_protocol::manifest::LayerAttention;
 use tch::{Device, Kind, Tensor};
 
+use crate::cache::LayerCache;
 use crate::error::Result;
 use crate::layer::{Layer, Shape};
 use crate::norm::rms_norm;
@@ -15,26 +16,29 @@ use crate::shim;
 /// The tokens that each token of a microbatch may read, for every window that layers have.
 #[derive(Debug)]
 pub(crate) struct Masks {
-    /// bool, `[B or 1, 1, T, T]`, by window; none where a token reads all tokens before it.
+    /// bool, `[B or 1, 1, T, past + T]`, by window; none where a token reads all keys that attention
+    /// gets, up to its own.
     by_window: BTreeMap<Option<u32>, Option<Tensor>>,
+    /// Tokens before these whose keys are in a cache.
+    past: i64,
 }
 
 impl Masks {
     /// Masks for these layers. `documents` numbers the document of each token, i64 `[B, T]`; without
-    /// it each sample is one document.
+    /// it each sample is one document. `past` tokens before them are in a cache.
     pub(crate) fn new(
         layers: impl Iterator<Item = LayerAttention>,
         documents: Option<&Tensor>,
-        tokens: i64,
+        [past, tokens]: [i64; 2],
         device: Device,
     ) -> Result<Self> {
         let mut by_window = BTreeMap::new();
         for layer in layers {
             if let Entry::Vacant(place) = by_window.entry(layer.window) {
-                place.insert(mask(layer.window, documents, tokens, device)?);
+                place.insert(mask(layer.window, documents, [past, tokens], device)?);
             }
         }
-        Ok(Self { by_window })
+        Ok(Self { by_window, past })
     }
 
     fn of(&self, layer: LayerAttention) -> Option<&Tensor> {
@@ -45,20 +49,23 @@ impl Masks {
 fn mask(
     window: Option<u32>,
     documents: Option<&Tensor>,
-    tokens: i64,
+    [past, tokens]: [i64; 2],
     device: Device,
 ) -> Result<Option<Tensor>> {
-    let window = window.filter(|window| i64::from(*window) < tokens);
-    if window.is_none() && documents.is_none() {
+    let keys = past + tokens;
+    let window = window.filter(|window| i64::from(*window) < keys);
+    // A single token reads all keys that the cache gives it.
+    let reads_all = tokens == 1 || past == 0 && window.is_none();
+    if reads_all && documents.is_none() {
         return Ok(None);
     }
-    let places = Tensor::f_arange(tokens, (Kind::Int64, device))?;
-    let distance = places.f_unsqueeze(1)?.f_sub(&places)?;
+    let places = Tensor::f_arange(keys, (Kind::Int64, device))?;
+    let distance = places.f_narrow(0, past, tokens)?.f_unsqueeze(1)?.f_sub(&places)?;
     let mut allowed = distance.f_ge(0)?;
     if let Some(window) = window {
         allowed = allowed.f_logical_and(&distance.f_lt(i64::from(window))?)?;
     }
-    let mut allowed = allowed.f_view([1, 1, tokens, tokens])?;
+    let mut allowed = allowed.f_view([1, 1, tokens, keys])?;
     if let Some(documents) = documents {
         let same = documents.f_unsqueeze(2)?.f_eq_tensor(&documents.f_unsqueeze(1)?)?;
         allowed = allowed.f_logical_and(&same.f_unsqueeze(1)?)?;
@@ -88,11 +95,11 @@ fn normalise(mixed: &Tensor, [queries, keys]: &[Tensor; 2], shape: &Shape) -> Re
 
 /// Splits `[B, T, (heads + 2 · key_value_heads) · D]` into queries, keys and values `[B, T, heads,
 /// D]`, and rotates each pair of channels `(c, c + R / 2)` of the first R of queries and keys by its
-/// position's angle.
-fn rotate(mixed: &Tensor, angles: &Angles, shape: &Shape) -> Result<[Tensor; 3]> {
+/// position's angle. The first token has the position `past`.
+fn rotate(mixed: &Tensor, angles: &Angles, past: i64, shape: &Shape) -> Result<[Tensor; 3]> {
     let (samples, tokens, _) = mixed.size3()?;
-    let cosine = angles.cosine.f_narrow(0, 0, tokens)?;
-    let sine = angles.sine.f_narrow(0, 0, tokens)?;
+    let cosine = angles.cosine.f_narrow(0, past, tokens)?;
+    let sine = angles.sine.f_narrow(0, past, tokens)?;
     if mixed.device() == Device::Cpu {
         return shim::rotate(mixed, [&cosine, &sine], shape.heads, shape.key_value_heads);
     }
@@ -115,26 +122,45 @@ fn rotate(mixed: &Tensor, angles: &Angles, shape: &Shape) -> Result<[Tensor; 3]>
     ])
 }
 
-/// Causal self-attention with grouped queries (Ainslie et al., arXiv 2305.13245) of `[B, T, H]`.
-pub(crate) fn attention(x: &Tensor, layer: &Layer, shape: &Shape, masks: &Masks) -> Result<Tensor> {
+/// Causal self-attention with grouped queries (Ainslie et al., arXiv 2305.13245) of `[B, T, H]`. With
+/// a cache, the tokens follow those whose keys and values it holds, and it gets theirs.
+pub(crate) fn attention(
+    x: &Tensor,
+    layer: &Layer,
+    shape: &Shape,
+    masks: &Masks,
+    cache: Option<&mut LayerCache>,
+) -> Result<Tensor> {
     let (samples, tokens, _) = x.size3()?;
     let mut mixed = layer.query_key_value.apply(x)?;
     if let Some(norms) = &layer.query_key_norms {
         mixed = normalise(&mixed, norms, shape)?;
     }
-    let [queries, keys, values] = rotate(&mixed, shape.angles(layer.attention), shape)?;
-    let grouped = shape.heads != shape.key_value_heads;
+    let angles = shape.angles(layer.attention);
+    let [queries, keys, values] = rotate(&mixed, angles, masks.past, shape)?;
+    let [keys, values] = match cache {
+        Some(cache) => cache.extend([&keys, &values], layer.attention.window)?,
+        None => [keys, values],
+    };
+    // The heads of a group read the same keys, so those of one token can take the place of tokens.
+    // Then no key is copied for each head.
+    let folds = masks.past > 0 && tokens == 1;
+    let queries = match folds {
+        true => queries.f_view([samples, shape.key_value_heads, -1, shape.head_size])?,
+        false => queries.f_transpose(1, 2)?,
+    };
+    let grouped = !folds && shape.heads != shape.key_value_heads;
     let mask = masks.of(layer.attention);
     let mixed = Tensor::f_scaled_dot_product_attention(
-        &queries.f_transpose(1, 2)?,
+        &queries,
         &keys.f_transpose(1, 2)?,
         &values.f_transpose(1, 2)?,
         mask,
         0.0,
-        mask.is_none(),
+        mask.is_none() && masks.past == 0,
         shape.attention_scale,
         grouped,
     )?;
-    let joined = mixed.f_transpose(1, 2)?.f_reshape([samples, tokens, -1])?;
-    layer.attention_output.apply(&joined)
+    let mixed = if folds { mixed } else { mixed.f_transpose(1, 2)? };
+    layer.attention_output.apply(&mixed.f_reshape([samples, tokens, -1])?)
 }

@@ -7,7 +7,6 @@ use std::path::Path;
 use bytes::Bytes;
 use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
-use tch::{Kind, Tensor};
 
 use crate::accumulator::add_words;
 use crate::base::BaseFiles;
@@ -16,7 +15,6 @@ use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::optimizer::Update;
 use crate::stage::{ForwardOutput, StageModel};
-use crate::tensor::elements;
 
 /// The tensor work of one peer. It belongs to one thread and never blocks on other peers.
 #[derive(Debug)]
@@ -243,18 +241,6 @@ impl Engine {
     /// If the stage is not hosted or the file system fails.
     pub fn write_stage(&self, stage: Stage, folder: &Path) -> Result<Vec<CheckpointFile>> {
         Ok(checkpoint::write_stage(folder, &self.manifest, stage, &self.state(stage)?)?)
-    }
-
-    /// Logits `[T, vocabulary]` of one sample of at most `context` tokens, if the span has all
-    /// stages. Activations are not rounded between stages.
-    pub(crate) fn logits(&self, tokens: &[u32]) -> Result<Vec<f32>> {
-        let wide: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
-        let mut x = Tensor::f_from_slice(&wide)?.f_unsqueeze(0)?;
-        for stage in self.manifest.stages() {
-            x = self.stage(stage)?.infer(&x)?;
-        }
-        let logits = x.f_to_kind(Kind::Float)?.f_to(tch::Device::Cpu)?.f_contiguous()?;
-        Ok(elements(&logits).to_vec())
     }
 
     fn stage(&self, stage: Stage) -> Result<&StageModel> {

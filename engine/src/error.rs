@@ -1,5 +1,7 @@
 //! Errors of tensor work.
 
+use std::path::PathBuf;
+
 use shoal_protocol::ids::{ClaimKey, Stage, Step};
 
 use crate::base_error::BaseError;
@@ -39,6 +41,38 @@ pub enum EngineError {
         token: u32,
         /// The size of the vocabulary.
         vocabulary: u32,
+    },
+    /// A text that does not fit the model.
+    #[error("the text has {tokens} tokens, and the model reads at most {positions}: shorten it")]
+    TextTooLong {
+        /// Tokens of the text.
+        tokens: usize,
+        /// Positions of the model.
+        positions: usize,
+    },
+    /// The folder has no model.
+    #[error(
+        "{path} has no model: name a checkpoint's folder, or a base that `shoal import` wrote",
+        path = path.display()
+    )]
+    NotAModel {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A checkpoint of adapters, without the model that they were trained beside.
+    #[error(
+        "{path} has adapters and not the model that they were trained beside: name its base with --base",
+        path = path.display()
+    )]
+    NeedsBase {
+        /// The checkpoint.
+        path: PathBuf,
+    },
+    /// A base that the run did not start from.
+    #[error("{path} is not the base that the adapters were trained beside", path = path.display())]
+    OtherBase {
+        /// The base.
+        path: PathBuf,
     },
     /// The last stage needs the tokens to predict.
     #[error("{0} has reached the last stage without its labels")]

@@ -1,115 +1,193 @@
-//! Generates tokens from a checkpoint.
+//! Generates tokens with a checkpoint or a base.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
-use shoal_protocol::ids::{StageSpan, Step};
-use shoal_protocol::manifest::Manifest;
+use rand_chacha::rand_core::SeedableRng;
+use shoal_protocol::manifest::Tokenizer;
 
-use crate::checkpoint::Checkpoint;
 use crate::device::Device;
-use crate::engine::Engine;
 use crate::error::{EngineError, Result};
-use crate::normal::unit;
+use crate::language_model::{Cache, LanguageModel};
+use crate::sampling::Sampling;
 
-/// A request for tokens.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Sampling {
-    /// Number of tokens to add at most.
-    pub tokens: usize,
-    /// Seed of the random choice of tokens.
-    pub seed: u64,
-    /// Divisor of the logits; 0 always selects the likeliest token.
-    pub temperature: f64,
-    /// Tokens from this one on are never chosen: the model may have more than the tokenizer.
-    pub vocabulary: u32,
-    /// Tokens that end the text.
-    pub ends: Vec<u32>,
-}
-
-/// A model that generates tokens.
+/// A model that generates tokens. It keeps the keys and values of the text that it has read last.
 #[derive(Debug)]
 pub struct Generator {
-    engine: Engine,
-    manifest: Manifest,
+    model: LanguageModel,
+    cache: Cache,
+    /// The tokens in the cache.
+    read: Vec<u32>,
+}
+
+/// Why a text ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// The model chose a token that ends texts.
+    EndToken,
+    /// It has as many tokens as were asked for.
+    Tokens,
+    /// It has as many tokens as the model has positions.
+    Positions,
 }
 
 impl Generator {
-    /// Loads a checkpoint's weights.
+    /// Loads the weights of a checkpoint or a base.
     ///
     /// # Errors
-    /// If the checkpoint is damaged or the device has too little memory.
+    /// If the folder has neither, a file is damaged or the device has too little memory.
     pub fn open(folder: &Path, device: Device) -> Result<Self> {
-        let checkpoint = Checkpoint::open(folder)?;
-        let mut manifest = checkpoint.manifest().clone();
-        // The previous version of the weights is not needed.
-        manifest.training.staleness = 0;
-        let span = StageSpan::all(manifest.training.stages);
-        let mut engine = Engine::new(&manifest, span, device)?;
-        for stage in manifest.stages() {
-            engine.set_state(stage, Step(0), &checkpoint.stage(stage)?)?;
-        }
-        Ok(Self { engine, manifest })
+        Self::open_with_base(folder, None, device)
     }
 
-    /// Logits `[T, vocabulary]` that follow each of at most `context` tokens.
+    /// Like [`Generator::open`]; a checkpoint of adapters needs the `base` of its run.
     ///
     /// # Errors
-    /// If libtorch fails.
-    pub fn logits(&self, tokens: &[u32]) -> Result<Vec<f32>> {
-        self.engine.logits(tokens)
+    /// As there, and if the base is missing or another one.
+    pub fn open_with_base(folder: &Path, base: Option<&Path>, device: Device) -> Result<Self> {
+        let model = LanguageModel::open(folder, base, device)?;
+        Ok(Self { cache: model.cache(), model, read: Vec::new() })
+    }
+
+    /// The longest text that the model can read, in tokens: the base's longest position or, without a
+    /// base, the context that it was trained with.
+    #[must_use]
+    pub fn positions(&self) -> usize {
+        self.model.positions()
+    }
+
+    /// The tokenizer of the text that the model was trained on; `None` if `tokenizer.json` in its
+    /// folder has it.
+    #[must_use]
+    pub fn tokenizer(&self) -> Option<Tokenizer> {
+        self.model.tokenizer()
+    }
+
+    /// Logits `[T, vocabulary]` that follow each token of a text of at most [`Generator::positions`]
+    /// tokens, computed at once.
+    ///
+    /// # Errors
+    /// If the text is too long or has a token that is not one of the model's, or libtorch fails.
+    pub fn logits(&self, text: &[u32]) -> Result<Vec<f32>> {
+        self.check_length(text)?;
+        self.model.logits(text)
+    }
+
+    /// Logits that follow a text, which has at least one token. Reads only the tokens that follow
+    /// the common beginning of this text and the one before.
+    ///
+    /// # Errors
+    /// Like [`Generator::logits`].
+    ///
+    /// # Panics
+    /// If the text is empty.
+    pub fn next_logits(&mut self, text: &[u32]) -> Result<Vec<f32>> {
+        self.check_length(text)?;
+        let common = text.iter().zip(&self.read).take_while(|(one, other)| one == other).count();
+        // The last token is read again if it is in the cache: logits follow from a pass alone.
+        self.forget(common.min(text.len().saturating_sub(1)));
+        let new = &text[self.read.len()..];
+        let logits = self.model.next_logits(new, &mut self.cache).inspect_err(|_| {
+            // Some layers may have the tokens already.
+            self.cache = self.model.cache();
+            self.read.clear();
+        })?;
+        self.read.extend(new);
+        Ok(logits)
     }
 
     /// Continues a prompt, which has at least one token. The result has neither the prompt nor the token
     /// that ends the text.
     ///
     /// # Errors
-    /// If libtorch fails, or a token of the prompt is not one of the model's.
-    pub fn generate(&self, prompt: &[u32], sampling: &Sampling) -> Result<Vec<u32>> {
-        let mut tokens = prompt.to_vec();
-        let mut random = ChaCha8Rng::seed_from_u64(sampling.seed);
-        let context = self.manifest.model.context as usize;
-        let vocabulary = self.manifest.model.vocabulary;
-        if let Some(token) = tokens.iter().find(|token| **token >= vocabulary) {
-            return Err(EngineError::UnknownToken { token: *token, vocabulary });
-        }
-        for _ in 0..sampling.tokens {
-            let window = &tokens[tokens.len().saturating_sub(context)..];
-            let logits = self.engine.logits(window)?;
-            let last = &logits[logits.len() - vocabulary as usize..];
-            let last = &last[..sampling.vocabulary.min(vocabulary) as usize];
-            let token = choose(last, sampling.temperature, random.next_u64());
-            if sampling.ends.contains(&token) {
-                break;
-            }
-            tokens.push(token);
-        }
-        Ok(tokens.split_off(prompt.len()))
+    /// If the prompt has more tokens than the model has positions.
+    pub fn generate(&mut self, prompt: &[u32], sampling: Sampling) -> Result<Generation<'_>> {
+        self.check_length(prompt)?;
+        Ok(Generation {
+            random: ChaCha8Rng::seed_from_u64(sampling.seed),
+            text: prompt.to_vec(),
+            left: sampling.tokens,
+            sampling,
+            has_ended: false,
+            ending: None,
+            generator: self,
+        })
     }
 
-    /// The run's manifest.
-    #[must_use]
-    pub fn manifest(&self) -> &Manifest {
-        &self.manifest
+    fn check_length(&self, text: &[u32]) -> Result<()> {
+        let (tokens, positions) = (text.len(), self.positions());
+        if tokens > positions {
+            return Err(EngineError::TextTooLong { tokens, positions });
+        }
+        Ok(())
+    }
+
+    /// Takes all tokens but the first `length` out of the cache.
+    fn forget(&mut self, length: usize) {
+        self.read.truncate(length);
+        self.cache.iter_mut().flatten().for_each(|layer| layer.truncate(length as i64));
     }
 }
 
-/// The likeliest token, or one drawn by softmax of `logits / temperature`.
-fn choose(logits: &[f32], temperature: f64, random: u64) -> u32 {
-    let best = (0..logits.len()).max_by(|one, other| logits[*one].total_cmp(&logits[*other]));
-    let best = best.expect("a vocabulary is not empty");
-    if temperature <= 0.0 {
-        return best as u32;
+/// The tokens that continue a prompt, each computed when it is taken.
+#[derive(Debug)]
+pub struct Generation<'a> {
+    generator: &'a mut Generator,
+    sampling: Sampling,
+    random: ChaCha8Rng,
+    /// The prompt, and what follows so far.
+    text: Vec<u32>,
+    /// Tokens that may follow.
+    left: usize,
+    has_ended: bool,
+    ending: Option<Ending>,
+}
+
+impl Generation<'_> {
+    /// Why the text has ended; `None` before its end and after an error.
+    #[must_use]
+    pub fn ending(&self) -> Option<Ending> {
+        self.ending
     }
-    let largest = f64::from(logits[best]);
-    let weight = |logit: &f32| libm::exp((f64::from(*logit) - largest) / temperature);
-    let mut left = unit(random) * logits.iter().map(weight).sum::<f64>();
-    for (token, logit) in logits.iter().enumerate() {
-        left -= weight(logit);
-        if left < 0.0 {
-            return token as u32;
+
+    /// The next token, or the reason why there is none.
+    fn step(&mut self) -> Result<ControlFlow<Ending, u32>> {
+        if self.left == 0 {
+            return Ok(ControlFlow::Break(Ending::Tokens));
+        }
+        // As with `max_length` in transformers. A window that slides would change every key.
+        if self.text.len() == self.generator.positions() {
+            return Ok(ControlFlow::Break(Ending::Positions));
+        }
+        let logits = self.generator.next_logits(&self.text)?;
+        let known = logits.len().min(self.sampling.vocabulary as usize);
+        let token = self.sampling.choose(&logits[..known], &mut self.random);
+        if self.sampling.ends.contains(&token) {
+            return Ok(ControlFlow::Break(Ending::EndToken));
+        }
+        self.text.push(token);
+        self.left -= 1;
+        Ok(ControlFlow::Continue(token))
+    }
+}
+
+impl Iterator for Generation<'_> {
+    type Item = Result<u32>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.has_ended {
+            return None;
+        }
+        let step = self.step();
+        self.has_ended = !matches!(step, Ok(ControlFlow::Continue(_)));
+        match step {
+            Ok(ControlFlow::Continue(token)) => Some(Ok(token)),
+            Ok(ControlFlow::Break(ending)) => {
+                self.ending = Some(ending);
+                None
+            }
+            Err(error) => Some(Err(error)),
         }
     }
-    best as u32
 }

@@ -8,6 +8,7 @@ use shoal_protocol::manifest::{Activation, Dtype, Placement};
 use tch::{Device, Kind, Tensor};
 
 use crate::attention::{Masks, attention};
+use crate::cache::LayerCache;
 use crate::error::Result;
 use crate::layer::{Layer, NormWeights, Shape};
 use crate::norm::normalise;
@@ -45,15 +46,16 @@ fn through(x: &Tensor, weights: Option<&NormWeights>, shape: &Shape) -> Result<T
     weights.map_or_else(|| Ok(x.shallow_clone()), |weights| normalise(x, weights, shape))
 }
 
-/// One decoder layer, `[B, T, H]` to `[B, T, H]`.
+/// One decoder layer, `[B, T, H]` to `[B, T, H]`; see [`attention`] for the cache.
 pub(crate) fn decoder_layer(
     x: &Tensor,
     layer: &Layer,
     shape: &Shape,
     masks: &Masks,
+    cache: Option<&mut LayerCache>,
 ) -> Result<Tensor> {
     let normal = through(x, layer.attention_input_norm.as_ref(), shape)?;
-    let attended = attention(&normal, layer, shape, masks)?;
+    let attended = attention(&normal, layer, shape, masks, cache)?;
     let attended = through(&attended, layer.attention_output_norm.as_ref(), shape)?;
     let middle = x.f_add(&attended)?;
     let input = if shape.placement == Placement::Parallel { x } else { &middle };
@@ -64,10 +66,12 @@ pub(crate) fn decoder_layer(
 }
 
 /// The residual stream's first value, rounded to the dtype of the layers: rows of the embedding
-/// `[B, T, H]`, f32, with their scale and the trained positions `[at least T, H]`.
+/// `[B, T, H]`, f32, with their scale and the trained positions `[at least past + T, H]`, of which the
+/// first token has `past`.
 pub(crate) fn embed(
     rows: &Tensor,
     positions: Option<&Tensor>,
+    past: i64,
     shape: &Shape,
     dtype: Dtype,
 ) -> Result<Tensor> {
@@ -76,7 +80,7 @@ pub(crate) fn embed(
         x = x.f_mul_scalar(scale)?;
     }
     if let Some(positions) = positions {
-        x = x.f_add(&positions.f_narrow(0, 0, rows.size3()?.1)?)?;
+        x = x.f_add(&positions.f_narrow(0, past, rows.size3()?.1)?)?;
     }
     Ok(x.f_to_kind(kind(dtype))?)
 }

@@ -198,7 +198,7 @@ impl StageModel {
                 let tokens = self.tokens(input)?;
                 let trains = keeps_graph && embedding.is_trained;
                 let leaf = embedding.rows(&tokens)?.set_requires_grad(trains);
-                let x = embedding.embed(&leaf, &blocks.shape, training.dtype)?;
+                let x = embedding.embed(&leaf, 0, &blocks.shape, training.dtype)?;
                 (leaf, Some(tokens), x)
             }
             None => {
@@ -211,7 +211,7 @@ impl StageModel {
             }
         };
         let documents = labels.as_ref().and_then(|labels| labels.documents.as_ref());
-        let mut output = blocks.through(x, documents)?;
+        let mut output = blocks.through(x, documents, None)?;
         let (mut loss, mut targets, mut padded) = (None, 0, 0);
         if let Some(head) = &blocks.head {
             let labels = labels.as_ref().ok_or(EngineError::MissingLabels(key))?;
@@ -449,28 +449,6 @@ impl StageModel {
         let flat: Vec<Tensor> = weights.chain(moments).map(host).collect::<Result<_, _>>()?;
         let flat: Vec<&[f32]> = flat.iter().map(elements::<f32>).collect();
         Ok(hash_tensors("shoal stage state v1", &self.parameters, &flat))
-    }
-
-    /// A pass without a graph or codecs: returns the activation for the next stage, or logits, from
-    /// token ids in the first stage and the previous stage's activation in others.
-    pub(crate) fn infer(&self, input: &Tensor) -> Result<Tensor> {
-        let _guard = tch::no_grad_guard();
-        let blocks = &self.weights.blocks;
-        let x = match &blocks.embedding {
-            Some(embedding) => {
-                let rows = embedding.rows(&input.f_to(self.device)?)?;
-                embedding.embed(&rows, &blocks.shape, self.manifest.training.dtype)?
-            }
-            None => input.shallow_clone(),
-        };
-        let x = blocks.through(x, None)?;
-        match &blocks.head {
-            Some(head) => {
-                let x = normalise(&x, &head.norm, &blocks.shape)?;
-                Ok(x.f_linear(&head.matrix.tensor, None::<Tensor>)?)
-            }
-            None => Ok(x),
-        }
     }
 
     /// Decodes an activation or gradient at a stage boundary.

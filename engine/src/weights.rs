@@ -9,6 +9,7 @@ use tch::{Kind, Tensor};
 use crate::adapter::{Adapter, JOINED};
 use crate::attention::Masks;
 use crate::boundary::{self, Compress};
+use crate::cache::LayerCache;
 use crate::error::Result;
 use crate::layer::{Layer, Linear, NormWeights, Shape};
 use crate::model;
@@ -86,9 +87,15 @@ impl Embedding {
         Ok(rows.f_to_kind(Kind::Float)?)
     }
 
-    /// The residual stream's first value, from rows; see [`model::embed`].
-    pub(crate) fn embed(&self, rows: &Tensor, shape: &Shape, dtype: Dtype) -> Result<Tensor> {
-        model::embed(rows, self.positions.as_ref(), shape, dtype)
+    /// The residual stream's first value, from rows after `past` tokens; see [`model::embed`].
+    pub(crate) fn embed(
+        &self,
+        rows: &Tensor,
+        past: i64,
+        shape: &Shape,
+        dtype: Dtype,
+    ) -> Result<Tensor> {
+        model::embed(rows, self.positions.as_ref(), past, shape, dtype)
     }
 }
 
@@ -172,16 +179,24 @@ impl Blocks {
     }
 
     /// Runs the layers: from the embedding or the previous stage's activation to the input of the
-    /// head or the next stage's activation. `documents` numbers the document of each token.
-    pub(crate) fn through(&self, input: Tensor, documents: Option<&Tensor>) -> Result<Tensor> {
+    /// head or the next stage's activation. `documents` numbers the document of each token. `cache`
+    /// has an element for each layer; the tokens follow those in it.
+    pub(crate) fn through(
+        &self,
+        input: Tensor,
+        documents: Option<&Tensor>,
+        cache: Option<&mut [LayerCache]>,
+    ) -> Result<Tensor> {
         let mut x = match &self.expand {
             Some(matrix) => boundary::expand(&input, matrix)?,
             None => input,
         };
         let kinds = self.layers.iter().map(|layer| layer.attention);
-        let masks = Masks::new(kinds, documents, x.size3()?.1, x.device())?;
+        let mut caches = cache.unwrap_or_default().iter_mut();
+        let past = caches.as_slice().first().map_or(0, LayerCache::length);
+        let masks = Masks::new(kinds, documents, [past, x.size3()?.1], x.device())?;
         for layer in &self.layers {
-            x = model::decoder_layer(&x, layer, &self.shape, &masks)?;
+            x = model::decoder_layer(&x, layer, &self.shape, &masks, caches.next())?;
         }
         match &self.compress {
             Some(weights) => boundary::compress(&x, weights, &self.shape),

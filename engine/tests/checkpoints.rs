@@ -139,12 +139,13 @@ fn text_follows_from_the_seed() {
     }
     let place = write(&trainer, 20, folder.path());
     let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
-    let generator = Generator::open(&place, device).expect("whole");
-    let text = |seed, temperature| {
-        let sampling =
-            Sampling { tokens: 40, seed, temperature, vocabulary: 256, ends: Vec::new() };
+    let mut generator = Generator::open(&place, device).expect("whole");
+    let mut text = |seed, temperature| {
+        let (top_p, ends) = (0.95, Vec::new());
+        let sampling = Sampling { tokens: 40, seed, temperature, top_p, vocabulary: 256, ends };
         let prompt: Vec<u32> = b"fn ".iter().map(|byte| u32::from(*byte)).collect();
-        generator.generate(&prompt, &sampling).expect("a small model")
+        let tokens = generator.generate(&prompt, sampling).expect("a short prompt");
+        tokens.collect::<Result<Vec<_>, _>>().expect("a small model")
     };
     assert_eq!(text(1, 1.0), text(1, 1.0));
     assert_ne!(text(1, 1.0), text(2, 1.0));

@@ -11,6 +11,7 @@ mod chunk;
 mod data;
 mod demo;
 mod doctor;
+mod generate;
 mod model;
 mod peer;
 mod plan;
@@ -24,12 +25,13 @@ use std::path::PathBuf;
 pub use admission::{
     BanArgs, InviteAllowArgs, InviteCommand, InviteLsArgs, InviteNewArgs, InviteRevokeArgs, Invited,
 };
-pub use checkpoint::{CheckpointArgs, CheckpointCommand, FetchArgs, GenerateArgs};
+pub use checkpoint::{CheckpointArgs, CheckpointCommand, FetchArgs};
 pub use chunk::{ChunkCommand, ChunkGetArgs, ChunkLsArgs, ChunkVerifyArgs, ListFormat};
 use clap::{Args, Parser, Subcommand};
 pub use data::{DataCommand, DataPrepareArgs, DataShowArgs, DataStatsArgs};
 pub use demo::{DemoArgs, DtypeChoice, SlowPeer};
 pub use doctor::DoctorArgs;
+pub use generate::{ChatArgs, GenerateArgs, SamplingArgs};
 pub use model::{DtypeArg, ExportArgs, ImportArgs, PushArgs};
 use peer::parse_seconds;
 pub use peer::{ComputeArgs, ComputeOptions, PeerArgs, PeerOptions};
@@ -115,8 +117,13 @@ pub enum Command {
     /// Inspect, verify or fetch the files that peers share.
     #[command(subcommand)]
     Chunk(ChunkCommand),
-    /// Continue a text with a checkpoint.
+    /// Continue a text with a checkpoint or an imported model.
     Generate(GenerateArgs),
+    /// Converse with a checkpoint or an imported model, by its chat template.
+    ///
+    /// Each line of stdin is a message. /reset starts a new conversation; /exit and the end of the input
+    /// end the program.
+    Chat(ChatArgs),
     /// Print this peer's id, and create it if there is none.
     Id(IdArgs),
     /// Print a completion script for a shell.
@@ -367,6 +374,9 @@ mod tests {
             "shoal start run.toml --http localhost",
             "shoal status localhost",
             "shoal local run.toml",
+            "shoal generate out --prompt a --temperature -1",
+            "shoal generate out --prompt a --top-p 0",
+            "shoal chat out --top-p 1.5",
             "shoal demo --peers 0",
             "shoal demo --dtype f16",
             "shoal demo --slow-peer 1",

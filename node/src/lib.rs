@@ -37,6 +37,8 @@ pub mod report;
 pub mod status;
 mod terminal;
 mod text;
+mod text_model;
+mod text_stream;
 mod top;
 mod training_rate;
 mod whole_file;

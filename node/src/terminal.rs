@@ -1,6 +1,6 @@
-//! The terminal of this process: stderr, shared by progress bars and lines.
+//! The terminal of this process: stderr, shared by progress bars and lines; stdout for a model's text.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::LazyLock;
 
 use indicatif::{MultiProgress, ProgressBar};
@@ -27,6 +27,22 @@ pub(crate) fn print_line(line: &str) {
     let mut text = line.to_owned();
     text.push('\n');
     let _ = AboveBars.write_all(text.as_bytes());
+}
+
+/// Prints a part of a model's text at once. On a terminal, control characters other than line ends and
+/// tabs are replaced: a model may write what a terminal obeys.
+///
+/// # Errors
+/// If stdout is closed.
+pub(crate) fn print_model_text(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if out.is_terminal() {
+        let obeyed = |letter: char| letter.is_control() && !['\n', '\t'].contains(&letter);
+        out.write_all(text.replace(obeyed, "\u{fffd}").as_bytes())?;
+    } else {
+        out.write_all(text.as_bytes())?;
+    }
+    out.flush()
 }
 
 /// Shows a bar; none where stderr is no terminal.

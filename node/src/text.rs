@@ -1,30 +1,30 @@
-//! Text and tokens of a checkpoint's model: by the byte tokenizer, or by the base's `tokenizer.json`.
+//! Text and tokens of a model: by the byte tokenizer, or by the base's `tokenizer.json`.
 
 use std::path::Path;
 
 use anyhow::{Context, anyhow};
 use shoal_data::tokenizer::TextTokenizer;
 use shoal_engine::tokenizer;
-use shoal_protocol::manifest::{Manifest, Tokenizer};
+use shoal_protocol::manifest::Tokenizer;
 
 use crate::exit::{Exit, ExitWith};
 
-/// The tokenizer of a checkpoint.
+/// The tokenizer of a checkpoint or a base.
 pub(crate) enum TextCodec {
     Bytes,
     Text(Box<TextTokenizer>),
 }
 
 impl TextCodec {
-    /// The tokenizer of the run, whose files are in a checkpoint's folder.
+    /// The tokenizer of a run's plain text, otherwise that in the folder of its model.
     ///
     /// # Errors
     /// If the folder has no tokenizer, or it is damaged.
-    pub(crate) fn of(manifest: &Manifest, folder: &Path) -> anyhow::Result<Self> {
-        if manifest.text().is_some() {
+    pub(crate) fn of(plain: Option<Tokenizer>, folder: &Path) -> anyhow::Result<Self> {
+        if let Some(Tokenizer::Bytes) = plain {
             return Ok(Self::Bytes);
         }
-        let tokenizer = TextTokenizer::load(folder).context("the checkpoint has no tokenizer");
+        let tokenizer = TextTokenizer::load(folder).context("the model has no tokenizer");
         Ok(Self::Text(Box::new(tokenizer.exit_with(Exit::Corrupt)?)))
     }
 
@@ -77,7 +77,14 @@ impl TextCodec {
     pub(crate) fn ends(&self) -> Vec<u32> {
         match self {
             Self::Bytes => Vec::new(),
-            Self::Text(tokenizer) => tokenizer.eos().into_iter().collect(),
+            Self::Text(tokenizer) => tokenizer.stops().to_vec(),
+        }
+    }
+    /// The model's own tokenizer; `None` for bytes.
+    pub(crate) fn tokenizer(&self) -> Option<&TextTokenizer> {
+        match self {
+            Self::Bytes => None,
+            Self::Text(tokenizer) => Some(tokenizer),
         }
     }
 }

@@ -158,6 +158,14 @@ impl Checkpoint {
         Ok(hasher.finish())
     }
 
+    /// Weights of one stage.
+    ///
+    /// # Errors
+    /// If a file is missing, damaged or does not fit the manifest.
+    pub fn weights(&self, stage: Stage) -> Result<Vec<f32>> {
+        read_weights(&self.folder, self.manifest(), stage)
+    }
+
     /// Weights and moments of one stage.
     ///
     /// # Errors
@@ -173,17 +181,21 @@ impl Checkpoint {
 /// If a file is missing, damaged or does not fit the manifest.
 pub fn read_stage(folder: &Path, manifest: &Manifest, stage: Stage) -> Result<StageState> {
     let parameters = parameters(manifest, stage);
-    let weights = TensorFile::open(&folder.join(weights_file(manifest, stage)))?;
     let rest = TensorFile::open(&folder.join(optimizer_file(manifest, stage)))?;
     let rest = rest.tensors(&parameters, optimizer_prefixes(manifest))?;
     let mut vectors = rest.chunks(parameters.len()).map(flat);
     let mut next = || vectors.next().expect("as many as prefixes");
     Ok(StageState {
-        weights: flat(&weights.tensors(&parameters, &[""])?),
+        weights: read_weights(folder, manifest, stage)?,
         first_moment: next(),
         second_moment: next(),
         stale_weights: (manifest.training.staleness > 0).then(next),
     })
+}
+
+fn read_weights(folder: &Path, manifest: &Manifest, stage: Stage) -> Result<Vec<f32>> {
+    let file = TensorFile::open(&folder.join(weights_file(manifest, stage)))?;
+    Ok(flat(&file.tensors(&parameters(manifest, stage), &[""])?))
 }
 
 fn flat(pieces: &[&[u8]]) -> Vec<f32> {

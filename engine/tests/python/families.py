@@ -18,7 +18,7 @@ from reference import train
 
 SMALL = dict(
     vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=64,
+    num_key_value_heads=2, max_position_embeddings=128,
 )
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -51,6 +51,7 @@ CHAT = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
     "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
 
@@ -79,7 +80,7 @@ def make(folder, *names):
             continue
         if options is None:
             config = transformers.GPT2Config(
-                vocab_size=300, n_embd=32, n_layer=4, n_head=4, n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0,
+                vocab_size=300, n_embd=32, n_layer=4, n_head=4, n_positions=128, resid_pdrop=0.0, embd_pdrop=0.0,
                 attn_pdrop=0.0,
             )
         else:

@@ -1,4 +1,4 @@
-//! The flags of the commands about checkpoints: `shoal checkpoint` and `shoal generate`.
+//! The flags of `shoal checkpoint`.
 
 use std::path::PathBuf;
 
@@ -34,24 +34,4 @@ pub struct CheckpointArgs {
     /// The checkpoint's folder.
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
-}
-
-/// `shoal generate`
-#[derive(Debug, Clone, Args)]
-pub struct GenerateArgs {
-    /// The checkpoint's folder.
-    #[arg(value_name = "DIR")]
-    pub directory: PathBuf,
-    /// The text to continue.
-    #[arg(long, value_name = "TEXT")]
-    pub prompt: String,
-    /// Number of tokens to add.
-    #[arg(long, value_name = "N", default_value_t = 200)]
-    pub tokens: usize,
-    /// Seed of the sampling.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub seed: u64,
-    /// Sampling temperature: below 1 prefers likely tokens, 0 always takes the most likely one.
-    #[arg(long, value_name = "T", default_value_t = 0.8)]
-    pub temperature: f64,
 }

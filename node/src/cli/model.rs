@@ -28,6 +28,10 @@ pub struct ExportArgs {
     /// Folder for the model; must not exist.
     #[arg(short, long, value_name = "DIR")]
     pub out: PathBuf,
+    /// Write the whole model of a run that trained adapters: they are added to the weights of this base. Without
+    /// it only the adapters are written, as PEFT has them.
+    #[arg(long, value_name = "BASE")]
+    pub merge: Option<PathBuf>,
     /// Number format of the weights.
     #[arg(long, value_name = "DTYPE", default_value = "f32")]
     pub dtype: DtypeArg,

@@ -1,39 +1,42 @@
-//! `shoal generate`: continues a text with a saved model.
+//! `shoal generate`: continues a text.
 
-use std::num::NonZeroUsize;
+use shoal_engine::{Ending, EngineError, Sampling};
 
-use anyhow::anyhow;
-use shoal_engine::{Device, DeviceChoice, EngineError, Generator, Sampling};
-
-use crate::cli::GenerateArgs;
+use crate::cli::{GenerateArgs, SamplingArgs};
 use crate::exit::{Exit, ExitWith};
+use crate::terminal::{print_line, print_model_text};
 use crate::text::TextCodec;
+use crate::text_model::TextModel;
 
-/// Prints the prompt and its continuation.
+/// Prints the prompt, and its continuation as it comes.
 ///
 /// # Errors
-/// If the checkpoint is damaged, or the temperature is out of range.
+/// If the folder has no model, a file is damaged, or the prompt is too long.
 pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
-    if !(args.temperature >= 0.0 && args.temperature.is_finite()) {
-        let problem =
-            anyhow!("--temperature {} is out of range: it must be 0 or more", args.temperature);
-        return Err(problem).exit_with(Exit::Usage);
+    let mut model = TextModel::open(&args.directory, args.base.as_deref())?;
+    let prompt = model.codec().encode(&args.prompt)?;
+    let (tokens, positions) = (prompt.len(), model.positions());
+    if tokens > positions {
+        return Err(EngineError::TextTooLong { tokens, positions }).exit_with(Exit::Usage);
     }
-    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let device = Device::open(DeviceChoice::Auto, threads)?;
-    let generator = match Generator::open(&args.directory, device) {
-        Err(error @ EngineError::Checkpoint(_)) => Err(error).exit_with(Exit::Corrupt)?,
-        other => other?,
-    };
-    let codec = TextCodec::of(generator.manifest(), &args.directory)?;
-    let sampling = Sampling {
-        tokens: args.tokens,
+    print_model_text(&args.prompt)?;
+    let sampling = sampling(args.tokens, args.sampling, model.codec());
+    let written = model.write(&prompt, sampling, print_model_text)?;
+    print_model_text("\n")?;
+    if written.ending == Ending::Positions {
+        print_line(&format!("the text ends where the model's {positions} positions end"));
+    }
+    Ok(())
+}
+
+/// The choice of at most `tokens` tokens.
+pub(super) fn sampling(tokens: usize, args: SamplingArgs, codec: &TextCodec) -> Sampling {
+    Sampling {
+        tokens,
         seed: args.seed,
         temperature: args.temperature,
+        top_p: args.top_p,
         vocabulary: codec.vocabulary(),
         ends: codec.ends(),
-    };
-    let tokens = generator.generate(&codec.encode(&args.prompt)?, &sampling)?;
-    println!("{}{}", args.prompt, codec.decode(&tokens)?);
-    Ok(())
+    }
 }

@@ -1,6 +1,7 @@
 //! The commands of the `shoal` program.
 
 mod budget;
+mod chat;
 mod checkpoint;
 mod chunk;
 mod client;
@@ -63,6 +64,7 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
         Command::Checkpoint(command) => checkpoint::run(command),
         Command::Chunk(command) => chunk::run(command),
         Command::Generate(args) => generate::run(&args),
+        Command::Chat(args) => chat::run(&args),
         Command::Id(args) => id::run(&args),
         Command::Completion(args) => {
             completion::run(&args);

@@ -38,9 +38,32 @@ pub(super) fn export(args: &ExportArgs) -> anyhow::Result<()> {
         other => other.into(),
     });
     let base = base.exit_with(Exit::Usage)?;
-    checked(base::export(&checkpoint, &base, &args.out, args.dtype.into()))?;
-    let (out, family) = (args.out.display(), &base.index.family);
-    println!("{out}: {family}, version {} of the weights", checkpoint.step());
+    let has_adapters = checkpoint.manifest().lora.is_some();
+    let (out, dtype) = (&args.out, args.dtype.into());
+    let what = match &args.merge {
+        None if has_adapters => {
+            checked(base::export_adapter(&checkpoint, &base, out, dtype))?;
+            "adapters for "
+        }
+        None => {
+            checked(base::export(&checkpoint, &base, out, dtype))?;
+            ""
+        }
+        Some(_) if !has_adapters => {
+            let problem = anyhow::anyhow!(
+                "{} has all weights and no adapters: leave --merge out",
+                args.checkpoint.display()
+            );
+            return Err(problem).exit_with(Exit::Usage);
+        }
+        Some(folder) => {
+            let whole = checked(BaseFiles::in_folder(folder))?;
+            checked(base::export(&checkpoint, &whole, out, dtype))?;
+            ""
+        }
+    };
+    let (out, family) = (out.display(), &base.index.family);
+    println!("{out}: {what}{family}, version {} of the weights", checkpoint.step());
     Ok(())
 }
 
@@ -49,9 +72,12 @@ pub(super) fn export(args: &ExportArgs) -> anyhow::Result<()> {
 /// # Errors
 /// If the folder has no model, or the Hub refuses it.
 pub(super) fn push(args: &PushArgs) -> anyhow::Result<()> {
-    if !args.folder.join("config.json").exists() {
+    let has = |name: &str| args.folder.join(name).exists();
+    if !has("config.json") && !has("adapter_config.json") {
         let folder = args.folder.display();
-        let problem = anyhow::anyhow!("{folder} has no config.json: `shoal export` writes a model");
+        let problem = anyhow::anyhow!(
+            "{folder} has no config.json and no adapter_config.json: `shoal export` writes a model"
+        );
         return Err(problem).exit_with(Exit::Usage);
     }
     println!("{}", hub::push(&args.folder, &args.repository, args.private, &args.message)?);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use shoal_engine::{Device, DeviceChoice, Generator, Sampling};
+use shoal_engine::{Device, DeviceChoice, Ending, Generator, Sampling};
 use shoal_protocol::manifest::Manifest;
 
 use crate::event_text::{counted, with_prefix};
@@ -44,19 +44,42 @@ pub(super) fn sample(
     tokens: &[u32],
 ) -> anyhow::Result<Sample> {
     let held_out = &tokens[tokens.len() - manifest.held_out_tokens() as usize..];
-    let codec = TextCodec::of(manifest, checkpoint)?;
+    let plain = manifest.text().map(|tokens| tokens.tokenizer);
+    let codec = TextCodec::of(plain, checkpoint)?;
     let prompt = first_line(&codec.decode(held_out)?);
-    let generator = Generator::open(checkpoint, Device::open(DeviceChoice::Cpu, 1)?)?;
+    let mut generator = Generator::open(checkpoint, Device::open(DeviceChoice::Cpu, 1)?)?;
     let sampling = Sampling {
-        tokens: SAMPLE,
+        tokens: generator.positions() / 2,
         seed: manifest.training.seed,
         temperature: 0.7,
+        top_p: 1.0,
         vocabulary: codec.vocabulary(),
         ends: codec.ends(),
     };
-    let continuation = generator.generate(&codec.encode(&prompt)?, &sampling)?;
+    let continuation = continuation(&mut generator, codec.encode(&prompt)?, &sampling)?;
     let continuation = up_to_an_end(&codec.decode(&continuation)?).to_owned();
     Ok(Sample { prompt, continuation })
+}
+
+/// About `SAMPLE` tokens that follow a prompt. They may be more than the model has positions, so each
+/// part follows only the end of what comes before.
+fn continuation(
+    generator: &mut Generator,
+    prompt: Vec<u32>,
+    sampling: &Sampling,
+) -> anyhow::Result<Vec<u32>> {
+    let room = generator.positions().saturating_sub(sampling.tokens).max(1);
+    let mut text = prompt.clone();
+    for part in 0..SAMPLE.div_ceil(sampling.tokens.max(1)) as u64 {
+        let seed = sampling.seed.wrapping_add(part);
+        let end = &text[text.len().saturating_sub(room)..];
+        let mut next = generator.generate(end, Sampling { seed, ..sampling.clone() })?;
+        text.extend(next.by_ref().collect::<Result<Vec<_>, _>>()?);
+        if next.ending() != Some(Ending::Tokens) {
+            break;
+        }
+    }
+    Ok(text.split_off(prompt.len()))
 }
 
 /// A text up to its last line end, or up to its last word end where the last line end is in its first half.
