@@ -1,5 +1,6 @@
 //! Runs that start from imported models: through the command line, with deaths, and out again.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -61,6 +62,61 @@ fn peers_get_an_imported_model_from_each_other_and_survive_a_death() {
     let _ = Process::start("export", shoal(arguments)).end().success();
     let config = fs::read_to_string(out.join("config.json")).expect("exported");
     assert!(config.contains("Gemma3ForCausalLM"), "{config}");
+}
+
+#[test]
+fn peers_train_adapters_and_survive_a_death_with_small_checkpoints() {
+    let run = run_from("gemma3", "from");
+    let alone_whole = run.local("whole");
+    let mut text = fs::read_to_string(run.config()).expect("it is there");
+    text += "\n[lora]\nrank = 2\nalpha = 8.0\ntargets = [\"q_proj\", \"down_proj\"]\n";
+    fs::write(run.config(), text).expect("room for a file");
+    let alone = run.local("alone");
+    let slow = &["--slow-down", "15"];
+    let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "3"], &slow[..]].concat());
+    swarm.join(slow);
+    swarm.join(slow);
+    while swarm.peers[0].event("committed")["step"] != 2 {}
+    swarm.peers.remove(2).kill();
+    swarm.join(slow);
+    let trained = swarm.finish();
+    assert_eq!(trained.hash(), alone.hash());
+    let (small, large) =
+        (weights_bytes(&trained.checkpoint()), weights_bytes(&alone_whole.checkpoint()));
+    assert!(small * 5 < large, "{small} and {large} bytes");
+
+    let checkpoint = trained.checkpoint();
+    let generate = |base: Option<PathBuf>| {
+        let mut command = shoal(["generate", "--prompt", "a", "--tokens", "4"]);
+        command.arg(&checkpoint);
+        if let Some(base) = base {
+            command.arg("--base").arg(base);
+        }
+        Process::start("generate", command).end()
+    };
+    let error = generate(None).failure(2);
+    assert!(error.contains("name its base with --base"), "{error}");
+    assert!(generate(Some(run.path("base"))).success().starts_with('a'));
+    let export = |out: &str, arguments: &[&OsStr]| {
+        let out = run.path(out);
+        let mut command = shoal(["export"]);
+        command.arg(&checkpoint).args(arguments).arg("-o").arg(&out);
+        (out, Process::start("export", command).end())
+    };
+    let (out, ended) = export("adapter", &[]);
+    let _ = ended.success();
+    assert!(out.join("adapter_config.json").exists() && !out.join("config.json").exists());
+    let base = run.path("base");
+    let (out, ended) = export("merged", &["--merge".as_ref(), base.as_os_str()]);
+    let _ = ended.success();
+    assert!(out.join("model.safetensors").exists() && out.join("config.json").exists());
+}
+
+/// Bytes of a checkpoint's tensors.
+fn weights_bytes(checkpoint: &Path) -> u64 {
+    let files = fs::read_dir(checkpoint).expect("a folder").map(|entry| entry.expect("an entry"));
+    let tensors = files.filter(|file| file.path().extension() == Some("safetensors".as_ref()));
+    tensors.map(|file| file.metadata().expect("a file").len()).sum()
 }
 
 /// Chats of different lengths, in which the assistant repeats.
