@@ -18,6 +18,7 @@ help:
 	@echo 'make bench-transport measure throughput over long, full and lossy links (13 minutes; root)'
 	@echo 'make bench-convergence DATA=TEXT  measure the effect of codecs on the loss (19 minutes)'
 	@echo 'make bench-prepare   measure the preparation of data beside datasets (30 minutes)'
+	@echo 'make bench-generate  measure the generation of text beside transformers (4 minutes)'
 	@echo 'make bench-chunks    measure downloads of a file from several peers (10 minutes; root)'
 	@echo 'make bench-placement compare placements of 64 devices with DT-FM (3 minutes)'
 	@echo 'make bench-watching  measure the cost of status and metrics (4 minutes)'
@@ -155,6 +156,11 @@ bench-prepare: build
 	-.venv/bin/python scripts/check_real/fixtures.py bench/results/tools/real $(smollm2)
 	.venv/bin/python bench/prepare.py --shoal target/release/shoal --datasets $(datasets) --tokenizer $(smollm2)
 
+bench-generate: setup
+	@scripts/setup.sh --tests
+	cargo build --release -p shoal-engine --example generate_speed
+	.venv/bin/python bench/generate.py --generate-speed target/release/examples/generate_speed
+
 bench-placement:
 	cargo run --release -p shoal-scheduler --example placement
 
@@ -221,5 +227,5 @@ check-real: build
 
 .PHONY: help setup build demo test programs test-system test-deployment bench-smoke bench bench-recovery \
 	bench-overhead bench-codec bench-all-reduce bench-all-reduce-links bench-links bench-transport bench-chunks \
-	bench-convergence bench-prepare bench-placement bench-watching bench-hostile bench-schedules bench-routing \
+	bench-convergence bench-prepare bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
 	bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak lint check-gpu check-real

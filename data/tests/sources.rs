@@ -246,6 +246,28 @@ fn rows_are_shown_by_class() {
     assert_eq!(stats.counts, index.train[0].counts());
 }
 
+#[test]
+fn generation_stops_at_every_end_that_a_model_names() {
+    let folder = tempfile::tempdir().expect("writable");
+    let base = base(folder.path());
+    let stops = |generation: serde_json::Value, config: serde_json::Value| {
+        let config = json!({ "vocab_size": 300, "eos_token_id": config });
+        write(&base, "config.json", config.to_string());
+        write(&base, "generation_config.json", json!({ "eos_token_id": generation }).to_string());
+        TextTokenizer::load(&base).expect("it loads").stops().to_vec()
+    };
+    let tokenizer = TextTokenizer::load(&base).expect("it loads");
+    let eos = tokenizer.eos().expect("it has one");
+    assert_eq!(tokenizer.stops(), [eos]);
+    let sorted = |mut ids: Vec<u32>| {
+        ids.sort_unstable();
+        ids
+    };
+    assert_eq!(stops(json!([9, eos, 9, 7, 300]), json!(8)), sorted(vec![7, 9, eos]));
+    assert_eq!(stops(json!(null), json!(8)), sorted(vec![8, eos]));
+    assert_eq!(stops(json!(-1), json!("no")), [eos]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 

@@ -81,7 +81,7 @@ def make(folder, *names):
         if options is None:
             config = transformers.GPT2Config(
                 vocab_size=300, n_embd=32, n_layer=4, n_head=4, n_positions=128, resid_pdrop=0.0, embd_pdrop=0.0,
-                attn_pdrop=0.0,
+                attn_pdrop=0.0, initializer_range=0.1,
             )
         else:
             options = {key: value for key, value in (SMALL | options).items() if value is not None}

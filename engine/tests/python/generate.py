@@ -1,5 +1,5 @@
-"""Prints the likeliest continuation of a prompt by each model in a folder, up to its longest position, as JSON: folder,
-token ids."""
+"""Makes the models in a folder less monotonous, writes them to another, and prints the likeliest continuation of a prompt by
+each, up to its longest position, as JSON: folder, other folder, token ids."""
 
 import json
 import pathlib
@@ -8,9 +8,18 @@ import sys
 import torch
 from transformers import AutoModelForCausalLM
 
+# A small random model repeats a token: its layers change little of what they read.
+FACTOR = 3
+UNSCALED = ("embed", "wte", "lm_head")
 
-def continued(folder, prompt):
+
+def continued(folder, out, prompt):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if not any(part in name for part in UNSCALED):
+                weight.mul_(FACTOR)
+    model.save_pretrained(out)
     # A random model would end anywhere.
     model.generation_config.eos_token_id = None
     tokens = torch.tensor([prompt])
@@ -23,9 +32,9 @@ def continued(folder, prompt):
 
 def main():
     torch.set_num_threads(1)
-    folders = [path for path in sorted(pathlib.Path(sys.argv[1]).iterdir()) if (path / "config.json").exists()]
-    prompt = json.loads(sys.argv[2])
-    print(json.dumps({folder.name: continued(folder, prompt) for folder in folders}))
+    source, out = (pathlib.Path(argument) for argument in sys.argv[1:3])
+    prompt = json.loads(sys.argv[3])
+    print(json.dumps({path.name: continued(path, out / path.name, prompt) for path in sorted(source.iterdir())}))
 
 
 main()
