@@ -247,6 +247,9 @@ pub struct StepReport {
     /// Mean loss on the held-out text with the weights that the step read, if the step evaluated it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_out_loss: Option<f64>,
+    /// The rate of the step's update.
+    #[serde(default)]
+    pub learning_rate: f64,
     /// Norm of the gradient over all stages, before clipping.
     pub gradient_norm: f64,
     /// Tokens of the step's samples, all of which are computed.
@@ -271,6 +274,14 @@ pub struct StepReport {
     pub duplicated: u64,
     /// Members at the commit.
     pub peers: usize,
+}
+
+impl StepReport {
+    /// The step's throughput, over the whole swarm.
+    #[must_use]
+    pub fn tokens_per_second(&self) -> f64 {
+        self.tokens as f64 / self.seconds.max(1e-9)
+    }
 }
 
 /// Bytes sent, by kind.

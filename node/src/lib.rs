@@ -3,7 +3,8 @@
 //! The modules are layers: a command ([`commands`]) takes its checked flags ([`cli`]) and starts the
 //! driver ([`driver`]), which drives the state machines, the links and the engine. The driver reports
 //! typed events ([`events`]) and knows no screen. The observers ([`observers`]) pass each event to the
-//! progress view ([`progress`]), the report ([`report`]) and the status ([`status`]). A command that
+//! progress view ([`progress`]), the report ([`report`]), the status ([`status`]) and TensorBoard
+//! ([`tensorboard`]). A command that
 //! trains reads a run configuration ([`config`]).
 
 pub mod address;
@@ -35,6 +36,7 @@ pub mod progress;
 mod reachability;
 pub mod report;
 pub mod status;
+pub mod tensorboard;
 mod terminal;
 mod text;
 mod text_model;

@@ -1,9 +1,9 @@
-//! All observers inside the process: the event stream, the progress view, the report and the
-//! status.
+//! All observers inside the process: the event stream, the progress view, the report, the status
+//! and TensorBoard.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
@@ -13,6 +13,7 @@ use crate::events::RunEvent;
 use crate::progress::{self, Progress};
 use crate::report::Report;
 use crate::status::StatusWatch;
+use crate::tensorboard::TensorBoard;
 
 /// The destination of a run's typed events.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +36,7 @@ pub struct Observers {
     progress: Option<Progress>,
     report: Report,
     status_watch: StatusWatch,
+    tensorboard: Option<TensorBoard>,
 }
 
 impl std::fmt::Debug for Observers {
@@ -44,11 +46,16 @@ impl std::fmt::Debug for Observers {
 }
 
 impl Observers {
-    /// Opens the destination of the events. Unless that is stdout, the terminal shows the progress.
+    /// Opens the destination of the events, and TensorBoard's folder. Unless the events go to stdout,
+    /// the terminal shows the progress.
     ///
     /// # Errors
-    /// When the file for the events cannot be made.
-    pub fn new(events: Option<&EventSink>, name: &'static str) -> anyhow::Result<Self> {
+    /// When a file cannot be made.
+    pub fn new(
+        events: Option<&EventSink>,
+        tensorboard: Option<&Path>,
+        name: &'static str,
+    ) -> anyhow::Result<Self> {
         let sink: Option<Box<dyn Write + Send>> = match events {
             None => None,
             Some(EventSink::Stdout) => Some(Box::new(io::stdout())),
@@ -59,8 +66,13 @@ impl Observers {
             }
         };
         let progress = (events != Some(&EventSink::Stdout)).then(|| Progress::new(name));
-        let events = sink.map(BufWriter::new);
-        Ok(Self { events, progress, report: Report::new(), status_watch: StatusWatch::default() })
+        Ok(Self {
+            events: sink.map(BufWriter::new),
+            progress,
+            report: Report::new(),
+            status_watch: StatusWatch::default(),
+            tensorboard: tensorboard.map(TensorBoard::open).transpose()?,
+        })
     }
 
     /// Returns the run so far, as a report.
@@ -75,6 +87,9 @@ impl Observer for Observers {
     fn note(&mut self, event: &RunEvent) {
         self.report.note(event);
         self.status_watch.note(event);
+        if let Some(tensorboard) = &mut self.tensorboard {
+            tensorboard.note(event);
+        }
         if event.is_notice()
             && let Some(text) = describe(event)
         {

@@ -161,6 +161,7 @@ mod tests {
             .map(|step| StepNumbers {
                 step,
                 loss: 1.6 + 4.0 * (-(step as f64) / 20.0).exp() + 0.05 * (step as f64 * 1.7).sin(),
+                learning_rate: 1e-3,
                 gradient_norm: 1.0,
                 tokens: 1,
                 targets: 1,

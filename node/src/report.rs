@@ -70,6 +70,9 @@ pub struct StepNumbers {
     pub step: u64,
     /// Mean training loss, in nats per token.
     pub loss: f64,
+    /// The rate of the step's update.
+    #[serde(default)]
+    pub learning_rate: f64,
     /// Norm of the gradient over all stages, before clipping.
     pub gradient_norm: f64,
     /// Tokens of the step's samples, all of which are computed.
@@ -212,6 +215,7 @@ impl Report {
         let numbers = StepNumbers {
             step: step.step,
             loss: step.loss,
+            learning_rate: step.learning_rate,
             gradient_norm: step.gradient_norm,
             tokens: step.tokens,
             targets: step.targets,
@@ -278,6 +282,7 @@ mod tests {
             step,
             loss: 2.5,
             held_out_loss: (step == 0).then_some(5.5),
+            learning_rate: 1e-3,
             gradient_norm: 1.0,
             tokens: 1000,
             targets: 900,
@@ -306,7 +311,7 @@ mod tests {
         ] {
             report.note(&event);
         }
-        let numbers = |step| json!({"step": step, "loss": 2.5, "gradient_norm": 1.0, "tokens": 1000, "targets": 900, "padded": 50, "seconds": 0.5});
+        let numbers = |step| json!({"step": step, "loss": 2.5, "learning_rate": 1e-3, "gradient_norm": 1.0, "tokens": 1000, "targets": 900, "padded": 50, "seconds": 0.5});
         let mut first = numbers(0);
         first["held_out_loss"] = json!(5.5);
         assert_eq!(

@@ -32,8 +32,7 @@ impl TrainingRate {
         let newest = if self.first_loss.is_none() { 1.0 } else { NEWEST };
         self.first_loss.get_or_insert(step.loss);
         self.last_loss = step.loss;
-        let rate = step.tokens as f64 / step.seconds.max(1e-9);
-        self.tokens_per_second += newest * (rate - self.tokens_per_second);
+        self.tokens_per_second += newest * (step.tokens_per_second() - self.tokens_per_second);
         self.seconds_per_step += newest * (step.seconds - self.seconds_per_step);
     }
 
@@ -83,6 +82,7 @@ mod tests {
             step,
             loss,
             held_out_loss: None,
+            learning_rate: 1e-3,
             gradient_norm: 1.0,
             tokens: 4000,
             targets: 4000,

@@ -72,6 +72,10 @@ pub struct DemoArgs {
     /// anchors the first peer is spared.
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub kill_every: Option<Duration>,
+    /// Write loss, learning rate, gradient norm and throughput of each step of the swarm to this folder,
+    /// for TensorBoard.
+    #[arg(long, value_name = "DIR")]
+    pub tensorboard: Option<PathBuf>,
     /// Skip the training of the reference.
     #[arg(long)]
     pub no_reference: bool,

@@ -62,6 +62,10 @@ pub struct ComputeArgs {
     /// Write the events of the run to this file as lines of JSON; `-` is stdout.
     #[arg(long, value_name = "PATH")]
     events: Option<EventSink>,
+    /// Write loss, learning rate, gradient norm and throughput of each step to this folder, for
+    /// TensorBoard; one process at a time.
+    #[arg(long, value_name = "DIR")]
+    tensorboard: Option<PathBuf>,
 }
 
 /// What the process computes with.
@@ -73,12 +77,19 @@ pub struct ComputeOptions {
     pub threads: NonZeroUsize,
     /// Where the typed events go, if anywhere.
     pub events: Option<EventSink>,
+    /// The folder for TensorBoard's event files, if they are written.
+    pub tensorboard: Option<PathBuf>,
 }
 
 impl From<ComputeArgs> for ComputeOptions {
     fn from(args: ComputeArgs) -> Self {
         let all = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        Self { device: args.device, threads: args.threads.unwrap_or_else(all), events: args.events }
+        Self {
+            device: args.device,
+            threads: args.threads.unwrap_or_else(all),
+            events: args.events,
+            tensorboard: args.tensorboard,
+        }
     }
 }
 

@@ -51,7 +51,11 @@ pub fn run(options: JoinOptions) -> anyhow::Result<()> {
 async fn join(options: JoinOptions) -> anyhow::Result<()> {
     let JoinOptions { addresses, address_file, peer: options } = options;
     let home = DataDir::open(&options.data_dir).exit_with(Exit::Usage)?;
-    let mut observer = Observers::new(options.compute.events.as_ref(), "training")?;
+    let mut observer = Observers::new(
+        options.compute.events.as_ref(),
+        options.compute.tensorboard.as_deref(),
+        "training",
+    )?;
     let serving =
         Serving::start(options.http, observer.status_watch(), &home, options.compute.device)
             .await?;

@@ -35,7 +35,8 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
     refuse_model_of_another(&out, &dataset.manifest).exit_with(Exit::Usage)?;
     let files = Files::default();
     dataset.offer(&files);
-    let mut observer = Observers::new(compute.events.as_ref(), "local")?;
+    let mut observer =
+        Observers::new(compute.events.as_ref(), compute.tensorboard.as_deref(), "local")?;
     let setup = Setup {
         metrics: Metrics::new()?,
         watched: false,

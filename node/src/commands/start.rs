@@ -53,7 +53,11 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let runs = || home.path().join("runs").join(manifest.run_id().to_string());
     let out = options.out.clone().unwrap_or_else(runs);
     refuse_model_of_another(&out, &manifest).exit_with(Exit::Usage)?;
-    let mut observer = Observers::new(options.peer.compute.events.as_ref(), "training")?;
+    let mut observer = Observers::new(
+        options.peer.compute.events.as_ref(),
+        options.peer.compute.tensorboard.as_deref(),
+        "training",
+    )?;
     let serving = Serving::start(
         options.peer.http,
         observer.status_watch(),

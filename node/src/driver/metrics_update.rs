@@ -269,7 +269,7 @@ impl MetricsUpdate {
     }
 
     /// Counts a committed step.
-    pub(crate) fn committed(&self, era: Era, report: &StepReport, manifest: &Manifest) {
+    pub(crate) fn committed(&self, era: Era, report: &StepReport) {
         let run = &self.metrics.run;
         run.step.set(gauge(report.step.saturating_add(1)));
         run.era.set(era.0.into());
@@ -279,7 +279,7 @@ impl MetricsUpdate {
         run.step_duration.observe(report.seconds);
         run.training_loss.set(report.loss);
         run.gradient_norm.set(report.gradient_norm);
-        run.learning_rate.set(shoal_engine::learning_rate(manifest, Step(report.step)));
+        run.learning_rate.set(report.learning_rate);
         self.metrics.coordination.microbatches_duplicated.inc_by(report.duplicated);
         self.metrics.coordination.microbatches_replayed.inc_by(report.replayed);
         if let Some(loss) = report.held_out_loss {

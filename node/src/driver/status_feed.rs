@@ -169,6 +169,7 @@ impl<'a> StatusFeed<'a> {
             held_out_loss: record
                 .held_out_loss
                 .map(|loss| loss.mean(manifest.tokens_per_microbatch())),
+            learning_rate: shoal_engine::learning_rate(manifest, record.step),
             gradient_norm: record.gradient_norm,
             tokens: manifest.tokens_per_step(),
             targets: record.loss.targets,
@@ -180,7 +181,7 @@ impl<'a> StatusFeed<'a> {
             duplicated: counts.map_or(0, |counts| counts.repeated),
             peers: members,
         };
-        self.metrics.committed(record.era, &report, manifest);
+        self.metrics.committed(record.era, &report);
         self.note(&RunEvent::Committed(report));
         true
     }

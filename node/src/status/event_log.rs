@@ -181,8 +181,7 @@ impl EventLog {
         // durations.
         if self.observation.node.ready {
             self.throughput.note(step);
-            let rate = step.tokens as f64 / step.seconds.max(1e-9);
-            self.tokens_per_second.push(step.step, rate);
+            self.tokens_per_second.push(step.step, step.tokens_per_second());
             self.training.tokens_per_second = number(self.throughput.tokens_per_second);
             self.training.seconds_per_step = number(self.throughput.seconds_per_step);
         }
@@ -253,6 +252,7 @@ mod tests {
             step,
             loss,
             held_out_loss: (step == 0).then_some(5.5),
+            learning_rate: 1e-3,
             gradient_norm: 1.0,
             tokens: 1000,
             targets: 900,

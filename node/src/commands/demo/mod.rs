@@ -23,6 +23,7 @@ use crate::exit::{Exit, ExitWith};
 use crate::plot::LossCurve;
 use crate::progress::{self, Progress};
 use crate::report::Report;
+use crate::tensorboard::TensorBoard;
 use folder::Folder;
 use process::Process;
 use rand_chacha::ChaCha8Rng;
@@ -170,6 +171,7 @@ async fn train_swarm(
         start: Box::new(start),
     };
     let (mut progress, mut report, mut finished) = (Progress::new("swarm"), Report::new(), false);
+    let mut tensorboard = args.tensorboard.as_deref().map(TensorBoard::open).transpose()?;
     let note = |event: &RunEvent| {
         let changes = match event {
             RunEvent::Committed(step) => !report.knows(step.step),
@@ -180,6 +182,11 @@ async fn train_swarm(
             _ => true,
         };
         report.note(event);
+        if let Some(tensorboard) = &mut tensorboard
+            && (changes || matches!(event, RunEvent::Serving { .. }))
+        {
+            tensorboard.note(event);
+        }
         if changes {
             progress.note(event);
         }

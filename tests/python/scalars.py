@@ -1,0 +1,17 @@
+"""Reads a folder of event files with TensorBoard's own reader and prints its scalars as JSON: folder."""
+
+import json
+import sys
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+
+def main():
+    # By default the reader keeps a sample of the steps.
+    events = EventAccumulator(sys.argv[1], size_guidance={"scalars": 0})
+    events.Reload()
+    scalars = lambda tag: [[event.step, event.value] for event in events.Scalars(tag)]
+    print(json.dumps({tag: scalars(tag) for tag in events.Tags()["scalars"]}))
+
+
+main()
