@@ -1,7 +1,8 @@
-"""Table of a real model's shape: Shoal's engine beside transformers, eager, full training in bf16.
+"""Table of a real model's shape: Shoal's engine beside transformers, eager, and beside PEFT, in bf16.
 
 The shape is that of SmolLM2-135M (config.json on the Hugging Face Hub): 30 layers, 49,152 tokens, tied embedding.
-Both sides keep weights and moments in f32 and compute in bf16.
+Where all weights are trained, both sides keep weights and moments in f32 and compute in bf16. Where adapters are, both
+keep the frozen weights in bf16.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ import table
 from machine import line as machine_line
 from model import Model
 from sizes import size
+from torch_llama import LORA_RANK
 from worker import FOLDER, Worker, closing, ratio, take_turns
 
 SHAPE = size(
@@ -30,19 +32,28 @@ STEPS = 1
 ROUNDS = size(5, 1)
 
 
+# By the contender's name: PyTorch's variant of the model, and the rank of Shoal's adapters.
+CONTENDERS = {"transformers": ("mixed", None), "PEFT": ("adapted", LORA_RANK)}
+
+
 def measure(tools, machine):
     """Measures, prints the table and gives its numbers. `tools` has the paths of the programs."""
-    described = json.dumps({**dataclasses.asdict(SHAPE), "device": "cpu", "threads": 1, "text": tools.text})
+    measured = {name: compare(tools, name) for name in CONTENDERS}
+    report(measured, machine)
+    return {"shape": dataclasses.asdict(SHAPE), "measured": measured}
+
+
+def compare(tools, contender):
+    """Rates and peaks of Shoal and of the contender."""
+    variant, rank = CONTENDERS[contender]
+    described = {**dataclasses.asdict(SHAPE), "device": "cpu", "threads": 1, "text": tools.text}
+    ours = json.dumps({**described, "lora_rank": rank})
     workers = {
-        "Shoal": Worker([tools.train_rounds, described]),
-        "transformers": Worker([sys.executable, f"{FOLDER}/torch_train.py", described]),
+        "Shoal": Worker([tools.train_rounds, ours]),
+        contender: Worker([sys.executable, f"{FOLDER}/torch_train.py", json.dumps(described)]),
     }
-    orders = {
-        "Shoal": {"dtype": "bf16", "microbatches": MICROBATCHES, "steps": STEPS},
-        "transformers": {
-            "dtype": "bf16", "variant": "mixed", "microbatches": MICROBATCHES, "steps": STEPS,
-        },
-    }
+    order = {"dtype": "bf16", "microbatches": MICROBATCHES, "steps": STEPS}
+    orders = {"Shoal": order, contender: {**order, "variant": variant}}
     with closing(workers.values()):
         for name, worker in workers.items():
             worker.ask(**orders[name])
@@ -51,8 +62,7 @@ def measure(tools, machine):
         }
         rates = take_turns(ask, ROUNDS)
         peaks = {name: peak_memory(worker.process.pid) for name, worker in workers.items()}
-    report(rates, peaks, machine)
-    return {"shape": dataclasses.asdict(SHAPE), "rates": rates, "peaks": peaks}
+    return {"rates": rates, "peaks": peaks}
 
 
 def rate_of(answer):
@@ -66,17 +76,24 @@ def peak_memory(process):
     return int(line.split()[1]) * 1024
 
 
-def report(rates, peaks, machine):
-    speed = ratio(rates["Shoal"], rates["transformers"])
-    memory = peaks["Shoal"] / peaks["transformers"]
-    rows = [
-        [name, f"{statistics.median(rates[name]):.0f}", table.megabytes(peaks[name])] for name in rates
-    ]
-    rows.append(["Shoal to transformers", table.times(speed), table.times(memory)])
+def report(measured, machine):
+    rows, goals = [], []
+    for contender, (_, rank) in CONTENDERS.items():
+        rates, peaks = measured[contender]["rates"], measured[contender]["peaks"]
+        speed = ratio(rates["Shoal"], rates[contender])
+        memory = peaks["Shoal"] / peaks[contender]
+        trained = "all weights" if rank is None else f"adapters of rank {rank}"
+        for name in rates:
+            rate = f"{statistics.median(rates[name]):.0f}"
+            rows.append([name, trained, rate, table.megabytes(peaks[name])])
+        rows.append([f"Shoal to {contender}", "", table.times(speed), table.times(memory)])
+        goals.append(
+            f"beside {contender} at least 1.0x the tokens {table.goal(speed, 1.0)}, at most 1.0x the memory "
+            f"{'met' if memory <= 1.0 else 'NOT met'}"
+        )
     notes = (
-        f"{SHAPE.describe()}, {MICROBATCHES} microbatches, bf16 with weights and moments in f32, one thread each, "
-        f"{machine_line(machine)}. Tokens per second: median of {ROUNDS} alternated rounds. Peak: resident memory "
-        f"of the whole process. Goals: at least 1.0x the tokens {table.goal(speed, 1.0)}, at most 1.0x the memory "
-        f"{'met' if memory <= 1.0 else 'NOT met'}."
+        f"{SHAPE.describe()}, {MICROBATCHES} microbatches, bf16; trained weights and their moments in f32, frozen ones in "
+        f"bf16. One thread each, {machine_line(machine)}. Tokens per second: median of {ROUNDS} alternated rounds. Peak: "
+        f"resident memory of the whole process. Goals: {'; '.join(goals)}."
     )
-    table.show("A real model's shape", notes, ["side", "tokens/s", "peak memory"], rows)
+    table.show("A real model's shape", notes, ["side", "trained", "tokens/s", "peak memory"], rows)

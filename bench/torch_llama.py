@@ -4,6 +4,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+# Rank of adapters; their alpha is twice as large.
+LORA_RANK = 16
+
 
 class Attention(nn.Module):
     """Causal self-attention with rotary embedding; queries, keys and values in one matrix."""
@@ -125,6 +128,18 @@ class Mixed(Transformers):
     def forward(self, x):
         with torch.autocast(x.device.type, self.kind):
             return super().forward(x)
+
+
+class Adapted(Transformers):
+    """The same with frozen weights, and adapters of PEFT beside every matrix of a layer, in f32 as PEFT has them."""
+
+    def place(self, device, dtype):
+        from peft import LoraConfig, get_peft_model
+
+        matrices = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+        config = LoraConfig(r=LORA_RANK, lora_alpha=2 * LORA_RANK, target_modules=matrices)
+        self.llama = get_peft_model(self.llama.to(device, dtype), config)
+        return self
 
 
 def loss_of(logits, labels):

@@ -1,7 +1,7 @@
 """Trains in eager PyTorch on demand, for comparison with engine/examples/train_rounds.rs.
 
 The argument is a model as JSON. Each line on stdin orders some steps, and each line on stdout answers, as there. An
-order names the `variant` of the model: plain, transformers or mixed. An order with `product` multiplies square matrices of
+order names the `variant` of the model: plain, transformers, mixed or adapted. An order with `product` multiplies square matrices of
 that size instead.
 """
 
@@ -11,10 +11,10 @@ import time
 
 import torch
 from model import BETAS, CLIP, LEARNING_RATE, WEIGHT_DECAY, Model
-from torch_llama import Mixed, Stage, Transformers, loss_of
+from torch_llama import Adapted, Mixed, Stage, Transformers, loss_of
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-VARIANTS = {"plain": Stage, "transformers": Transformers, "mixed": Mixed}
+VARIANTS = {"plain": Stage, "transformers": Transformers, "mixed": Mixed, "adapted": Adapted}
 
 
 class Samples:

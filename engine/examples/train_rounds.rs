@@ -21,7 +21,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use shoal_engine::{Device, DeviceChoice, Engine};
 use shoal_protocol::ids::StageSpan;
-use shoal_protocol::manifest::{Codecs, Dtype};
+use shoal_protocol::manifest::{Codecs, Dtype, Lora, LoraTarget};
 
 /// The model and the data.
 #[derive(Deserialize)]
@@ -40,6 +40,9 @@ struct Model {
     /// `None` is as many as query heads.
     key_value_heads: Option<u32>,
     tied: bool,
+    /// Rank of adapters beside every matrix of a layer; `None` trains all weights.
+    #[serde(default)]
+    lora_rank: Option<u32>,
 }
 
 #[derive(Deserialize)]
@@ -93,6 +96,11 @@ fn begin(model: &Model, order: &Order, device: Device, text: &[u8], folder: &Pat
     manifest.model.block.tied = model.tied;
     manifest.model.intermediate = model.intermediate;
     manifest.model.context = model.context;
+    manifest.lora = model.lora_rank.map(|rank| Lora {
+        rank,
+        alpha: 2.0 * f64::from(rank),
+        targets: LoraTarget::ALL.to_vec(),
+    });
     manifest.training.dtype = order.dtype;
     manifest.codec = Codecs::all(order.dtype.into());
     manifest.training.microbatches = order.microbatches;
