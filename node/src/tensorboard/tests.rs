@@ -59,6 +59,7 @@ fn step(step: u64, loss: f64) -> RunEvent {
         targets: 900,
         padded: 50,
         seconds: 0.5,
+        cost: None,
         counted: 8,
         replayed: 0,
         all_reduce_seconds: None,
@@ -176,9 +177,9 @@ proptest! {
         let kept = kept.min(whole.len());
         fs::write(&path, &whole[..kept]).expect("room");
         let (events, rest) = records(&whole[..kept]);
-        let next = events.last().and_then(|event| match event.content {
-            Some(Content::Summary(_)) => Some(event.step as u64 + 1),
-            _ => Some(event.step as u64),
+        let next = events.last().map(|event| match event.content {
+            Some(Content::Summary(_)) => event.step as u64 + 1,
+            _ => event.step as u64,
         });
         prop_assert!(rest < whole.len());
         let next = next.unwrap_or(0);
