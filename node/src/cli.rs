@@ -35,7 +35,7 @@ pub use generate::{ChatArgs, GenerateArgs, SamplingArgs};
 pub use model::{DtypeArg, ExportArgs, ImportArgs, PushArgs};
 use peer::parse_seconds;
 pub use peer::{ComputeArgs, ComputeOptions, PeerArgs, PeerOptions};
-pub use plan::PlanArgs;
+pub use plan::{PlanArgs, PlanOrder};
 pub use shoal_engine::DeviceChoice;
 pub use shoal_protocol::message::StageChoice;
 pub use simulate::{Seeds, SimulateArgs};
@@ -327,7 +327,7 @@ mod tests {
     fn start_flags_become_options() {
         let Command::Start(args) = parse(
             "shoal start run.toml --stage all --listen 127.0.0.1:0 --listen [::1]:0 --threads 1 \
-             --events - --no-mdns --slow-down 5 --wait-for 3 --device cuda:1",
+             --events - --price 0.35 --no-mdns --slow-down 5 --wait-for 3 --device cuda:1",
         ) else {
             panic!("another command")
         };
@@ -337,6 +337,7 @@ mod tests {
         assert_eq!(options.peer.compute.threads.get(), 1);
         assert_eq!(options.peer.compute.device, DeviceChoice::Cuda(1));
         assert_eq!(options.peer.compute.events, Some(EventSink::Stdout));
+        assert_eq!(options.peer.compute.price.map(f64::from), Some(0.35));
         assert!(!options.peer.links.mdns);
         assert_eq!(options.peer.slow_down, Duration::from_millis(5));
         assert_eq!(options.peer.limits, ResourceLimits::default());
@@ -379,6 +380,8 @@ mod tests {
             "shoal chat out --top-p 1.5",
             "shoal demo --peers 0",
             "shoal demo --dtype f16",
+            "shoal demo --price -1",
+            "shoal join @a --price inf",
             "shoal demo --slow-peer 1",
             "shoal data show run.toml --step -1 --microbatch 0",
         ] {

@@ -156,6 +156,11 @@ pub(crate) fn with_prefix(value: f64) -> String {
     }
 }
 
+/// Formats an amount of currency, small ones with more digits.
+pub(crate) fn currency(units: f64) -> String {
+    if units >= 10.0 { format!("{units:.2}") } else { format!("{units:.4}") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -266,6 +266,10 @@ pub struct StepReport {
     /// gradient. Only the coordinator knows this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub all_reduce_seconds: Option<f64>,
+    /// Price of the members' time since the previous commit, in the currency of `--price`, if a
+    /// member has a price.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<f64>,
     /// Training microbatches that the commit's proof covers, over all stages.
     pub counted: u64,
     /// Claims that were revoked because their holders were gone; other replicas did the work again.

@@ -167,6 +167,7 @@ mod tests {
                 targets: 1,
                 padded: 0,
                 seconds: 1.0,
+                cost: None,
                 held_out_loss: step
                     .is_multiple_of(25)
                     .then(|| 1.7 + 3.9 * (-(step as f64) / 20.0).exp()),

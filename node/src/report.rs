@@ -22,6 +22,13 @@ pub struct Report {
     pub steps: Vec<StepNumbers>,
     /// Tokens trained on, divided by the duration of all steps.
     pub tokens_per_second: f64,
+    /// Price of the members' time over all steps, discarded ones too, in the currency of `--price`;
+    /// absent if no peer has a price.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<f64>,
+    /// Tokens trained on for a unit of that currency.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_currency_unit: Option<f64>,
     /// The most members at one time.
     pub peers: usize,
     /// Pipeline stages.
@@ -49,6 +56,9 @@ pub struct Report {
     tokens: u64,
     #[serde(skip)]
     seconds: f64,
+    /// Tokens of the steps that have a cost.
+    #[serde(skip)]
+    priced_tokens: u64,
     #[serde(skip)]
     microbatches_per_step: u64,
     #[serde(skip)]
@@ -85,6 +95,9 @@ pub struct StepNumbers {
     pub padded: u64,
     /// Duration of the step in seconds.
     pub seconds: f64,
+    /// Price of the members' time in the step, in the currency of `--price`, if a member has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<f64>,
     /// Mean loss on the held-out text before this step, if it was evaluated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out_loss: Option<f64>,
@@ -181,6 +194,8 @@ impl Report {
         self.steps.retain(|step| step.step < version);
         self.tokens = self.steps.iter().map(|step| step.tokens).sum();
         self.seconds = self.steps.iter().map(|step| step.seconds).sum();
+        let priced = self.steps.iter().filter(|step| step.cost.is_some());
+        self.priced_tokens = priced.map(|step| step.tokens).sum();
         self.rate();
     }
 
@@ -221,6 +236,7 @@ impl Report {
             targets: step.targets,
             padded: step.padded,
             seconds: step.seconds,
+            cost: step.cost,
             held_out_loss: step.held_out_loss,
         };
         let place = self.steps.partition_point(|known| known.step < step.step);
@@ -228,12 +244,17 @@ impl Report {
         self.microbatches.missing += self.microbatches_per_step as i64;
         self.tokens += step.tokens;
         self.seconds += step.seconds;
+        if let Some(cost) = step.cost {
+            *self.cost.get_or_insert(0.0) += cost;
+            self.priced_tokens += step.tokens;
+        }
         self.rate();
     }
 
     fn rate(&mut self) {
         let known = self.seconds > 0.0;
         self.tokens_per_second = if known { self.tokens as f64 / self.seconds } else { 0.0 };
+        self.tokens_per_currency_unit = tokens_per_unit(self.priced_tokens, self.cost);
     }
 
     /// Reads a report.
@@ -257,6 +278,11 @@ impl Report {
         file.persist(path)?;
         Ok(())
     }
+}
+
+/// Tokens for a unit of currency; `None` if nothing was paid.
+pub(crate) fn tokens_per_unit(tokens: u64, cost: Option<f64>) -> Option<f64> {
+    cost.filter(|cost| *cost > 0.0).map(|cost| tokens as f64 / cost)
 }
 
 #[cfg(test)]
@@ -288,6 +314,7 @@ mod tests {
             targets: 900,
             padded: 50,
             seconds: 0.5,
+            cost: None,
             counted,
             replayed: 1,
             all_reduce_seconds: Some(0.5),
@@ -332,6 +359,21 @@ mod tests {
                 "reference_hash": null,
             })
         );
+    }
+
+    #[test]
+    fn discarded_steps_cost_and_do_not_count() {
+        let mut report = Report::new();
+        report.note(&started());
+        for at in [0, 1, 1] {
+            report.note(&RunEvent::Committed(StepReport { cost: Some(0.25), ..step(at, 8) }));
+        }
+        assert_eq!((report.cost, report.tokens_per_currency_unit), (Some(0.5), Some(4000.0)));
+        report.note(&RunEvent::Rewound { version: 1, steps: 1 });
+        assert_eq!((report.cost, report.tokens_per_currency_unit), (Some(0.5), Some(2000.0)));
+        report.note(&RunEvent::Committed(StepReport { cost: Some(0.5), ..step(1, 8) }));
+        assert_eq!((report.cost, report.tokens_per_currency_unit), (Some(1.0), Some(2000.0)));
+        assert_eq!(tokens_per_unit(1000, Some(0.0)), None, "a machine may be free");
     }
 
     #[test]

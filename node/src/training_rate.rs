@@ -88,6 +88,7 @@ mod tests {
             targets: 4000,
             padded: 0,
             seconds: 0.5,
+            cost: None,
             counted: 8,
             replayed: 0,
             all_reduce_seconds: None,

@@ -58,6 +58,7 @@ fn newcomer(known: PeerId, addresses: &[SocketAddr]) -> (Candidate, LinkEstimate
         fingerprint: Some(ContentHash([5; 32])),
         duties: Duties::default(),
         mobile: true,
+        price: Some(units::Price::MAX),
         link_estimates: Some(vec![(known, estimate)]),
     };
     (candidate, estimate)
@@ -86,6 +87,7 @@ fn envelopes() -> Vec<Vec<u8>> {
         serving: true,
         duties: Duties::default(),
         mobile: true,
+        price: Some(units::Price::MAX),
         moves: Some(Move { to: Stage(3), era: Era(1), at: None, reason: MoveReason::Nearer }),
     };
     let member = Arc::new(member);

@@ -218,6 +218,7 @@ mod tests {
             serving: true,
             duties: Duties::default(),
             mobile: false,
+            price: None,
             moves: None,
         };
         let since = number - 1;

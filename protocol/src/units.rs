@@ -109,6 +109,85 @@ impl FromStr for Bytes {
 )]
 pub struct Rate(pub u64);
 
+/// The price of a machine for an hour, in the currency of the run's operators. It counts millionths
+/// of a unit, so that it compares and encodes exactly.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Default,
+    Serialize,
+    Deserialize,
+    bincode::Encode,
+)]
+#[serde(into = "f64", try_from = "f64")]
+pub struct Price(u64);
+
+impl Price {
+    /// Parts of a unit of currency.
+    const MILLION: u64 = 1_000_000;
+
+    /// The highest price: a million units for an hour. Sums of all members' prices fit.
+    pub const MAX: Self = Self(Self::MILLION * Self::MILLION);
+
+    /// Why a text or number is no price.
+    const EXPECTED: &str = "a price is a number from 0 to 1000000, for an hour";
+
+    /// The price in millionths of a unit.
+    #[must_use]
+    pub const fn millionths(self) -> u64 {
+        self.0
+    }
+}
+
+impl From<Price> for f64 {
+    /// Units of currency for an hour.
+    fn from(price: Price) -> Self {
+        price.0 as Self / Price::MILLION as Self
+    }
+}
+
+impl TryFrom<f64> for Price {
+    type Error = &'static str;
+
+    fn try_from(units: f64) -> Result<Self, Self::Error> {
+        let valid = (0.0..=f64::from(Self::MAX)).contains(&units);
+        let price = Self((units * Self::MILLION as f64).round() as u64);
+        valid.then_some(price).ok_or(Self::EXPECTED)
+    }
+}
+
+impl FromStr for Price {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.trim().parse::<f64>().map_err(|_| Self::EXPECTED)?.try_into()
+    }
+}
+
+impl fmt::Display for Price {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f64::from(*self).fmt(f)
+    }
+}
+
+/// Rejects prices above the highest one, so that sums of prices stay bounded.
+impl<C> bincode::Decode<C> for Price {
+    fn decode<D: bincode::de::Decoder<Context = C>>(
+        decoder: &mut D,
+    ) -> Result<Self, bincode::error::DecodeError> {
+        let price = Self(u64::decode(decoder)?);
+        let high = bincode::error::DecodeError::Other("invalid price");
+        if price <= Self::MAX { Ok(price) } else { Err(high) }
+    }
+}
+
+bincode::impl_borrow_decode!(Price);
+
 /// A moment, as the time since a start that only the caller knows. The pure modules read no clock:
 /// the caller passes the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -140,6 +219,25 @@ mod tests {
         assert_eq!(Bytes(1023).to_string(), "1023 B");
         assert_eq!(Bytes(1536).to_string(), "1.5 KiB");
         assert_eq!(Bytes::mebi(3).to_string(), "3.0 MiB");
+    }
+
+    #[test]
+    fn prices_are_read_and_bounded() {
+        let price = |text: &str| text.parse::<Price>();
+        assert_eq!(price(" 0.35 ").map(Price::millionths), Ok(350_000));
+        assert_eq!(price("0.0000014").map(|price| price.to_string()), Ok("0.000001".to_owned()));
+        assert_eq!(price("1e6"), Ok(Price::MAX));
+        assert_eq!(price("-0"), Ok(Price(0)));
+        for wrong in ["", "free", "-0.1", "1000001", "inf", "nan"] {
+            assert_eq!(price(wrong), Err(Price::EXPECTED), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn no_decoded_price_is_above_the_highest() {
+        let bytes = |price: u64| crate::wire::encode(&price).expect("small");
+        assert_eq!(crate::wire::decode(&bytes(Price::MAX.0)), Ok(Price::MAX));
+        assert!(crate::wire::decode::<Price>(&bytes(Price::MAX.0 + 1)).is_err());
     }
 
     #[test]

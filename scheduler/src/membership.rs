@@ -132,7 +132,8 @@ impl Membership {
         estimates: &Estimates<'_>,
         (link_estimates, load): (&LinkEstimates, &Load),
     ) -> Result<Admission, AdmissionError> {
-        let Candidate { choice, fits, addresses, fingerprint, duties, mobile, .. } = candidate;
+        let Candidate { choice, fits, addresses, fingerprint, duties, mobile, price, .. } =
+            candidate;
         let mut replaced = None;
         if let Some(known) = self.members.get(&member.peer) {
             let MemberRecord { member: life, span, .. } = *known.record;
@@ -164,7 +165,8 @@ impl Membership {
         // A member without a stage has nothing to fetch.
         let serving = serving || span.is_empty();
         let moves = None;
-        let record = MemberRecord { member, span, addresses, serving, duties, mobile, moves };
+        let record =
+            MemberRecord { member, span, addresses, serving, duties, mobile, price, moves };
         let record = Arc::new(record);
         self.members.insert(member.peer, Registered { record, fingerprint });
         self.unlogged.here.insert(member.peer);
@@ -505,6 +507,7 @@ mod tests {
             serving: true,
             duties: Duties::default(),
             mobile: true,
+            price: None,
             moves: moves_to.map(|to| Move { to: Stage(to), era, at, reason }),
         })
     }

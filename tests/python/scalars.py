@@ -10,8 +10,11 @@ def main():
     # By default the reader keeps a sample of the steps.
     events = EventAccumulator(sys.argv[1], size_guidance={"scalars": 0})
     events.Reload()
-    scalars = lambda tag: [[event.step, event.value] for event in events.Scalars(tag)]
-    print(json.dumps({tag: scalars(tag) for tag in events.Tags()["scalars"]}))
+    scalars = {
+        tag: [[event.step, event.value] for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
+    print(json.dumps(scalars))
 
 
 main()

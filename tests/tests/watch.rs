@@ -86,3 +86,44 @@ fn a_peer_is_ready_from_serving_until_it_drains() {
     assert_eq!(get(addresses[0], "/readyz").0, 200);
     assert_eq!(get(addresses[0], "/livez"), (200, "live\n".into()));
 }
+
+#[test]
+fn prices_of_members_become_the_cost_of_the_run() {
+    let run = Run::of_two_stages(30, 0);
+    let priced = |price| ["--price", price, "--slow-down", "15"];
+    let mut swarm =
+        Swarm::start(&run.config(), &[&["--wait-for", "3"], &priced("0.5")[..]].concat());
+    swarm.join(&["--observer"]);
+    swarm.join(&priced("2"));
+    swarm.peers[1].event("committed");
+    let seen = status(&swarm, 1);
+    assert_eq!(seen["cost"]["per_hour"], 2.5, "{seen:#}");
+    assert!(seen["cost"]["total"].as_f64().is_some_and(|total| total > 0.0), "{seen:#}");
+    let members = seen["members"].as_array().expect("a list");
+    let mut prices: Vec<_> = members.iter().filter_map(|member| member["price"].as_f64()).collect();
+    prices.sort_by(f64::total_cmp);
+    assert_eq!(prices, [0.5, 2.0]);
+    let table = ask(&swarm, 1, &["status"]).success();
+    assert!(table.contains(" so far, 2.5000 an hour"), "{table}");
+
+    let report = swarm.finish().report;
+    let number = |value: &Json| value.as_f64().expect("a number");
+    let steps = report["steps"].as_array().expect("a list");
+    // The first step also has the time in which members joined.
+    for step in &steps[1..] {
+        let expected = 2.5 * number(&step["seconds"]) / 3600.0;
+        assert!((number(&step["cost"]) / expected - 1.0).abs() < 1e-6, "{step}");
+    }
+    let total: f64 = steps.iter().map(|step| number(&step["cost"])).sum();
+    assert!((number(&report["cost"]) / total - 1.0).abs() < 1e-6);
+    let tokens: f64 = steps.iter().map(|step| number(&step["tokens"])).sum();
+    assert!((number(&report["tokens_per_currency_unit"]) / (tokens / total) - 1.0).abs() < 1e-6);
+}
+
+#[test]
+fn a_run_without_prices_has_no_cost() {
+    let report = Run::tiny(&[]).local("alone").report;
+    assert_eq!(report.get("cost"), None);
+    assert_eq!(report.get("tokens_per_currency_unit"), None);
+    assert!(report["steps"].as_array().is_some_and(|steps| steps[0].get("cost").is_none()));
+}

@@ -37,6 +37,7 @@ fn view() -> LogRecord {
         serving: true,
         duties: Duties::default(),
         mobile: false,
+        price: None,
         moves: None,
     };
     let gone = [Member { peer: PeerId([2; 32]), incarnation: Incarnation(3) }].into();

@@ -52,6 +52,7 @@ fn record(number: u64, trace: u64) -> LogRecord {
         serving: true,
         duties: Duties::default(),
         mobile: false,
+        price: None,
         moves: None,
     };
     let since = number.saturating_sub(1);

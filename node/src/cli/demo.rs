@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use shoal_engine::DeviceChoice;
 use shoal_protocol::codec::Codec;
 use shoal_protocol::manifest::Dtype;
+use shoal_protocol::units::Price;
 
 use super::parse_seconds;
 
@@ -76,6 +77,10 @@ pub struct DemoArgs {
     /// for TensorBoard.
     #[arg(long, value_name = "DIR")]
     pub tensorboard: Option<PathBuf>,
+    /// Price of each peer for an hour, in any currency. The report then has the cost of the run, and the
+    /// tokens for a unit of it.
+    #[arg(long, value_name = "PER_HOUR")]
+    pub price: Option<Price>,
     /// Skip the training of the reference.
     #[arg(long)]
     pub no_reference: bool,

@@ -9,7 +9,7 @@ use clap::Args;
 use shoal_engine::DeviceChoice;
 use shoal_protocol::ids::Stage;
 use shoal_protocol::message::StageChoice;
-use shoal_protocol::units::Bytes;
+use shoal_protocol::units::{Bytes, Price};
 use shoal_scheduler::rebalance::Rebalance;
 
 use super::{HttpAddress, default_data_dir};
@@ -66,6 +66,10 @@ pub struct ComputeArgs {
     /// TensorBoard; one process at a time.
     #[arg(long, value_name = "DIR")]
     tensorboard: Option<PathBuf>,
+    /// Price of this machine for an hour, in any currency that all peers share. Report, status and web page
+    /// then have the cost of the run, and the tokens for a unit of it.
+    #[arg(long, value_name = "PER_HOUR")]
+    price: Option<Price>,
 }
 
 /// What the process computes with.
@@ -79,6 +83,8 @@ pub struct ComputeOptions {
     pub events: Option<EventSink>,
     /// The folder for TensorBoard's event files, if they are written.
     pub tensorboard: Option<PathBuf>,
+    /// The price of the machine, if it is known.
+    pub price: Option<Price>,
 }
 
 impl From<ComputeArgs> for ComputeOptions {
@@ -89,6 +95,7 @@ impl From<ComputeArgs> for ComputeOptions {
             threads: args.threads.unwrap_or_else(all),
             events: args.events,
             tensorboard: args.tensorboard,
+            price: args.price,
         }
     }
 }

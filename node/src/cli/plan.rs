@@ -2,9 +2,18 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::ListFormat;
+
+/// What a better choice of devices has more of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PlanOrder {
+    /// Tokens per second.
+    Speed,
+    /// Tokens per unit of the currency of the fleet's prices.
+    Cost,
+}
 
 /// `shoal plan`
 #[derive(Debug, Clone, Args)]
@@ -15,6 +24,9 @@ pub struct PlanArgs {
     /// Seed of the search.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
+    /// What the first choice has the most of, where the fleet has `[training]`.
+    #[arg(long, value_enum, default_value_t = PlanOrder::Speed)]
+    pub order: PlanOrder,
     /// Output format.
     #[arg(short, long, value_enum, default_value_t = ListFormat::Text)]
     pub output: ListFormat,

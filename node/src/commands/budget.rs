@@ -7,6 +7,7 @@ use shoal_scheduler::planner::{
 use shoal_scheduler::rng::Rng;
 
 use super::fleet::{Fleet, FleetError};
+use crate::cli::PlanOrder;
 
 /// Effort of the search for one part of a fleet. It is small because many parts are searched.
 const EFFORT: Effort = Effort { population: 8, children: 16, exchanges: 512 };
@@ -95,18 +96,22 @@ pub(super) struct Choice {
     pub(super) computes: f64,
     pub(super) all_reduce: f64,
     pub(super) tokens_per_second: f64,
+    /// Tokens for a unit of the prices' currency; absent if the devices have no price.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tokens_per_currency_unit: Option<f64>,
     /// Bytes of memory on the fullest device.
     pub(super) memory: f64,
 }
 
-/// A recommendation for each affordable part of the fleet, the fastest first. The list is empty if
-/// none fits.
+/// A recommendation for each affordable part of the fleet, in an order. The list is empty if none
+/// fits.
 ///
 /// # Errors
 /// If the planner rejects the fleet.
 pub(super) fn choices(
     fleet: &Fleet,
     training: &Training,
+    order: PlanOrder,
     seed: u64,
 ) -> Result<Vec<Choice>, PlanError> {
     let mut found: Vec<Choice> = Vec::new();
@@ -119,7 +124,14 @@ pub(super) fn choices(
             found.extend(choice.filter(|choice| !known(choice)));
         }
     }
-    found.sort_by(|one, other| other.tokens_per_second.total_cmp(&one.tokens_per_second));
+    let value = |choice: &Choice| match order {
+        PlanOrder::Speed => choice.tokens_per_second,
+        PlanOrder::Cost => choice.tokens_per_currency_unit.unwrap_or(f64::INFINITY),
+    };
+    found.sort_by(|one, other| {
+        let faster = || other.tokens_per_second.total_cmp(&one.tokens_per_second);
+        value(other).total_cmp(&value(one)).then_with(faster)
+    });
     Ok(found)
 }
 
@@ -189,11 +201,13 @@ fn describe(
     let device = |at| fleet.home(Device(at)).0;
     let count = |region| (0..fleet.devices()).filter(|at| device(*at) == region).count();
     let regions = 0..fleet.regions();
+    let price = regions.clone().map(|at| fleet.price(at) * count(at) as f64).sum();
+    let tokens_per_second = training.tokens as f64 / step;
     Choice {
-        devices: regions.clone().map(|at| (fleet.region(at).to_owned(), count(at))).collect(),
+        devices: regions.map(|at| (fleet.region(at).to_owned(), count(at))).collect(),
         stages,
         replicas,
-        price: regions.map(|at| fleet.price(at) * count(at) as f64).sum(),
+        price,
         microbatch: advice.microbatch,
         microbatches: advice.microbatches,
         windows: advice.windows,
@@ -201,7 +215,8 @@ fn describe(
         passes,
         computes: advice.computes.as_secs_f64(),
         all_reduce,
-        tokens_per_second: training.tokens as f64 / step,
+        tokens_per_second,
+        tokens_per_currency_unit: (price > 0.0).then(|| tokens_per_second * 3600.0 / price),
         memory: advice.memory,
     }
 }
@@ -227,7 +242,10 @@ forward = 1.0
         let budget = budget.map_or_else(String::new, |budget| format!("budget = {budget}\n"));
         let fleet = Fleet::parse(&format!("{FLEET}{budget}{more}")).expect("a fleet");
         let training = fleet.training().expect("it has a training");
-        choices(&fleet, training, 1).expect("the planner accepts it").into_iter().next()
+        choices(&fleet, training, PlanOrder::Speed, 1)
+            .expect("the planner accepts it")
+            .into_iter()
+            .next()
     }
 
     #[test]
@@ -251,6 +269,24 @@ forward = 1.0
             assert_eq!((best.microbatch, best.tokens_per_second), (1, 8.0 / step));
         }
         assert_eq!(best(Some(0.9), ""), None, "one device is no pipeline");
+    }
+
+    #[test]
+    fn the_most_tokens_for_the_money_come_first_where_cost_decides() {
+        let fleet = Fleet::parse(FLEET).expect("a fleet");
+        let training = fleet.training().expect("it has a training");
+        let found = choices(&fleet, training, PlanOrder::Cost, 1).expect("choices");
+        let values: Vec<f64> =
+            found.iter().filter_map(|choice| choice.tokens_per_currency_unit).collect();
+        assert_eq!(values.len(), found.len());
+        assert!(values.is_sorted_by(|one, other| one >= other), "{values:?}");
+        // Four cheap devices compute 8 tokens in 7.5 s, for 2 an hour.
+        assert_eq!((found[0].price, values[0]), (2.0, 8.0 / 7.5 * 3600.0 / 2.0));
+        let free = FLEET.replace("price = 1.0", "price = 0").replace("price = 0.5", "price = 0");
+        let fleet = Fleet::parse(&free).expect("a fleet");
+        let found = choices(&fleet, training, PlanOrder::Cost, 1).expect("choices");
+        assert!(found.iter().all(|choice| choice.tokens_per_currency_unit.is_none()));
+        assert!(found[0].tokens_per_second >= found[1].tokens_per_second);
     }
 
     #[test]

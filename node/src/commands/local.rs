@@ -45,6 +45,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
         choice: StageChoice::All,
         device: compute.device,
         threads: compute.threads.get(),
+        price: compute.price,
         limits: ResourceLimits::default(),
         slow_down: std::time::Duration::ZERO,
         data_dir: scratch.path().to_owned(),

@@ -16,6 +16,7 @@ use super::budget::{Choice, choices};
 use super::fleet::Fleet;
 use crate::cli::{ListFormat, PlanArgs};
 use crate::config::read_text;
+use crate::event_text::with_prefix;
 use crate::exit::{Exit, ExitWith};
 
 /// Random placements whose mean cost is printed for comparison.
@@ -35,7 +36,7 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
         }
         return Ok(());
     };
-    let choices = choices(&fleet, training, args.seed).exit_with(Exit::Usage)?;
+    let choices = choices(&fleet, training, args.order, args.seed).exit_with(Exit::Usage)?;
     let best = choices.first().context(NOTHING_FITS).exit_with(Exit::Usage)?;
     let counts = |region: usize| {
         let named = best.devices.iter().find(|(name, _)| name == fleet.region(region));
@@ -235,10 +236,16 @@ fn table(plan: &Plan, text: &mut String) {
     bottlenecks(plan, text);
 }
 
+/// The tokens that a choice computes for a unit of currency, after its price.
+fn value(choice: &Choice) -> String {
+    let tokens = choice.tokens_per_currency_unit;
+    tokens.map_or_else(String::new, |tokens| format!(", {} tokens per unit", with_prefix(tokens)))
+}
+
 /// Choices listed besides the best one.
 const LISTED: usize = 8;
 
-/// The fastest choice with an explanation, and a line for each other choice.
+/// The best choice with an explanation, and a line for each other choice.
 fn advice(choices: &[Choice], budget: Option<f64>) -> String {
     let mut text = String::new();
     let Some(best) = choices.first() else { return text };
@@ -265,7 +272,7 @@ fn advice(choices: &[Choice], budget: Option<f64>) -> String {
         Bytes(best.memory as u64)
     );
     let within = budget.map_or_else(String::new, |budget| format!(" of {budget:.2}"));
-    let _ = writeln!(text, "  {:.2}{within} an hour", best.price);
+    let _ = writeln!(text, "  {:.2}{within} an hour{}", best.price, value(best));
     let waits = [
         (best.computes, "computation: faster or more devices help"),
         (
@@ -280,12 +287,13 @@ fn advice(choices: &[Choice], budget: Option<f64>) -> String {
     for other in choices.iter().skip(1).take(LISTED) {
         let _ = writeln!(
             text,
-            "  or {} stages of {} ({}): {:.0} tokens/s for {:.2} an hour, microbatches of {} tokens",
+            "  or {} stages of {} ({}): {:.0} tokens/s for {:.2} an hour{}, microbatches of {} tokens",
             other.stages,
             other.replicas,
             devices(other),
             other.tokens_per_second,
             other.price,
+            value(other),
             other.microbatch
         );
     }

@@ -176,6 +176,7 @@ async fn take_part(
         choice: options.stage,
         device: options.compute.device,
         threads: options.compute.threads.get(),
+        price: options.compute.price,
         limits: options.limits,
         slow_down: options.slow_down,
         data_dir: home.path().to_owned(),

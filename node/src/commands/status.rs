@@ -72,6 +72,8 @@ mod tests {
         assert_eq!((row("0 "), row("1 "), row("2 "), row("- ")), (1, 2, 1, 1), "{text}");
         assert!(text.contains("2      none\n"), "{text}");
         assert!(text.contains("◐ catching up"), "{text}");
+        let cost = "cost        1.5000 so far, 0.3500 an hour, 2.50M tokens per unit of currency\n";
+        assert!(text.contains(cost), "{text}");
         assert!(text.contains("paused: stage 2 has no replica"), "{text}");
         assert!(text.contains("5s ago  the run goes back to version 40"), "{text}");
     }

@@ -164,6 +164,7 @@ mod tests {
             serving: true,
             duties: Duties { anchor: number < 4, archive: false },
             mobile: false,
+            price: None,
             moves: None,
         };
         let mut contact = CoordinatorContact::new(Some(member(1)));

@@ -561,7 +561,7 @@ impl<'a> Driver<'a> {
 
     fn members_changed(&mut self) {
         let view = self.peer.view().clone();
-        self.status.metrics().members(&view, self.context.me, &self.context.manifest);
+        self.status.members_changed(&self.context, &view);
         self.network.members_changed(&view);
         self.coordination.members_changed(view);
     }

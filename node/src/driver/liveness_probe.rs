@@ -66,6 +66,7 @@ mod tests {
             serving: true,
             duties: Duties::default(),
             mobile: false,
+            price: None,
             moves: None,
         };
         let members = [

@@ -18,6 +18,7 @@ pub(crate) mod chunks;
 mod context;
 mod coordination;
 mod coordinator_contact;
+mod cost_meter;
 mod effect;
 mod engine_host;
 mod engine_thread;

@@ -11,6 +11,7 @@ use shoal_protocol::ids::Member;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::net::transport::{Transport, TransportEvent};
+use shoal_protocol::units::Price;
 use shoal_scheduler::rebalance::Rebalance;
 use tokio::sync::mpsc;
 
@@ -31,6 +32,8 @@ pub struct Setup {
     pub device: DeviceChoice,
     /// Processor threads.
     pub threads: usize,
+    /// The price of the machine, if it is known.
+    pub price: Option<Price>,
     /// The part of the machine that the peer may use.
     pub limits: ResourceLimits,
     /// Extra time for each pass, to model a slow peer.

@@ -280,6 +280,7 @@ mod tests {
             addresses: Vec::new(),
             duties: Duties::default(),
             mobile: false,
+            price: None,
             moves: None,
         };
         let members = members.iter().map(record).map(Into::into).collect();

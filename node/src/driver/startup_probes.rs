@@ -26,7 +26,7 @@ pub(super) async fn new_peer(
     setup: &Setup,
     budget: &ResourceBudget,
 ) -> anyhow::Result<(Peer, bool)> {
-    let Setup { manifest, me, choice, device, threads, network, role, .. } = setup;
+    let Setup { manifest, me, choice, device, threads, price, network, role, .. } = setup;
     let fits = budget.fits(manifest, *choice).exit_with(Exit::NotAdmitted)?;
     let mobile = budget.has_any_two(manifest, *choice, &fits);
     let fingerprint = match choice {
@@ -39,6 +39,7 @@ pub(super) async fn new_peer(
         choice: *choice,
         fits,
         mobile,
+        price: *price,
         link_estimates: None,
         addresses: network.as_ref().map_or_else(Vec::new, |net| net.addresses.clone()),
         fingerprint,

@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 use shoal_metrics::{NodeState, Preemption};
 use shoal_protocol::ids::{Era, Stage, Step};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{CommitRecord, proof_of_all};
+use shoal_protocol::message::{CommitRecord, View, proof_of_all};
 use shoal_protocol::units::Moment;
 use shoal_scheduler::action::{CoordinatorEvent, StepCounts};
 
 use super::admission::Refusals;
 use super::context::Context;
 use super::coordinator_contact::PATIENCE;
+use super::cost_meter::CostMeter;
 use super::metrics_update::MetricsUpdate;
 use super::observer::Observer;
 use crate::events::{RunEvent, StepReport};
@@ -36,6 +37,7 @@ pub(super) struct StatusFeed<'a> {
     coordinator_unreachable: bool,
     /// The beginning of the open step.
     step_began: Moment,
+    cost: CostMeter,
     /// The newest step that was reported, and its era.
     last_announced: Option<(Era, Step)>,
 }
@@ -57,6 +59,7 @@ impl<'a> StatusFeed<'a> {
             updated: None,
             coordinator_unreachable: false,
             step_began: Moment::default(),
+            cost: CostMeter::default(),
             last_announced: None,
         }
     }
@@ -81,6 +84,12 @@ impl<'a> StatusFeed<'a> {
 
     pub(super) fn metrics(&mut self) -> &mut MetricsUpdate {
         &mut self.metrics
+    }
+
+    /// Takes in a change of the membership.
+    pub(super) fn members_changed(&mut self, context: &Context, view: &View) {
+        self.cost.members(context.now(), view);
+        self.metrics.members(view, context.me, &context.manifest);
     }
 
     /// Returns whether the status is old, or has another membership than this one.
@@ -175,6 +184,7 @@ impl<'a> StatusFeed<'a> {
             targets: record.loss.targets,
             padded: record.loss.padded,
             seconds,
+            cost: self.cost.step(now),
             counted: proven(record, training.stages, training.microbatches),
             all_reduce_seconds: counts.map(|counts| counts.all_reduce.as_secs_f64()),
             replayed: counts.map_or(0, |counts| counts.replayed),

@@ -128,6 +128,7 @@ impl Sources<'_> {
             anchor: record.duties.anchor,
             archive: record.duties.archive,
             own,
+            price: record.price,
             addresses: record.addresses.clone(),
             link: transport.and_then(|transport| link(transport, record)),
         }

@@ -6,9 +6,12 @@ use shoal_protocol::ids::{ContentHash, PeerId, RunId};
 
 use super::diff::changes;
 use super::downsampled_series::Series;
-use super::{Curves, NodeState, Observation, Status, StatusEvent, Tone, TrainingStatus};
+use super::{
+    CostStatus, Curves, NodeState, Observation, Status, StatusEvent, Tone, TrainingStatus,
+};
 use crate::event_text::describe;
 use crate::events::{RunEvent, StepReport};
+use crate::report::tokens_per_unit;
 use crate::training_rate::TrainingRate;
 
 /// The most events that are kept.
@@ -32,6 +35,10 @@ pub(super) struct EventLog {
     loss: Series,
     held_out_loss: Series,
     tokens_per_second: Series,
+    /// The cost of all steps, if a member had a price.
+    cost: Option<f64>,
+    /// Tokens of the steps that have a cost. A step that is computed again counts once.
+    priced_tokens: u64,
     status_events: VecDeque<StatusEvent>,
     /// Why members were lost, until the membership shows the loss.
     causes: BTreeMap<PeerId, String>,
@@ -141,6 +148,7 @@ impl EventLog {
             run,
             members: self.observation.members.clone(),
             training: self.training.clone(),
+            cost: self.cost(),
             curves: Curves {
                 loss: self.loss.points(),
                 held_out_loss: self.held_out_loss.points(),
@@ -148,6 +156,18 @@ impl EventLog {
             },
             events: self.status_events.iter().cloned().collect(),
         }
+    }
+
+    fn cost(&self) -> Option<CostStatus> {
+        let prices = || self.observation.members.iter().filter_map(|member| member.price);
+        if self.cost.is_none() && prices().next().is_none() {
+            return None;
+        }
+        Some(CostStatus {
+            per_hour: prices().map(f64::from).sum(),
+            total: self.cost.unwrap_or(0.0),
+            tokens_per_currency_unit: tokens_per_unit(self.priced_tokens, self.cost),
+        })
     }
 
     fn state(&self) -> (NodeState, Option<String>) {
@@ -184,6 +204,11 @@ impl EventLog {
             self.tokens_per_second.push(step.step, step.tokens_per_second());
             self.training.tokens_per_second = number(self.throughput.tokens_per_second);
             self.training.seconds_per_step = number(self.throughput.seconds_per_step);
+        }
+        if let Some(cost) = step.cost.and_then(number) {
+            *self.cost.get_or_insert(0.0) += cost;
+            let new = self.training.step.is_none_or(|newest| newest < step.step);
+            self.priced_tokens += if new && self.observation.node.ready { step.tokens } else { 0 };
         }
         // The driver's next observation may come up to a second later.
         if let Some(run) = &mut self.observation.run {
@@ -258,6 +283,7 @@ mod tests {
             targets: 900,
             padded: 50,
             seconds: 0.5,
+            cost: None,
             counted: 12,
             replayed: 0,
             all_reduce_seconds: None,
@@ -292,6 +318,36 @@ mod tests {
         assert_eq!(status.training.loss, Some(4.0));
         assert_eq!(status.training.held_out_loss, Some(5.5));
         assert_eq!(status.training.committed_at_ms, Some(3));
+    }
+
+    #[test]
+    fn steps_have_a_cost_where_members_have_a_price() {
+        let mut event_log = EventLog::default();
+        let paid = |at, cost| match committed(at, 4.0) {
+            RunEvent::Committed(step) => RunEvent::Committed(StepReport { cost, ..step }),
+            other => other,
+        };
+        let mut now = observation();
+        now.members.iter_mut().for_each(|member| member.price = None);
+        event_log.see(1, now.clone());
+        event_log.note(2, &paid(0, None));
+        assert_eq!(event_log.status(2).cost, None);
+        now.members[0].price = Some("0.5".parse().expect("a price"));
+        now.members[1].price = Some("2".parse().expect("a price"));
+        event_log.see(3, now.clone());
+        for at in [1, 2, 2] {
+            event_log.note(4, &paid(at, Some(0.25)));
+        }
+        let expected = CostStatus {
+            per_hour: 2.5,
+            total: 0.75,
+            tokens_per_currency_unit: Some(2000.0 / 0.75),
+        };
+        assert_eq!(event_log.status(5).cost, Some(expected));
+        // What was paid stays when the members are gone.
+        now.members.clear();
+        event_log.see(6, now);
+        assert_eq!(event_log.status(6).cost, Some(CostStatus { per_hour: 0.0, ..expected }));
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use shoal_protocol::ids::{ContentHash, Incarnation, PeerId, Stage, StageSpan};
 
 use super::{
-    CheckpointStatus, Curves, LinkStatus, MemberState, MemberStatus, NodeState, NodeStatus, Point,
-    RunStatus, Status, StatusEvent, Tone, TrainingStatus,
+    CheckpointStatus, CostStatus, Curves, LinkStatus, MemberState, MemberStatus, NodeState,
+    NodeStatus, Point, RunStatus, Status, StatusEvent, Tone, TrainingStatus,
 };
 
 /// The time at which the status was taken, in milliseconds since 1970.
@@ -33,6 +33,7 @@ fn member(number: u8, stages: StageSpan, state: MemberState) -> MemberStatus {
         anchor: number == 1,
         archive: false,
         own: number == 1,
+        price: (number == 2).then(|| "0.35".parse().expect("a price")),
         addresses: vec!["127.0.0.1:7410".parse().expect("an address")],
         link: (number != 1).then_some(link),
     }
@@ -84,6 +85,11 @@ pub(crate) fn status() -> Status {
             seconds_per_step: Some(0.5),
             committed_at_ms: Some(NOW - 6000),
         },
+        cost: Some(CostStatus {
+            per_hour: 0.35,
+            total: 1.5,
+            tokens_per_currency_unit: Some(2.5e6),
+        }),
         curves: Curves {
             loss: (0..40).map(|step| Point(step, 5.5 - step as f64 * 0.075)).collect(),
             held_out_loss: vec![Point(0, 5.5), Point(20, 4.0), Point(39, 2.75)],

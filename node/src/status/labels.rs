@@ -3,8 +3,8 @@
 use shoal_protocol::ids::Stage;
 use shoal_protocol::units::Bytes;
 
-use super::{MemberStatus, OwnPort, Status};
-use crate::event_text::with_prefix;
+use super::{CostStatus, MemberStatus, OwnPort, Status};
+use crate::event_text::{currency, with_prefix};
 
 /// The members of each stage in order, then the members without a stage, if there are any.
 fn by_stage(status: &Status) -> Vec<(Option<Stage>, Vec<&MemberStatus>)> {
@@ -66,6 +66,7 @@ pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
         ));
     }
     lines.push(("training", training(status)));
+    lines.extend(status.cost.as_ref().map(|cost| ("cost", describe_cost(cost))));
     if let Some(checkpoint) = status.run.as_ref().and_then(|run| run.checkpoint.as_ref()) {
         let hash = checkpoint.hash.map(|hash| format!(" ({:.8})", hash.to_string()));
         let line = format!("version {}{}", checkpoint.version, hash.unwrap_or_default());
@@ -120,6 +121,16 @@ fn training(status: &Status) -> String {
     let last = training.committed_at_ms.map(|at| format!(", {}", age(status.at_ms, at)));
     let parts = [held_out, throughput, time, last].map(Option::unwrap_or_default).concat();
     format!("step {step}: loss {}{parts}", number(training.loss))
+}
+
+/// The cost of the run, and the tokens for it.
+fn describe_cost(cost: &CostStatus) -> String {
+    let tokens = cost
+        .tokens_per_currency_unit
+        .map(|tokens| format!(", {} tokens per unit of currency", with_prefix(tokens)));
+    let CostStatus { total, per_hour, .. } = cost;
+    let [total, per_hour] = [*total, *per_hour].map(currency);
+    format!("{total} so far, {per_hour} an hour{}", tokens.unwrap_or_default())
 }
 
 fn amount(bytes: u64) -> String {

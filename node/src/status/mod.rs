@@ -14,8 +14,8 @@ pub(crate) mod snapshot;
 mod watch;
 
 pub use self::snapshot::{
-    CheckpointStatus, Curves, LinkStatus, LoadStatus, MemberState, MemberStatus, MoveStatus,
-    NodeState, NodeStatus, Point, RunStatus, Status, StatusEvent, Tone, TrafficStatus,
+    CheckpointStatus, CostStatus, Curves, LinkStatus, LoadStatus, MemberState, MemberStatus,
+    MoveStatus, NodeState, NodeStatus, Point, RunStatus, Status, StatusEvent, Tone, TrafficStatus,
     TrainingStatus,
 };
 pub use self::watch::{Health, StatusWatch};

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use shoal_protocol::decoder::Decoder;
 use shoal_protocol::ids::{ContentHash, Incarnation, PeerId, RunId, Stage, StageSpan};
 use shoal_protocol::message::MoveReason;
+use shoal_protocol::units::Price;
 
 use crate::reachability::OwnPort;
 
@@ -25,6 +26,9 @@ pub struct Status {
     pub members: Vec<MemberStatus>,
     /// The newest training figures.
     pub training: TrainingStatus,
+    /// The cost of the run, if a member has a price.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<CostStatus>,
     /// The history of the training figures.
     pub curves: Curves,
     /// Recent events, oldest first.
@@ -181,6 +185,17 @@ pub struct TrainingStatus {
     pub committed_at_ms: Option<u64>,
 }
 
+/// The cost of a run in the currency of `--price`, since this node first saw a member with a price.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct CostStatus {
+    /// The members' prices for an hour.
+    pub per_hour: f64,
+    /// Price of the members' time up to the newest step.
+    pub total: f64,
+    /// Tokens trained on for a unit of currency; absent while nothing was paid.
+    pub tokens_per_currency_unit: Option<f64>,
+}
+
 /// One member of the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MemberStatus {
@@ -203,6 +218,9 @@ pub struct MemberStatus {
     pub archive: bool,
     /// Whether it is the node that took this snapshot.
     pub own: bool,
+    /// The price of its machine for an hour, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price: Option<Price>,
     /// Its listen addresses.
     pub addresses: Vec<SocketAddr>,
     /// This node's connection to it, if there is one.

@@ -59,6 +59,7 @@ fn step(step: u64, loss: f64) -> RunEvent {
         targets: 900,
         padded: 50,
         seconds: 0.5,
+        cost: None,
         counted: 8,
         replayed: 0,
         all_reduce_seconds: None,

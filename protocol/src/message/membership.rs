@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::LinkEstimate;
 use crate::ids::{ContentHash, Era, Member, PeerId, Stage, StageSpan, Step};
+use crate::units::Price;
 
 /// Which stages a newcomer wants to host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
@@ -46,6 +47,8 @@ pub struct Candidate {
     /// Whether the coordinator may assign it another stage later: its memory holds any two stages
     /// at once, and its operator chose no stage.
     pub mobile: bool,
+    /// The price of its machine, if its operator stated one. It decides nothing.
+    pub price: Option<Price>,
     /// The measured links to members; `None` before the latency probe.
     pub link_estimates: Option<Vec<(PeerId, LinkEstimate)>>,
 }
@@ -209,6 +212,8 @@ pub struct MemberRecord {
     pub duties: Duties,
     /// Whether the coordinator may assign it another stage.
     pub mobile: bool,
+    /// The price of its machine, if its operator stated one. It decides nothing.
+    pub price: Option<Price>,
     /// Its migration to another stage, while one is under way.
     pub moves: Option<Move>,
 }
@@ -333,7 +338,9 @@ mod tests {
     fn record(peer: u8, life: u64, serving: bool) -> Arc<MemberRecord> {
         let member = Member { peer: PeerId([peer; 32]), incarnation: Incarnation(life) };
         let (span, addresses, duties) = (StageSpan::none(), Vec::new(), Duties::default());
-        MemberRecord { member, span, addresses, serving, duties, mobile: false, moves: None }.into()
+        let (price, moves) = (None, None);
+        MemberRecord { member, span, addresses, serving, duties, mobile: false, price, moves }
+            .into()
     }
 
     fn view(number: u64, members: &BTreeMap<u8, (u64, bool)>) -> View {

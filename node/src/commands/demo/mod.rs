@@ -243,6 +243,9 @@ fn peer_arguments(
             .with("--events", "-")
             .with("--address-file", address_of(index));
     }
+    if let Some(price) = args.price {
+        arguments = arguments.with("--price", price.to_string());
+    }
     // Peers look for an anchor that was killed at the port that it had.
     let port = if index < args.anchors { published_port(&address_of(index)) } else { None };
     let arguments = arguments

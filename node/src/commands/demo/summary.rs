@@ -6,7 +6,7 @@ use std::path::Path;
 use shoal_engine::{Device, DeviceChoice, Ending, Generator, Sampling};
 use shoal_protocol::manifest::Manifest;
 
-use crate::event_text::{counted, with_prefix};
+use crate::event_text::{counted, currency, with_prefix};
 use crate::report::Report;
 use crate::text::TextCodec;
 
@@ -114,6 +114,7 @@ impl fmt::Display for Summary<'_> {
         }
         writeln!(f, "loss curve  {}", self.folder.join("loss.svg").display())?;
         self.fmt_speed(f)?;
+        self.fmt_cost(f)?;
         if report.kills > 0 {
             let numbers = &report.microbatches;
             writeln!(
@@ -143,6 +144,16 @@ impl Summary<'_> {
         if let Some(alone) = self.reference {
             let speed = with_prefix(alone.tokens_per_second);
             write!(f, "; {speed} tokens/s with one alone, one thread each")?;
+        }
+        writeln!(f)
+    }
+
+    fn fmt_cost(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = self.report;
+        let Some(cost) = report.cost else { return Ok(()) };
+        write!(f, "cost        {} units of currency", currency(cost))?;
+        if let Some(tokens) = report.tokens_per_currency_unit {
+            write!(f, ", {} tokens for each", with_prefix(tokens))?;
         }
         writeln!(f)
     }

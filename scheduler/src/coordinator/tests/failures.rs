@@ -361,6 +361,7 @@ fn a_coordinator_that_takes_over_in_the_middle_of_a_rewind_completes_it() {
         serving: false,
         duties: Duties::default(),
         mobile: true,
+        price: None,
         moves: None,
     };
     let view = View { number: 1, members: vec![Arc::new(record)] };

@@ -167,6 +167,7 @@ fn register(choice: StageChoice) -> ToCoordinator {
         fingerprint: Some(ContentHash([0; 32])),
         duties: Duties { anchor: false, archive: true },
         mobile: false,
+        price: None,
     })
 }
 

@@ -187,6 +187,7 @@ mod tests {
             serving: true,
             duties: Duties::default(),
             mobile: false,
+            price: None,
             moves: None,
         })
     }

@@ -69,6 +69,7 @@ impl Probe {
                 fingerprint: Some(ContentHash([0; 32])),
                 duties: Duties::default(),
                 mobile: false,
+                price: None,
             },
             limits,
             seed: 0,
@@ -83,6 +84,7 @@ impl Probe {
             serving: true,
             duties: Duties::default(),
             mobile: false,
+            price: None,
             moves: None,
         };
         let other = StageSpan::one(Stage(others));

@@ -61,6 +61,7 @@ impl Node {
                 choice: scenario.peers[index].choice,
                 fits: scenario.peers[index].fits.clone(),
                 mobile: scenario.peers[index].choice == StageChoice::Auto,
+                price: None,
                 link_estimates: (!probes_links_first(scenario)).then(Vec::new),
                 addresses: Vec::new(),
                 fingerprint: Some(ContentHash([0; 32])),
