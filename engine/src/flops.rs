@@ -13,27 +13,46 @@ use crate::parameters::{Parameter, model_parameters, parameters};
 /// Minimum duration of the measurement.
 const TIMED: Duration = Duration::from_millis(60);
 
-/// Floating-point operations of a stage's forward pass over one microbatch, by the usual
-/// convention: two for each matrix element and token, plus those of attention over the whole
-/// context. A backward pass has twice as many.
+/// Floating-point operations of a stage's passes over one microbatch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PassFlops {
+    /// Of the forward pass.
+    pub forward: f64,
+    /// Of the backward pass, without a repeated forward pass.
+    pub backward: f64,
+}
+
+/// Floating-point operations of a stage's passes over one microbatch, by the usual convention: a
+/// forward pass has two for each matrix element and token, plus those of attention over the whole
+/// context. A backward pass has as many for the gradients of its inputs, and for those of the trained
+/// weights.
 #[must_use]
-pub fn forward_flops(manifest: &Manifest, stage: Stage) -> f64 {
+pub fn pass_flops(manifest: &Manifest, stage: Stage) -> PassFlops {
     let model = &manifest.model;
     let tokens = f64::from(manifest.training.microbatch_size) * f64::from(model.context);
-    // Norms are vectors, and the embedding is a lookup.
-    let multiplied =
-        |parameter: &&Parameter| parameter.decays() && !parameter.name.contains("embed_");
-    let mut list = model_parameters(manifest, stage);
-    if manifest.lora.is_some() {
-        list.extend(parameters(manifest, stage));
-    }
-    let mut weights: usize = list.iter().filter(multiplied).map(Parameter::len).sum();
-    if model.block.tied && manifest.training.stages == 1 {
-        weights += (model.vocabulary * model.hidden) as usize;
-    }
+    // Embedding and head are one matrix: the lookup costs nothing, the product does.
+    let head = match model.block.tied && manifest.training.stages == 1 {
+        true => (model.vocabulary * model.hidden) as usize,
+        false => 0,
+    };
+    let whole = multiplied(&model_parameters(manifest, stage)) + head;
+    let (trained, frozen) = match manifest.lora {
+        Some(_) => (multiplied(&parameters(manifest, stage)), whole),
+        None => (whole, 0),
+    };
     let layers = manifest.layers_of(stage).len() as f64;
     let attention = 4.0 * layers * f64::from(model.context) * f64::from(model.query_width());
-    tokens * (2.0 * weights as f64 + attention)
+    let (trained, frozen) = (2.0 * trained as f64, 2.0 * frozen as f64);
+    PassFlops {
+        forward: tokens * (trained + frozen + attention),
+        backward: tokens * (2.0 * (trained + attention) + frozen),
+    }
+}
+
+/// Elements of the matrices that a pass multiplies by. Norms are vectors, and the embedding is a lookup.
+fn multiplied(parameters: &[Parameter]) -> usize {
+    let is_matrix = |one: &&Parameter| one.decays() && !one.name.contains("embed_");
+    parameters.iter().filter(is_matrix).map(Parameter::len).sum()
 }
 
 /// Floating-point operations per second of a device in a product of large square matrices: the best
@@ -68,7 +87,7 @@ pub fn peak_flops(device: Device, dtype: Dtype) -> Result<f64> {
 
 #[cfg(test)]
 mod tests {
-    use shoal_protocol::manifest::example;
+    use shoal_protocol::manifest::{Lora, LoraTarget, example};
 
     use super::*;
     use crate::device::DeviceChoice;
@@ -85,19 +104,31 @@ mod tests {
         let attention = 2 * 2 * model.layers as usize * model.context as usize * hidden;
         let tokens = manifest.training.microbatch_size as usize * model.context as usize;
         let expected = tokens * (2 * weights + attention);
-        assert_eq!(forward_flops(&manifest, Stage(0)), expected as f64);
+        let PassFlops { forward, backward } = pass_flops(&manifest, Stage(0));
+        assert_eq!((forward, backward), (expected as f64, 2.0 * expected as f64));
     }
 
     #[test]
     fn the_parts_of_a_split_model_add_up() {
         let mut manifest = example::small();
         let of = |manifest: &Manifest| -> f64 {
-            manifest.stages().map(|stage| forward_flops(manifest, stage)).sum()
+            manifest.stages().map(|stage| pass_flops(manifest, stage).forward).sum()
         };
         manifest.training.stages = 1;
         let whole = of(&manifest);
         manifest.training.stages = 2;
         assert_eq!(of(&manifest), whole);
+    }
+
+    #[test]
+    fn frozen_weights_get_no_gradients() {
+        let mut manifest = example::small();
+        manifest.training.stages = 1;
+        let whole = pass_flops(&manifest, Stage(0));
+        let rank = 1;
+        manifest.lora = Some(Lora { rank, alpha: 1.0, targets: LoraTarget::ALL.to_vec() });
+        let adapted = pass_flops(&manifest, Stage(0));
+        assert!(adapted.forward > whole.forward && adapted.backward < whole.backward);
     }
 
     #[test]

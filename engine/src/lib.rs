@@ -76,7 +76,7 @@ pub use device::{Device, DeviceChoice};
 pub use engine::Engine;
 pub use error::{EngineError, GradientProblem, Result};
 pub use fingerprint::fingerprint;
-pub use flops::{forward_flops, peak_flops};
+pub use flops::{PassFlops, pass_flops, peak_flops};
 pub use generate::{Ending, Generation, Generator};
 pub use init::initial_weights;
 pub use kernel::instruction_set;

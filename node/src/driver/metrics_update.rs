@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
 
-use shoal_engine::forward_flops;
+use shoal_engine::{PassFlops, pass_flops};
 use shoal_metrics::{
     Direction, Fault, Label, LinkPacking, Metrics, MoveCause, NodeState, Path, PeerState, Phase,
     PortState, Preemption, Queue, Refusal, RefusedConnection, Repeat, RoundFailure, TrafficKind,
@@ -32,8 +32,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct MetricsUpdate {
     metrics: Metrics,
-    /// Floating-point operations of a forward pass over one microbatch, by stage.
-    flops: Vec<f64>,
+    /// Floating-point operations of passes over one microbatch, by stage.
+    flops: Vec<PassFlops>,
     traffic: Traffic,
     spill_failures: u64,
     looked: Option<Instant>,
@@ -53,7 +53,7 @@ impl MetricsUpdate {
         metrics.node.own_port.choose(PortState::Unknown);
         let update = Self {
             metrics,
-            flops: manifest.stages().map(|stage| forward_flops(manifest, stage)).collect(),
+            flops: manifest.stages().map(|stage| pass_flops(manifest, stage)).collect(),
             traffic: Traffic::default(),
             spill_failures: 0,
             looked: None,
@@ -142,18 +142,21 @@ impl MetricsUpdate {
     pub(crate) fn computed(&self, result: &TaskResult, busy: Duration) {
         let node = &self.metrics.node;
         let seconds = busy.as_secs_f64();
-        let pass = |direction: Direction, key: &ClaimKey, times: f64| {
+        let pass = |direction: Direction, key: &ClaimKey| {
             node.microbatches.of(direction).inc();
-            node.flops.inc_by(times * self.flops[usize::from(key.stage.0)]);
+            let flops = self.flops[usize::from(key.stage.0)];
+            node.flops.inc_by(match direction {
+                Direction::Forward => flops.forward,
+                Direction::Backward => flops.backward,
+            });
         };
         let phase = match result {
             TaskResult::Forwarded { key, .. } => {
-                pass(Direction::Forward, key, 1.0);
+                pass(Direction::Forward, key);
                 Phase::Forward
             }
             TaskResult::Returned { key, .. } => {
-                // It computes the gradients of the input and of the weights.
-                pass(Direction::Backward, key, 2.0);
+                pass(Direction::Backward, key);
                 Phase::Backward
             }
             TaskResult::Accumulated { .. } => Phase::Accumulate,
