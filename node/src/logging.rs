@@ -108,6 +108,10 @@ pub fn report_panics() {
             .copied()
             .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
             .unwrap_or("no reason given");
+        if text.starts_with("failed printing to stdout: Broken pipe") {
+            // The reader has what it wanted, as `head` does, and the rest goes nowhere.
+            std::process::exit(Exit::Failed as i32);
+        }
         let reason = text.split_whitespace().collect::<Vec<_>>().join(" ");
         let place = panic.location().map_or_else(String::new, |place| format!(" at {place}"));
         report_failure(&format!("a mistake in shoal itself{place}: {reason}"));

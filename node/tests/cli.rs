@@ -432,3 +432,18 @@ fn a_failure_is_json_if_logs_are() {
     assert_eq!(line["level"], "ERROR");
     assert!(line["fields"]["message"].as_str().expect("text").contains("nowhere"));
 }
+
+#[test]
+fn a_reader_that_leaves_early_is_no_mistake() {
+    let place = Place::new();
+    let arguments = ["data", "show", "run.toml", "--step", "0", "--microbatch", "0"];
+    let mut child = command(place.0.path(), arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert!(!output.status.success());
+}

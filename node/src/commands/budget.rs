@@ -7,7 +7,6 @@ use shoal_scheduler::planner::{
 use shoal_scheduler::rng::Rng;
 
 use super::fleet::{Fleet, FleetError};
-use crate::cli::PlanOrder;
 
 /// Effort of the search for one part of a fleet. It is small because many parts are searched.
 const EFFORT: Effort = Effort { population: 8, children: 16, exchanges: 512 };
@@ -103,7 +102,7 @@ pub(super) struct Choice {
     pub(super) memory: f64,
 }
 
-/// A recommendation for each affordable part of the fleet, in an order. The list is empty if none
+/// A recommendation for each affordable part of the fleet, the fastest first. The list is empty if none
 /// fits.
 ///
 /// # Errors
@@ -111,7 +110,6 @@ pub(super) struct Choice {
 pub(super) fn choices(
     fleet: &Fleet,
     training: &Training,
-    order: PlanOrder,
     seed: u64,
 ) -> Result<Vec<Choice>, PlanError> {
     let mut found: Vec<Choice> = Vec::new();
@@ -124,15 +122,14 @@ pub(super) fn choices(
             found.extend(choice.filter(|choice| !known(choice)));
         }
     }
-    let value = |choice: &Choice| match order {
-        PlanOrder::Speed => choice.tokens_per_second,
-        PlanOrder::Cost => choice.tokens_per_currency_unit.unwrap_or(f64::INFINITY),
-    };
-    found.sort_by(|one, other| {
-        let faster = || other.tokens_per_second.total_cmp(&one.tokens_per_second);
-        value(other).total_cmp(&value(one)).then_with(faster)
-    });
+    found.sort_by(|one, other| other.tokens_per_second.total_cmp(&one.tokens_per_second));
     Ok(found)
+}
+
+/// Puts those first that compute the most tokens per unit of currency; of equal ones the order stays.
+pub(super) fn order_by_cost(choices: &mut [Choice]) {
+    let value = |choice: &Choice| choice.tokens_per_currency_unit.unwrap_or(f64::INFINITY);
+    choices.sort_by(|one, other| value(other).total_cmp(&value(one)));
 }
 
 /// Devices of each region, in the fleet's order: as many as are affordable and form whole replicas.
@@ -242,10 +239,7 @@ forward = 1.0
         let budget = budget.map_or_else(String::new, |budget| format!("budget = {budget}\n"));
         let fleet = Fleet::parse(&format!("{FLEET}{budget}{more}")).expect("a fleet");
         let training = fleet.training().expect("it has a training");
-        choices(&fleet, training, PlanOrder::Speed, 1)
-            .expect("the planner accepts it")
-            .into_iter()
-            .next()
+        choices(&fleet, training, 1).expect("the planner accepts it").into_iter().next()
     }
 
     #[test]
@@ -275,7 +269,8 @@ forward = 1.0
     fn the_most_tokens_for_the_money_come_first_where_cost_decides() {
         let fleet = Fleet::parse(FLEET).expect("a fleet");
         let training = fleet.training().expect("it has a training");
-        let found = choices(&fleet, training, PlanOrder::Cost, 1).expect("choices");
+        let mut found = choices(&fleet, training, 1).expect("choices");
+        order_by_cost(&mut found);
         let values: Vec<f64> =
             found.iter().filter_map(|choice| choice.tokens_per_currency_unit).collect();
         assert_eq!(values.len(), found.len());
@@ -284,7 +279,8 @@ forward = 1.0
         assert_eq!((found[0].price, values[0]), (2.0, 8.0 / 7.5 * 3600.0 / 2.0));
         let free = FLEET.replace("price = 1.0", "price = 0").replace("price = 0.5", "price = 0");
         let fleet = Fleet::parse(&free).expect("a fleet");
-        let found = choices(&fleet, training, PlanOrder::Cost, 1).expect("choices");
+        let mut found = choices(&fleet, training, 1).expect("choices");
+        order_by_cost(&mut found);
         assert!(found.iter().all(|choice| choice.tokens_per_currency_unit.is_none()));
         assert!(found[0].tokens_per_second >= found[1].tokens_per_second);
     }

@@ -12,9 +12,9 @@ use shoal_scheduler::planner::{
 };
 use shoal_scheduler::rng::Rng;
 
-use super::budget::{Choice, choices};
+use super::budget::{Choice, choices, order_by_cost};
 use super::fleet::Fleet;
-use crate::cli::{ListFormat, PlanArgs};
+use crate::cli::{ListFormat, PlanArgs, PlanOrder};
 use crate::config::read_text;
 use crate::event_text::with_prefix;
 use crate::exit::{Exit, ExitWith};
@@ -36,7 +36,10 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
         }
         return Ok(());
     };
-    let choices = choices(&fleet, training, args.order, args.seed).exit_with(Exit::Usage)?;
+    let mut choices = choices(&fleet, training, args.seed).exit_with(Exit::Usage)?;
+    if args.order == PlanOrder::Cost {
+        order_by_cost(&mut choices);
+    }
     let best = choices.first().context(NOTHING_FITS).exit_with(Exit::Usage)?;
     let counts = |region: usize| {
         let named = best.devices.iter().find(|(name, _)| name == fleet.region(region));
