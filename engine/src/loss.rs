@@ -134,8 +134,8 @@ mod tests {
         };
         assert!((ours.value.double_value(&[]) - whole.double_value(&[])).abs() < 1e-5);
         let gradients = ours.gradients.expect("asked for");
-        let head = gradients.head.expect("a trained head");
-        assert!(close(&gradients.rows, &theirs[0]) && close(&head, &theirs[1]));
+        let of_head = gradients.head.expect("a trained head");
+        assert!(close(&gradients.rows, &theirs[0]) && close(&of_head, &theirs[1]));
         let plain = cross_entropy(&x, &head, &targets, false).expect("enough memory");
         assert_eq!(plain.value.double_value(&[]), ours.value.double_value(&[]));
         assert!(plain.gradients.is_none());
