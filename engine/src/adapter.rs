@@ -27,8 +27,13 @@ pub(crate) enum Factor {
 
 /// PEFT's name of an adapter's matrix.
 pub(crate) fn name(layer: u32, target: LoraTarget, factor: Factor) -> String {
+    name_beside(&format!("model.layers.{layer}.{}.weight", target.name()), factor)
+}
+
+/// PEFT's name of an adapter's matrix beside a weight of the model.
+pub(crate) fn name_beside(weight: &str, factor: Factor) -> String {
     let factor = if factor == Factor::A { "lora_A" } else { "lora_B" };
-    format!("{PREFIX}model.layers.{layer}.{}.{factor}.weight", target.name())
+    format!("{PREFIX}{}.{factor}.weight", weight.trim_end_matches(".weight"))
 }
 
 /// Whether a weight is the first matrix of an adapter, which begins with random values.
@@ -61,6 +66,7 @@ pub(crate) struct Adapter {
     /// For each part of the joined matrix its second matrix `[outputs, rank]`, or its outputs if it
     /// has no adapter.
     parts: Vec<Part>,
+    rank: i64,
     scale: f64,
 }
 
@@ -95,21 +101,20 @@ impl Adapter {
                 false => Part::Plain(outputs),
             });
         }
-        Ok(Some(Self { first, parts, scale: lora.alpha / f64::from(lora.rank) }))
+        Ok(Some(Self { first, parts, rank, scale: lora.alpha / f64::from(lora.rank) }))
     }
 
     /// What the adapters add to the joined matrix's product with `x`.
     pub(crate) fn increase(&self, x: &Tensor) -> Result<Tensor> {
         let inner = x.f_linear(&self.first, None::<Tensor>)?.f_mul_scalar(self.scale)?;
-        let adapted = self.parts.iter().filter(|part| matches!(part, Part::Adapted(_))).count();
-        let rank = inner.size().last().copied().unwrap_or(0) / adapted.max(1) as i64;
         let mut increases = Vec::with_capacity(self.parts.len());
         let mut start = 0;
         for part in &self.parts {
             increases.push(match part {
                 Part::Adapted(second) => {
-                    start += rank;
-                    inner.f_narrow(-1, start - rank, rank)?.f_linear(second, None::<Tensor>)?
+                    let own = inner.f_narrow(-1, start, self.rank)?;
+                    start += self.rank;
+                    own.f_linear(second, None::<Tensor>)?
                 }
                 Part::Plain(outputs) => {
                     let mut shape = inner.size();

@@ -130,9 +130,9 @@ impl Engine {
     }
 
     /// Computes version `step + 1` of a stage's weights from the step's whole gradients, as returned by
-    /// [`crate::FixedPoint::reduce`] for each of its weight groups. Then clears the step's accumulator and drops its microbatches in
-    /// flight. If steps read weights without the newest update, the previous version is kept until the
-    /// next one.
+    /// [`crate::FixedPoint::reduce`] for each of its weight groups. Then clears the step's accumulator
+    /// and drops its microbatches in flight. If steps read weights without the newest update, the
+    /// previous version is kept until the next one.
     ///
     /// # Errors
     /// If the stage is not hosted or a gradient has the wrong length.
@@ -222,10 +222,8 @@ impl Engine {
     /// If the device has too little memory, or a file of the base is missing or does not fit.
     pub fn restart(&mut self, stage: Stage, base: Option<&BaseFiles>) -> Result<()> {
         let (manifest, device) = (self.manifest.clone(), self.device);
-        let known = self.stage_mut(stage)?;
-        let frozen = known.take_frozen();
-        let mut initial = match frozen {
-            Some(_) => StageModel::with_frozen(&manifest, stage, device, frozen)?,
+        let mut initial = match self.stage_mut(stage)?.take_frozen() {
+            Some(frozen) => StageModel::with_frozen(&manifest, stage, device, Some(frozen))?,
             None => StageModel::new(&manifest, stage, device)?,
         };
         if let Some(base) = base {

@@ -357,8 +357,7 @@ fn lora_lines(lora: Option<&Lora>) -> String {
     let Some(Lora { rank, alpha, targets }) = lora else {
         return "# [lora]\n# rank = 16\n# alpha = 32.0".to_owned();
     };
-    let names = targets.iter().filter_map(|target| target.name().split('.').nth(1));
-    let names: Vec<&str> = names.collect();
+    let names: Vec<&str> = targets.iter().map(|target| target.matrix()).collect();
     format!("[lora]\nrank = {rank}\nalpha = {alpha:?}\ntargets = {names:?}")
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use shoal_tests::process::Process;
 use shoal_tests::program::shoal;
 use shoal_tests::python::python;
-use shoal_tests::run::Run;
+use shoal_tests::run::{Run, Trained};
 use shoal_tests::swarm::Swarm;
 
 /// Makes a tiny random model of a family, and imports it as `base` in the run's folder.
@@ -41,19 +41,23 @@ fn run_from(name: &str, key: &str) -> Run {
     run
 }
 
-#[test]
-fn peers_get_an_imported_model_from_each_other_and_survive_a_death() {
-    let run = run_from("gemma3", "from");
-    let alone = run.local("alone");
+/// Trains a run with three peers, of which one dies after this step and another takes its place.
+fn with_a_death(run: &Run, step: u64) -> Trained {
     let slow = &["--slow-down", "15"];
     let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "3"], &slow[..]].concat());
     swarm.join(slow);
     swarm.join(slow);
-    while swarm.peers[0].event("committed")["step"] != 2 {}
-    let mut victim = swarm.peers.remove(2);
-    victim.kill();
+    while swarm.peers[0].event("committed")["step"] != step {}
+    swarm.peers.remove(2).kill();
     swarm.join(slow);
-    let trained = swarm.finish();
+    swarm.finish()
+}
+
+#[test]
+fn peers_get_an_imported_model_from_each_other_and_survive_a_death() {
+    let run = run_from("gemma3", "from");
+    let alone = run.local("alone");
+    let trained = with_a_death(&run, 2);
     assert_eq!(trained.hash(), alone.hash());
 
     let out = run.path("export");
@@ -72,14 +76,7 @@ fn peers_train_adapters_and_survive_a_death_with_small_checkpoints() {
     text += "\n[lora]\nrank = 2\nalpha = 8.0\ntargets = [\"q_proj\", \"down_proj\"]\n";
     fs::write(run.config(), text).expect("room for a file");
     let alone = run.local("alone");
-    let slow = &["--slow-down", "15"];
-    let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "3"], &slow[..]].concat());
-    swarm.join(slow);
-    swarm.join(slow);
-    while swarm.peers[0].event("committed")["step"] != 2 {}
-    swarm.peers.remove(2).kill();
-    swarm.join(slow);
-    let trained = swarm.finish();
+    let trained = with_a_death(&run, 2);
     assert_eq!(trained.hash(), alone.hash());
     let (small, large) =
         (weights_bytes(&trained.checkpoint()), weights_bytes(&alone_whole.checkpoint()));
@@ -170,14 +167,7 @@ fn a_swarm_fine_tunes_on_packed_chats_as_pytorch_does() {
     let run = run_from("qwen3", "from");
     prepare(&run);
     let alone = run.local("alone");
-    let slow = &["--slow-down", "15"];
-    let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "3"], &slow[..]].concat());
-    swarm.join(slow);
-    swarm.join(slow);
-    while swarm.peers[0].event("committed")["step"] != 1 {}
-    swarm.peers.remove(2).kill();
-    swarm.join(slow);
-    let trained = swarm.finish();
+    let trained = with_a_death(&run, 1);
     assert_eq!(trained.hash(), alone.hash());
     assert!(trained.report["steps"][2]["held_out_loss"].as_f64().is_some_and(|loss| loss > 0.0));
 

@@ -56,7 +56,7 @@ pub fn export_adapter(
     safetensors::serialize_to_file(views, None, &path)
         .map_err(|error| BaseError::io(&path)(std::io::Error::other(error)))?;
     let name = base.index.config.get("_name_or_path").and_then(Value::as_str);
-    let modules = lora.targets.iter().filter_map(|target| target.name().split('.').nth(1));
+    let modules = lora.targets.iter().map(|target| target.matrix());
     let config = json!({
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

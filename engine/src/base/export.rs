@@ -12,6 +12,7 @@ use shoal_protocol::manifest::Lora;
 
 use super::weights::{BaseFiles, StageFiles};
 use super::{BaseError, Result, staging};
+use crate::adapter::{self, Factor};
 use crate::checkpoint::Checkpoint;
 use crate::family::tensors::{Location, locate};
 use crate::family::{self, Naming};
@@ -258,12 +259,11 @@ fn add_adapter(
     lora: &Lora,
     (adapters, trained): (&[Parameter], &[f32]),
 ) {
-    let matrix = parameter.name.trim_end_matches(".weight");
-    let factor = |which: &str| {
-        let name = format!("base_model.model.{matrix}.{which}.weight");
+    let factor = |factor| {
+        let name = adapter::name_beside(&parameter.name, factor);
         adapters.iter().find(|adapter| adapter.name == name).map(|one| &trained[one.range()])
     };
-    let (Some(a), Some(b)) = (factor("lora_A"), factor("lora_B")) else { return };
+    let (Some(a), Some(b)) = (factor(Factor::A), factor(Factor::B)) else { return };
     let (rank, inputs) = (lora.rank as usize, parameter.shape[1]);
     let scale = lora.alpha / f64::from(lora.rank);
     let mut sums = vec![0f64; inputs];

@@ -199,27 +199,22 @@ fn index(manifest: &Manifest) -> Value {
 }
 
 /// The configuration of the base or of Llama, or another type for a model whose weights have other
-/// names than in transformers: it refuses to load that, instead of silently ignoring weights.
+/// names than in transformers, or are adapters alone: it refuses to load that, instead of silently
+/// ignoring weights.
 fn config(manifest: &Manifest, base: Option<&BaseFiles>) -> Value {
     let mut config = match base {
         Some(base) => base.index.config.clone(),
         None => llama_config(manifest),
     };
-    if let Some(base) = base {
+    if base.is_some() {
         config["dtype"] = json!("float32");
-        if !base.index.has_names_of_llama() {
-            config["architectures"] = json!(["ShoalForCausalLM"]);
-            config["model_type"] = json!("shoal");
-        }
     }
-    if manifest.lora.is_some() {
-        // The folder has adapters and not the model.
+    let renamed = base.is_some_and(|base| !base.index.has_names_of_llama());
+    if renamed || manifest.lora.is_some() || manifest.model.boundary.is_some() {
         config["architectures"] = json!(["ShoalForCausalLM"]);
         config["model_type"] = json!("shoal");
     }
     if let Some(boundary) = manifest.model.boundary {
-        config["architectures"] = json!(["ShoalForCausalLM"]);
-        config["model_type"] = json!("shoal");
         let last = |stage| manifest.layers_of(stage).end - 1;
         let cut = manifest.stages().filter(|stage| *stage != manifest.last_stage());
         config["boundary"] = json!({

@@ -75,6 +75,13 @@ impl LoraTarget {
             Self::DownProj => "mlp.down_proj",
         }
     }
+
+    /// The last part of its name, which names it among the matrices of a layer.
+    #[must_use]
+    pub fn matrix(self) -> &'static str {
+        let name = self.name();
+        name.rsplit_once('.').map_or(name, |(_, matrix)| matrix)
+    }
 }
 
 fn all_targets() -> Vec<LoraTarget> {
