@@ -37,6 +37,9 @@ void shoal_swiglu_rows(bool bf16, const void* both, void* out, size_t rows, size
 void shoal_swiglu_backward_rows(
     bool bf16, const void* gradient, const void* both, void* both_gradient, size_t rows,
     size_t inner);
+void shoal_cross_entropy_rows(
+    bool bf16, void* logits, const int64_t* targets, float* losses, size_t rows, size_t width,
+    float scale, bool with_gradients);
 }
 
 namespace {
@@ -199,6 +202,24 @@ char* shoal_rotate(
 // silu of the first half of the last dimension, times the second.
 char* shoal_swiglu(Tensor* both, Tensor** result) {
   return guarded([&] { *result = new Tensor(SwiGlu::apply(*both)); });
+}
+
+// The cross-entropy of each row of contiguous logits `[N, V]`: f32 `[N]`. With gradients, the logits
+// become those of the losses times `scale`. No autograd.
+char* shoal_cross_entropy(
+    Tensor* logits, Tensor* targets, double scale, bool with_gradients, Tensor** losses) {
+  return guarded([&] {
+    const int64_t rows = logits->size(0), width = logits->size(1);
+    auto labels = targets->contiguous();
+    auto values = at::empty({rows}, logits->options().dtype(at::kFloat));
+    at::parallel_for(0, rows, 1, [&](int64_t start, int64_t end) {
+      shoal_cross_entropy_rows(
+          is_bf16(*logits), row_of(*logits, start, width), labels.data_ptr<int64_t>() + start,
+          values.data_ptr<float>() + start, end - start, width, static_cast<float>(scale),
+          with_gradients);
+    });
+    *losses = new Tensor(values);
+  });
 }
 
 }  // extern "C"

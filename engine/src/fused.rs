@@ -281,6 +281,54 @@ widest! {
     }
 }
 
+/// The largest of some numbers, in sixteen lanes; NaN is passed over.
+#[inline(always)]
+fn largest<N: Number>(values: &[N]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (whole, rest) = values.as_chunks::<LANES>();
+    for values in whole {
+        for (lane, value) in lanes.iter_mut().zip(values) {
+            *lane = lane.max(value.load());
+        }
+    }
+    let rest = rest.iter().map(|value| value.load());
+    lanes.into_iter().chain(rest).fold(f32::NEG_INFINITY, f32::max)
+}
+
+widest! {
+    /// With `p = softmax(row)`, a row's loss is `−ln p[target]` and its gradient `p − onehot(target)`.
+    /// A negative target does not count: its loss and gradient are 0.
+    fn cross_entropy<N: Number>(
+        logits: &mut [N],
+        targets: &[i64],
+        losses: &mut [f32],
+        scale: f32,
+        with_gradients: bool,
+    ) {
+        let width = logits.len() / targets.len().max(1);
+        for ((row, target), loss) in logits.chunks_exact_mut(width).zip(targets).zip(losses) {
+            let Ok(target) = usize::try_from(*target) else {
+                *loss = 0.0;
+                if with_gradients {
+                    row.fill(N::store(0.0));
+                }
+                continue;
+            };
+            let most = largest(row);
+            let sum = lane_sum(width, |index| exp(row[index].load() - most));
+            let of_target = row[target].load() - most;
+            *loss = libm::logf(sum) - of_target;
+            if with_gradients {
+                let factor = scale / sum;
+                for logit in row.iter_mut() {
+                    *logit = N::store(exp(logit.load() - most) * factor);
+                }
+                row[target] = N::store(exp(of_target) * factor - scale);
+            }
+        }
+    }
+}
+
 /// # Safety
 /// `address` must point to `count` numbers that are not written during `'a`, or `count` be 0.
 unsafe fn numbers<'a, N>(address: *const c_void, count: usize) -> &'a [N] {
@@ -443,6 +491,28 @@ unsafe extern "C" fn shoal_swiglu_backward_rows(
             numbers(both, 2 * rows * inner),
             numbers_mut(out, 2 * rows * inner),
             inner,
+        );
+    });
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn shoal_cross_entropy_rows(
+    bf16: bool,
+    logits: *mut c_void,
+    targets: *const c_void,
+    losses: *mut c_void,
+    rows: usize,
+    width: usize,
+    scale: f32,
+    with_gradients: bool,
+) {
+    by_kind!(bf16, N => unsafe {
+        cross_entropy::<N>(
+            numbers_mut(logits, rows * width),
+            numbers(targets, rows),
+            numbers_mut(losses, rows),
+            scale,
+            with_gradients,
         );
     });
 }

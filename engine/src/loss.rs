@@ -1,16 +1,16 @@
 //! Cross-entropy of the head's logits, in chunks of rows, so that a large vocabulary takes little
-//! memory.
+//! memory. A chunk's logits become their gradient in place.
 
 use std::ops::Range;
 
-use tch::{Kind, Reduction, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::error::Result;
 use crate::shim;
 
-/// Logits that exist at a time: at most this many, unless one row has more. It fixes the order of
-/// the head gradient's sum.
-const CHUNK_LOGITS: usize = 1 << 23;
+/// Bytes of logits that exist at a time: at most this many, unless one row has more. It fixes the
+/// order of the head gradient's sum.
+const CHUNK_BYTES: usize = 1 << 27;
 
 /// Marks a row whose target does not count.
 pub(crate) const IGNORED: i64 = -100;
@@ -38,42 +38,37 @@ pub(crate) fn cross_entropy(
     targets: &Tensor,
     with_gradients: bool,
 ) -> Result<Loss> {
+    let _guard = tch::no_grad_guard();
     let (count, _) = rows.size2()?;
     let scale = 1.0 / count as f64;
-    let chunks = chunks(count as usize, head.size2()?.0 as usize);
+    let row_bytes = head.size2()?.0 as usize * head.kind().elt_size_in_bytes();
+    let chunks = chunks(count as usize, row_bytes);
+    let alone = chunks.len() == 1;
     let mut losses = Vec::with_capacity(chunks.len());
     let mut row_gradients = Vec::new();
     let mut head_gradient: Option<Tensor> = None;
-    let alone = chunks.len() == 1;
     for chunk in chunks {
         let (start, length) = (chunk.start as i64, chunk.len() as i64);
-        let part = rows.f_narrow(0, start, length)?.f_detach()?.set_requires_grad(with_gradients);
-        let logits = part.f_linear(head, None::<Tensor>)?;
-        let loss = logits
-            .f_to_kind(Kind::Float)?
-            .f_cross_entropy_loss(
-                &targets.f_narrow(0, start, length)?,
-                None::<Tensor>,
-                Reduction::Sum,
-                IGNORED,
-                0.0,
-            )?
-            .f_mul_scalar(scale)?;
-        if with_gradients {
-            let inputs = if head.requires_grad() { &[&part, head][..] } else { &[&part] };
-            let mut gradients = shim::gradients(&loss, None, inputs)?.into_iter();
-            row_gradients.extend(gradients.next());
-            if let Some(of_head) = gradients.next() {
-                head_gradient = Some(match head_gradient.take() {
-                    None if alone => of_head,
-                    None => of_head.f_to_kind(Kind::Float)?,
-                    Some(mut sum) => sum.f_add_(&of_head)?,
-                });
-            }
+        let part = rows.f_narrow(0, start, length)?;
+        let mut logits = part.f_linear(head, None::<Tensor>)?;
+        let targets = targets.f_narrow(0, start, length)?;
+        losses.push(row_losses(&mut logits, &targets, scale, with_gradients)?);
+        if !with_gradients {
+            continue;
         }
-        losses.push(loss.f_detach()?);
+        let gradient = logits;
+        row_gradients.push(gradient.f_matmul(head)?);
+        if head.requires_grad() {
+            let of_head = gradient.f_tr()?.f_matmul(&part)?;
+            head_gradient = Some(match head_gradient.take() {
+                None if alone => of_head,
+                None => of_head.f_to_kind(Kind::Float)?,
+                Some(mut sum) => sum.f_add_(&of_head)?,
+            });
+        }
     }
-    let value = Tensor::f_stack(&losses, 0)?.f_sum(Kind::Float)?;
+    let sum = Tensor::f_cat(&losses, 0)?.f_sum(Kind::Double)?;
+    let value = sum.f_mul_scalar(scale)?.f_to_kind(Kind::Float)?;
     let gradients = match row_gradients.is_empty() {
         true => None,
         false => {
@@ -84,24 +79,86 @@ pub(crate) fn cross_entropy(
     Ok(Loss { value, gradients })
 }
 
+/// The loss of each row of `logits` `[N, V]`: f32 `[N]`. With gradients, the logits become those of
+/// the losses' sum times `scale`.
+fn row_losses(
+    logits: &mut Tensor,
+    targets: &Tensor,
+    scale: f64,
+    with_gradients: bool,
+) -> Result<Tensor> {
+    if logits.device() == Device::Cpu {
+        return shim::cross_entropy(logits, targets, scale, with_gradients);
+    }
+    row_losses_of_any_device(logits, targets, scale, with_gradients)
+}
+
+fn row_losses_of_any_device(
+    logits: &mut Tensor,
+    targets: &Tensor,
+    scale: f64,
+    with_gradients: bool,
+) -> Result<Tensor> {
+    let counts = targets.f_ge(0)?.f_to_kind(Kind::Float)?;
+    let column = targets.f_clamp_min(0)?.f_unsqueeze(1)?;
+    let wide = logits.f_to_kind(Kind::Float)?;
+    let total = wide.f_logsumexp(&[1i64][..], true)?;
+    let losses = total.f_sub(&wide.f_gather(1, &column, false)?)?.f_squeeze_dim(1)?.f_mul(&counts)?;
+    if with_gradients {
+        let mut gradient = wide.f_sub(&total)?.f_exp_()?;
+        let ones = total.f_ones_like()?;
+        gradient = gradient.f_scatter_add_(1, &column, &ones.f_neg()?)?;
+        gradient = gradient.f_mul_(&counts.f_mul_scalar(scale)?.f_unsqueeze(1)?)?;
+        logits.f_copy_(&gradient)?;
+    }
+    Ok(losses)
+}
+
 /// Ranges of rows, as equal as possible.
-fn chunks(rows: usize, vocabulary: usize) -> Vec<Range<usize>> {
-    let most = (CHUNK_LOGITS / vocabulary).max(1);
+fn chunks(rows: usize, row_bytes: usize) -> Vec<Range<usize>> {
+    let most = (CHUNK_BYTES / row_bytes).max(1);
     let number = rows.div_ceil(most).max(1);
     (0..number).map(|index| index * rows / number..(index + 1) * rows / number).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use tch::Reduction;
+
     use super::*;
     use crate::tensor::elements;
 
+    fn close(one: &Tensor, other: &Tensor, tolerance: f32) -> bool {
+        let [one, other] = [one, other].map(|tensor| tensor.to_kind(Kind::Float).contiguous());
+        let pairs = elements::<f32>(&one).iter().zip(elements::<f32>(&other));
+        pairs.map(|(one, other)| (one - other).abs()).fold(0.0, f32::max) < tolerance
+    }
+
+    #[test]
+    fn the_fused_loss_matches_that_of_any_device() {
+        tch::manual_seed(1);
+        for (kind, tolerance) in [(Kind::Float, 1e-6), (Kind::BFloat16, 1e-2)] {
+            let logits = Tensor::randn([9, 1003], (Kind::Float, Device::Cpu)) * 8.0;
+            let logits = logits.to_kind(kind);
+            let targets = Tensor::from_slice(&[0, 1002, IGNORED, 3, 4, 5, IGNORED, 7, 8]);
+            let (mut fused, mut plain) = (logits.copy(), logits.copy());
+            let losses = row_losses(&mut fused, &targets, 0.5, true).expect("enough memory");
+            let expected = row_losses_of_any_device(&mut plain, &targets, 0.5, true);
+            assert!(close(&losses, &expected.expect("enough memory"), 1e-4));
+            assert!(close(&fused, &plain, tolerance), "{kind:?}");
+            let mut kept = logits.copy();
+            let alone = row_losses(&mut kept, &targets, 0.5, false).expect("enough memory");
+            assert_eq!((alone, kept), (losses, logits));
+        }
+    }
+
     #[test]
     fn chunks_cover_all_rows_within_the_cap() {
-        for (rows, vocabulary) in [(1, 2), (1024, 256), (1024, 151_936), (7, 1 << 20), (5, 1 << 24)]
+        for (rows, row_bytes) in
+            [(1, 2), (1024, 1024), (1024, 303_872), (7, 1 << 24), (5, 1 << 28)]
         {
-            let chunks = chunks(rows, vocabulary);
-            let most = (CHUNK_LOGITS / vocabulary).max(1);
+            let chunks = chunks(rows, row_bytes);
+            let most = (CHUNK_BYTES / row_bytes).max(1);
             assert!(chunks.iter().all(|chunk| (1..=most).contains(&chunk.len())), "{chunks:?}");
             let covered: Vec<usize> = chunks.into_iter().flatten().collect();
             assert_eq!(covered, (0..rows).collect::<Vec<_>>());
@@ -111,14 +168,14 @@ mod tests {
     #[test]
     fn chunks_and_masks_match_one_large_cross_entropy() {
         tch::manual_seed(1);
-        let (rows, vocabulary) = (40, 1 << 18);
-        let x = Tensor::randn([rows, 8], (Kind::Float, tch::Device::Cpu)).set_requires_grad(true);
-        let options = (Kind::Float, tch::Device::Cpu);
+        let (rows, vocabulary) = (40, 1 << 20);
+        let options = (Kind::Float, Device::Cpu);
+        let x = Tensor::randn([rows, 8], options).set_requires_grad(true);
         let head = Tensor::randn([vocabulary, 8], options).set_requires_grad(true);
         let targets: Vec<i64> =
             (0..rows).map(|row| if row % 3 == 0 { IGNORED } else { row * 1000 }).collect();
         let targets = Tensor::from_slice(&targets);
-        assert!(chunks(rows as usize, vocabulary as usize).len() > 1);
+        assert!(chunks(rows as usize, 4 * vocabulary as usize).len() > 1);
         let ours = cross_entropy(&x, &head, &targets, true).expect("enough memory");
         let whole = x.linear(&head, None::<Tensor>).cross_entropy_loss(
             &targets,
@@ -128,14 +185,10 @@ mod tests {
             0.0,
         ) / rows as f64;
         let theirs = shim::gradients(&whole, None, &[&x, &head]).expect("a graph");
-        let close = |one: &Tensor, other: &Tensor| {
-            let pairs = elements::<f32>(one).iter().zip(elements::<f32>(other));
-            pairs.map(|(one, other)| (one - other).abs()).fold(0.0, f32::max) < 1e-5
-        };
         assert!((ours.value.double_value(&[]) - whole.double_value(&[])).abs() < 1e-5);
         let gradients = ours.gradients.expect("asked for");
         let of_head = gradients.head.expect("a trained head");
-        assert!(close(&gradients.rows, &theirs[0]) && close(&of_head, &theirs[1]));
+        assert!(close(&gradients.rows, &theirs[0], 1e-5) && close(&of_head, &theirs[1], 1e-5));
         let plain = cross_entropy(&x, &head, &targets, false).expect("enough memory");
         assert_eq!(plain.value.double_value(&[]), ours.value.double_value(&[]));
         assert!(plain.gradients.is_none());

@@ -35,6 +35,13 @@ unsafe extern "C" {
         results: *mut *mut C_tensor,
     ) -> *mut c_char;
     fn shoal_swiglu(both: *mut C_tensor, result: *mut *mut C_tensor) -> *mut c_char;
+    fn shoal_cross_entropy(
+        logits: *mut C_tensor,
+        targets: *mut C_tensor,
+        scale: f64,
+        with_gradients: bool,
+        losses: *mut *mut C_tensor,
+    ) -> *mut c_char;
 }
 
 /// Checks the result of a shim function: null, or a message to be freed.
@@ -140,4 +147,28 @@ pub(crate) fn swiglu(both: &Tensor) -> Result<Tensor> {
     check(unsafe { shoal_swiglu(pointer(both), &raw mut result) })?;
     // SAFETY: on success it is a new tensor with no other owner.
     Ok(unsafe { Tensor::from_ptr(result) })
+}
+
+/// On the CPU: the cross-entropy of each row of contiguous `logits`, f32 or bf16 `[N, V]`, as f32
+/// `[N]`. `targets` are i64 `[N]` below V; where one is negative, the loss is 0. With gradients,
+/// each logit becomes the gradient of the sum of losses times `scale` with respect to it.
+pub(crate) fn cross_entropy(
+    logits: &Tensor,
+    targets: &Tensor,
+    scale: f64,
+    with_gradients: bool,
+) -> Result<Tensor> {
+    let mut losses = ptr::null_mut();
+    // SAFETY: all pointers are of live tensors or of `losses`.
+    check(unsafe {
+        shoal_cross_entropy(
+            pointer(logits),
+            pointer(targets),
+            scale,
+            with_gradients,
+            &raw mut losses,
+        )
+    })?;
+    // SAFETY: on success it is a new tensor with no other owner.
+    Ok(unsafe { Tensor::from_ptr(losses) })
 }
