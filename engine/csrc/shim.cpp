@@ -50,4 +50,14 @@ char* shoal_be_deterministic() {
   });
 }
 
+// Gives the storage of a tensor on the CPU, which all its views share, `bytes` at `address`, which are
+// not freed with it.
+char* shoal_set_memory(at::Tensor* tensor, void* address, size_t bytes) {
+  return guarded([&] {
+    auto* storage = tensor->storage().unsafeGetStorageImpl();
+    storage->set_data_ptr_noswap(at::DataPtr(address, at::Device(at::kCPU)));
+    storage->set_nbytes(bytes);
+  });
+}
+
 }  // extern "C"

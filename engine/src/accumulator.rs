@@ -134,7 +134,7 @@ widest! {
 pub(crate) struct Accumulator {
     fixed_point: FixedPoint,
     /// i64, flat, on the device.
-    sums: Tensor,
+    pub(crate) sums: Tensor,
 }
 
 impl Accumulator {

@@ -1,5 +1,6 @@
 //! The interface for the driver: the stages of one peer's span.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
@@ -7,6 +8,7 @@ use std::path::Path;
 use bytes::Bytes;
 use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
+use shoal_protocol::units;
 
 use crate::accumulator::add_words;
 use crate::base::BaseFiles;
@@ -15,6 +17,7 @@ use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::optimizer::Update;
 use crate::stage::{ForwardOutput, StageModel};
+use crate::swap::{Part, Swap, SwapStats, Use};
 
 /// The tensor work of one peer. It belongs to one thread and never blocks on other peers.
 #[derive(Debug)]
@@ -22,6 +25,8 @@ pub struct Engine {
     manifest: Manifest,
     device: Device,
     stages: BTreeMap<Stage, StageModel>,
+    /// The tensors of all stages, where not all of them are in memory.
+    swap: Option<RefCell<Swap>>,
 }
 
 impl Engine {
@@ -34,11 +39,78 @@ impl Engine {
     /// # Panics
     /// If the run has no such stage.
     pub fn new(manifest: &Manifest, span: StageSpan, device: Device) -> Result<Self> {
-        let mut stages = BTreeMap::new();
-        for stage in span.stages() {
-            stages.insert(stage, StageModel::new(manifest, stage, device)?);
+        Self::with_swap(manifest, span, device, None)
+    }
+
+    /// Like [`Engine::new`], with weights, moments and accumulators in at most `memory`; the rest is in a
+    /// file in `folder`. Graphs are not kept but computed again. No result depends on it.
+    ///
+    /// # Errors
+    /// As [`Engine::new`]; if the disk has no room; if the stages are not on the processor.
+    ///
+    /// # Panics
+    /// If the run has no such stage.
+    pub fn swapping(
+        manifest: &Manifest,
+        span: StageSpan,
+        device: Device,
+        (folder, memory): (&Path, units::Bytes),
+    ) -> Result<Self> {
+        assert!(
+            device.torch == tch::Device::Cpu,
+            "only stages in the machine's memory are swapped"
+        );
+        Self::with_swap(manifest, span, device, Some(Swap::create(folder, memory)?))
+    }
+
+    fn with_swap(
+        manifest: &Manifest,
+        span: StageSpan,
+        device: Device,
+        swap: Option<Swap>,
+    ) -> Result<Self> {
+        let (manifest, stages) = (manifest.clone(), BTreeMap::new());
+        let mut engine = Self { manifest, device, stages, swap: swap.map(RefCell::new) };
+        span.stages().try_for_each(|stage| engine.host(stage))?;
+        Ok(engine)
+    }
+
+    /// What was swapped; `None` where everything is in memory.
+    #[must_use]
+    pub fn swap_stats(&self) -> Option<SwapStats> {
+        self.swap.as_ref().map(|swap| swap.borrow().stats())
+    }
+
+    /// Brings what this work on a stage touches into memory.
+    fn need(&self, stage: Stage, work: Use, changes: bool) -> Result<()> {
+        let hosted = self.stage(stage)?;
+        match &self.swap {
+            Some(swap) => swap.borrow_mut().need(stage, &hosted.touches(work), changes),
+            None => Ok(()),
         }
-        Ok(Self { manifest: manifest.clone(), device, stages })
+    }
+
+    /// Begins to bring what a visit of a stage touches into memory, while the engine does other work:
+    /// what its passes read, and the accumulator of `sums` if there are backward passes among them. Does
+    /// nothing where all is in memory, or the stage is not hosted.
+    ///
+    /// # Errors
+    /// If the file of swapped weights fails.
+    pub fn fetch_ahead(&mut self, stage: Stage, sums: Option<Step>) -> Result<()> {
+        let (Some(swap), Some(hosted)) = (&self.swap, self.stages.get(&stage)) else {
+            return Ok(());
+        };
+        let mut parts = hosted.touches(Use::Pass);
+        parts.extend(sums.into_iter().flat_map(|step| hosted.touches(Use::Sums(step))));
+        swap.borrow_mut().fetch_ahead(stage, &parts)
+    }
+
+    /// Clears an accumulator of a stage.
+    fn clear(&mut self, stage: Stage, turn: usize) -> Result<()> {
+        match &self.swap {
+            Some(swap) => swap.borrow_mut().clear(stage, Part::Sums(turn)),
+            None => self.stage_mut(stage)?.clear(turn),
+        }
     }
 
     /// Number of hosted stages.
@@ -64,6 +136,7 @@ impl Engine {
         input: &Bytes,
         labels: Option<&Bytes>,
     ) -> Result<ForwardOutput> {
+        self.need(key.stage, Use::Pass, false)?;
         self.stage_mut(key.stage)?.forward(key, input, labels)
     }
 
@@ -77,6 +150,7 @@ impl Engine {
     /// If there was no forward pass, or the gradient is missing or has the wrong length; the
     /// microbatch then stays in flight.
     pub fn backward(&mut self, key: ClaimKey, gradient: Option<&Bytes>) -> Result<Option<Bytes>> {
+        self.need(key.stage, Use::Pass, false)?;
         self.stage_mut(key.stage)?.backward(key, gradient)
     }
 
@@ -86,6 +160,7 @@ impl Engine {
     /// [`EngineError::BadGradient`] if fixed point cannot represent them; then none is added, and
     /// they stay pending.
     pub fn accumulate(&mut self, key: ClaimKey) -> Result<()> {
+        self.need(key.stage, Use::Sums(key.step), true)?;
         self.stage_mut(key.stage)?.accumulate(key)
     }
 
@@ -117,14 +192,19 @@ impl Engine {
         read: impl FnOnce(&[u8]) -> T,
     ) -> Result<T> {
         let stages: Vec<Stage> = self.manifest.stages_of(weights).collect();
-        let mut hosted = stages.iter().filter_map(|stage| self.stages.get(stage));
+        let mut hosted = stages.iter().copied().filter(|stage| self.stages.contains_key(stage));
         let first = hosted.next().ok_or(EngineError::NotHosted(stages[0]))?;
-        let Some(second) = hosted.next() else {
-            return first.read_sums(weights, step, range, read);
+        let second = hosted.next();
+        self.need(first, Use::Sums(step), false)?;
+        let Some(second) = second else {
+            return self.stage(first)?.read_sums(weights, step, range, read);
         };
-        let mut sums: Vec<i64> = first.read_sums(weights, step, range.clone(), |part| {
-            part.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word)).collect()
-        })?;
+        let mut sums: Vec<i64> =
+            self.stage(first)?.read_sums(weights, step, range.clone(), |part| {
+                part.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word)).collect()
+            })?;
+        self.need(second, Use::Sums(step), false)?;
+        let second = self.stage(second)?;
         second.read_sums(weights, step, range, |part| add_words(&mut sums, part))?;
         Ok(read(bytemuck::cast_slice(&sums)))
     }
@@ -137,7 +217,16 @@ impl Engine {
     /// # Errors
     /// If the stage is not hosted or a gradient has the wrong length.
     pub fn apply(&mut self, stage: Stage, update: &Update<'_>) -> Result<()> {
-        self.stage_mut(stage)?.apply(update)
+        self.need(stage, Use::Update, true)?;
+        let next = self.stages.range(stage..).nth(1);
+        if let (Some(swap), Some((next, hosted))) = (&self.swap, next) {
+            // Updates go in the order of stages.
+            swap.borrow_mut().fetch_ahead(*next, &hosted.touches(Use::Update))?;
+        }
+        let hosted = self.stage_mut(stage)?;
+        hosted.apply(update)?;
+        let turn = hosted.turn(update.step);
+        self.clear(stage, turn)
     }
 
     /// Clears a stage's accumulators and drops all its microbatches in flight.
@@ -145,7 +234,8 @@ impl Engine {
     /// # Errors
     /// If the stage is not hosted.
     pub fn reset(&mut self, stage: Stage) -> Result<()> {
-        self.stage_mut(stage)?.reset()
+        self.stage_mut(stage)?.drop_in_flight();
+        (0..self.manifest.steps_at_once() as usize).try_for_each(|turn| self.clear(stage, turn))
     }
 
     /// Hash of a stage's weights and moments: equal on all replicas of a version.
@@ -153,6 +243,7 @@ impl Engine {
     /// # Errors
     /// If the stage is not hosted.
     pub fn state_hash(&self, stage: Stage) -> Result<ContentHash> {
+        self.need(stage, Use::State, false)?;
         self.stage(stage)?.state_hash()
     }
 
@@ -161,6 +252,7 @@ impl Engine {
     /// # Errors
     /// If the stage is not hosted.
     pub fn state(&self, stage: Stage) -> Result<StageState> {
+        self.need(stage, Use::State, false)?;
         self.stage(stage)?.state()
     }
 
@@ -169,7 +261,9 @@ impl Engine {
     /// # Errors
     /// If the stage is not hosted, or the state does not fit this stage.
     pub fn set_state(&mut self, stage: Stage, version: Step, state: &StageState) -> Result<()> {
-        self.stage_mut(stage)?.set_state(version, state)
+        self.need(stage, Use::Update, true)?;
+        self.stage_mut(stage)?.set_state(version, state)?;
+        self.reset(stage)
     }
 
     /// Whether a stage needs [`Engine::load_base`] at any version: its frozen weights have no values yet.
@@ -186,6 +280,8 @@ impl Engine {
     /// # Errors
     /// If the stage is not hosted, or a file of the base is missing or does not fit.
     pub fn load_base(&mut self, stage: Stage, base: &BaseFiles) -> Result<()> {
+        let adapts = self.manifest.lora.is_some();
+        self.need(stage, if adapts { Use::Frozen } else { Use::Update }, true)?;
         self.stage_mut(stage)?.load_base(base)
     }
 
@@ -195,14 +291,31 @@ impl Engine {
     /// If the device has too little memory.
     pub fn host(&mut self, stage: Stage) -> Result<()> {
         if !self.stages.contains_key(&stage) {
-            self.stages.insert(stage, StageModel::new(&self.manifest, stage, self.device)?);
+            let model = StageModel::new(&self.manifest, stage, self.device)?;
+            self.take_in(stage, model)?;
         }
         Ok(())
     }
 
+    /// Hosts a stage without anything in its accumulators, in place of the one that was there.
+    fn take_in(&mut self, stage: Stage, mut model: StageModel) -> Result<()> {
+        if let Some(swap) = &self.swap {
+            let mut swap = swap.borrow_mut();
+            swap.forget(stage)?;
+            model.recomputes = true;
+            swap.adopt(stage, model.swappable(true))?;
+        }
+        self.stages.insert(stage, model);
+        Ok(())
+    }
+
     /// Removes a stage and its microbatches in flight.
-    pub fn leave(&mut self, stage: Stage) {
+    ///
+    /// # Errors
+    /// If the file of swapped weights fails.
+    pub fn leave(&mut self, stage: Stage) -> Result<()> {
         self.stages.remove(&stage);
+        self.swap.as_ref().map_or(Ok(()), |swap| swap.borrow_mut().forget(stage))
     }
 
     /// Loads a stage's weights and moments of a version from files written by
@@ -222,15 +335,20 @@ impl Engine {
     /// If the device has too little memory, or a file of the base is missing or does not fit.
     pub fn restart(&mut self, stage: Stage, base: Option<&BaseFiles>) -> Result<()> {
         let (manifest, device) = (self.manifest.clone(), self.device);
-        let mut initial = match self.stage_mut(stage)?.take_frozen() {
-            Some(frozen) => StageModel::with_frozen(&manifest, stage, device, Some(frozen))?,
-            None => StageModel::new(&manifest, stage, device)?,
+        self.need(stage, Use::Frozen, false)?;
+        let frozen = self.stage_mut(stage)?.take_frozen();
+        let initial = match (frozen, &self.swap) {
+            // Its memory is the swap's, and goes with the stage that was there.
+            (Some(frozen), Some(_)) => {
+                StageModel::with_frozen(&manifest, stage, device, Some(frozen.copy()?))?
+            }
+            (Some(frozen), None) => {
+                StageModel::with_frozen(&manifest, stage, device, Some(frozen))?
+            }
+            (None, _) => StageModel::new(&manifest, stage, device)?,
         };
-        if let Some(base) = base {
-            initial.load_base(base)?;
-        }
-        *self.stage_mut(stage)? = initial;
-        Ok(())
+        self.take_in(stage, initial)?;
+        base.map_or(Ok(()), |base| self.load_base(stage, base))
     }
 
     /// Writes a stage's part of a checkpoint into an existing `folder`.

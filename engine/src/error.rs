@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use shoal_protocol::ids::{ClaimKey, Stage, Step};
+use shoal_protocol::units::Bytes;
 
 use crate::base_error::BaseError;
 use crate::checkpoint_error::CheckpointError;
@@ -121,6 +122,21 @@ pub enum EngineError {
     /// A stage whose weights of version 0 have not been loaded.
     #[error("stage {0} has no weights: the run starts from a base that was not loaded")]
     NoWeights(Stage),
+    /// The file of swapped weights failed.
+    #[error(
+        "swapped weights cannot be read or written: {0}; free room on the disk of --data-dir, or name another"
+    )]
+    Swap(#[source] std::io::Error),
+    /// What is needed at once is larger than the memory for it.
+    #[error(
+        "{needs} must be in memory at once and {has} may be used: give more --memory, or cut the model into more stages"
+    )]
+    SwapBudget {
+        /// What is needed.
+        needs: Bytes,
+        /// What may be used.
+        has: Bytes,
+    },
     /// A base could not be read.
     #[error(transparent)]
     Base(#[from] BaseError),

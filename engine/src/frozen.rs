@@ -41,6 +41,12 @@ impl Frozen {
         Ok(Some(Self { flat, parameters, has_values: drawn }))
     }
 
+    /// The same values in memory of their own.
+    pub(crate) fn copy(&self) -> Result<Self> {
+        let (flat, parameters) = (self.flat.f_detach_copy()?, self.parameters.clone());
+        Ok(Self { flat, parameters, has_values: self.has_values })
+    }
+
     /// Whether the weights have values.
     pub(crate) fn has_values(&self) -> bool {
         self.has_values

@@ -103,7 +103,8 @@ fn row_losses_of_any_device(
     let column = targets.f_clamp_min(0)?.f_unsqueeze(1)?;
     let wide = logits.f_to_kind(Kind::Float)?;
     let total = wide.f_logsumexp(&[1i64][..], true)?;
-    let losses = total.f_sub(&wide.f_gather(1, &column, false)?)?.f_squeeze_dim(1)?.f_mul(&counts)?;
+    let losses =
+        total.f_sub(&wide.f_gather(1, &column, false)?)?.f_squeeze_dim(1)?.f_mul(&counts)?;
     if with_gradients {
         let mut gradient = wide.f_sub(&total)?.f_exp_()?;
         let ones = total.f_ones_like()?;
@@ -154,8 +155,7 @@ mod tests {
 
     #[test]
     fn chunks_cover_all_rows_within_the_cap() {
-        for (rows, row_bytes) in
-            [(1, 2), (1024, 1024), (1024, 303_872), (7, 1 << 24), (5, 1 << 28)]
+        for (rows, row_bytes) in [(1, 2), (1024, 1024), (1024, 303_872), (7, 1 << 24), (5, 1 << 28)]
         {
             let chunks = chunks(rows, row_bytes);
             let most = (CHUNK_BYTES / row_bytes).max(1);

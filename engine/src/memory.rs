@@ -1,6 +1,6 @@
 //! The minimum memory of a peer.
 
-use shoal_protocol::ids::StageSpan;
+use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::{Dtype, Manifest};
 use shoal_protocol::units::Bytes;
 
@@ -28,28 +28,16 @@ const PER_PARAMETER: u64 = 28;
 #[must_use]
 pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
     let training = &manifest.training;
-    let model = &manifest.model;
-    let narrow = if training.dtype == Dtype::Bf16 { 2 } else { 0 };
-    let tokens = u64::from(training.microbatch_size) * u64::from(model.context);
+    let narrow = narrow_bytes(manifest);
     // The weights of the previous version, and a second accumulator.
     let stale = (manifest.steps_at_once() - 1) * (4 + narrow + 8);
-    // The errors of this round and of earlier ones.
-    let kept = if manifest.codec.all_reduce.loses() { 8 } else { 0 };
     let size = training.dtype.size() as u64;
-    let hidden = u64::from(model.hidden);
-    let (queries, keys) = (u64::from(model.query_width()), u64::from(model.key_width()));
-    let per_layer =
-        size * tokens * (5 * hidden + 2 * queries + 2 * keys + 3 * u64::from(model.intermediate));
-    let width = u64::from(model.boundary_width());
     let input = manifest.boundary_bytes(manifest.codec.activations).0;
     let in_flight = u64::from(in_flight) * manifest.steps_at_once();
     let stage_bytes = |stage| {
-        let weights =
-            parameter_count(manifest, stage) as u64 * (PER_PARAMETER + narrow + stale + kept);
-        let compressed = boundary::after(manifest, stage).map_or(0, |_| 2 * hidden + width);
-        let expanded = boundary::before(manifest, stage).map_or(0, |_| width);
-        let graph = manifest.layers_of(stage).len() as u64 * per_layer
-            + size * tokens * (compressed + expanded);
+        let weights = parameter_count(manifest, stage) as u64
+            * (PER_PARAMETER + narrow + stale + kept_errors(manifest));
+        let graph = graph_bytes(manifest, stage);
         let activations =
             if training.recompute { in_flight * input + graph } else { in_flight * graph };
         let frozen = frozen_count(manifest, stage) as u64 * size;
@@ -58,9 +46,67 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
     span.stages().map(stage_bytes).sum()
 }
 
+/// The memory of a peer that swaps its stages ([`crate::Engine::swapping`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SwappingFloor {
+    /// What is always in memory: for every weight 4 bytes of the all-reduce's result (12 if it is
+    /// lossy), one microbatch's gradient and graph of the largest stage, and the inputs of all
+    /// microbatches in flight.
+    pub resident: Bytes,
+    /// The least for the rest: what an update of the largest stage touches, which is 12 bytes a weight
+    /// (14 with a bf16 copy, and 4 or 6 more if steps read the version before), or its accumulator beside
+    /// what its passes read.
+    pub swapped: Bytes,
+}
+
+/// The minimum memory of a peer that swaps the stages of this span, without libtorch itself.
+#[must_use]
+pub fn swapping_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> SwappingFloor {
+    let size = manifest.training.dtype.size() as u64;
+    let narrow = narrow_bytes(manifest);
+    let versions = manifest.steps_at_once();
+    let input = manifest.boundary_bytes(manifest.codec.activations).0;
+    let count = |stage| parameter_count(manifest, stage) as u64;
+    let largest = |of: &dyn Fn(Stage) -> u64| span.stages().map(of).max().unwrap_or(0);
+    let all: u64 = span.stages().map(count).sum();
+    let inputs = span.stages().count() as u64 * u64::from(in_flight) * versions * input;
+    let passing = largest(&|stage| 4 * count(stage) + graph_bytes(manifest, stage));
+    let update = |stage| count(stage) * (8 + versions * (4 + narrow));
+    let pass = |stage| {
+        count(stage) * (8 + versions * (4 + narrow)) + frozen_count(manifest, stage) as u64 * size
+    };
+    SwappingFloor {
+        resident: Bytes(all * (4 + kept_errors(manifest)) + passing + inputs),
+        swapped: Bytes(largest(&|stage| update(stage).max(pass(stage)))),
+    }
+}
+
+/// Bytes of a weight's copy in the dtype of passes.
+fn narrow_bytes(manifest: &Manifest) -> u64 {
+    if manifest.training.dtype == Dtype::Bf16 { 2 } else { 0 }
+}
+
+/// Bytes for each weight of the errors of this round and of earlier ones.
+fn kept_errors(manifest: &Manifest) -> u64 {
+    if manifest.codec.all_reduce.loses() { 8 } else { 0 }
+}
+
+/// The tensors that one microbatch's backward pass reads.
+fn graph_bytes(manifest: &Manifest, stage: Stage) -> u64 {
+    let model = &manifest.model;
+    let size = manifest.training.dtype.size() as u64;
+    let tokens = u64::from(manifest.training.microbatch_size) * u64::from(model.context);
+    let (hidden, width) = (u64::from(model.hidden), u64::from(model.boundary_width()));
+    let (queries, keys) = (u64::from(model.query_width()), u64::from(model.key_width()));
+    let per_layer = 5 * hidden + 2 * queries + 2 * keys + 3 * u64::from(model.intermediate);
+    let compressed = boundary::after(manifest, stage).map_or(0, |_| 2 * hidden + width);
+    let expanded = boundary::before(manifest, stage).map_or(0, |_| width);
+    let layers = manifest.layers_of(stage).len() as u64;
+    size * tokens * (layers * per_layer + compressed + expanded)
+}
+
 #[cfg(test)]
 mod tests {
-    use shoal_protocol::ids::Stage;
     use shoal_protocol::manifest::{Boundary, BoundaryKind};
 
     use super::*;

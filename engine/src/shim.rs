@@ -1,6 +1,6 @@
 //! C++ functions that tch lacks (`csrc/shim.cpp`).
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
 use tch::Tensor;
@@ -42,6 +42,7 @@ unsafe extern "C" {
         with_gradients: bool,
         losses: *mut *mut C_tensor,
     ) -> *mut c_char;
+    fn shoal_set_memory(tensor: *mut C_tensor, address: *mut c_void, bytes: usize) -> *mut c_char;
 }
 
 /// Checks the result of a shim function: null, or a message to be freed.
@@ -171,4 +172,11 @@ pub(crate) fn cross_entropy(
     })?;
     // SAFETY: on success it is a new tensor with no other owner.
     Ok(unsafe { Tensor::from_ptr(losses) })
+}
+
+/// Gives a tensor on the CPU, and all views of it, other memory. Its owner keeps it at least until the
+/// tensor gets another; with null, the tensor has none and must not be read.
+pub(crate) fn set_memory(tensor: &mut Tensor, address: *mut c_void, bytes: usize) -> Result<()> {
+    // SAFETY: the pointer is of a live tensor, and libtorch neither frees nor reads the memory here.
+    check(unsafe { shoal_set_memory(pointer(tensor), address, bytes) })
 }

@@ -46,7 +46,7 @@ pub enum ForwardOutput {
 /// One stage: weights, moments, accumulators, and microbatches in flight.
 #[derive(Debug)]
 pub(crate) struct StageModel {
-    stage: Stage,
+    pub(crate) stage: Stage,
     /// Whether the weights have values.
     has_weights: bool,
     last: bool,
@@ -57,16 +57,18 @@ pub(crate) struct StageModel {
     groups: BTreeMap<WeightGroup, Range<usize>>,
     /// The version of the weights: the number of applied updates.
     version: Step,
-    weights: Weights,
+    pub(crate) weights: Weights,
     /// The model's weights, in a run that trains adapters.
-    frozen: Option<Frozen>,
+    pub(crate) frozen: Option<Frozen>,
     /// The weights of the previous version, if the run's steps read them.
-    stale: Option<Weights>,
-    moments: Moments,
+    pub(crate) stale: Option<Weights>,
+    pub(crate) moments: Moments,
     /// One for each step that can run at the same time, used in turn.
-    accumulators: Vec<Accumulator>,
+    pub(crate) accumulators: Vec<Accumulator>,
     /// Forward passes without a backward pass yet.
     forwards: BTreeMap<ClaimKey, Kept>,
+    /// Whether the passes are repeated for the backward pass, so that their graphs take no memory.
+    pub(crate) recomputes: bool,
     /// Weight gradients that are neither accumulated nor discarded, in pieces of the flat vector.
     pending: BTreeMap<ClaimKey, Vec<Piece>>,
 }
@@ -143,6 +145,7 @@ impl StageModel {
             frozen,
             stale,
             forwards: BTreeMap::new(),
+            recomputes: manifest.training.recompute,
             pending: BTreeMap::new(),
         })
     }
@@ -160,7 +163,7 @@ impl StageModel {
         let trains = key.microbatch.0 < self.manifest.training.microbatches;
         // The last stage begins its backward pass at once, so recomputation would save nothing
         // there.
-        let keeps_graph = trains && (self.last || !self.manifest.training.recompute);
+        let keeps_graph = trains && (self.last || !self.recomputes);
         let pass = self.run(key, input, labels, keeps_graph)?;
         let result = match &pass.loss {
             Some(loss) => ForwardOutput::Loss {
@@ -293,7 +296,7 @@ impl StageModel {
     }
 
     /// The index of a step's accumulator.
-    fn turn(&self, step: Step) -> usize {
+    pub(crate) fn turn(&self, step: Step) -> usize {
         (step.0 % self.accumulators.len() as u64) as usize
     }
 
@@ -401,15 +404,18 @@ impl StageModel {
         // Remaining microbatches of the step can no longer count.
         self.forwards.retain(|key, _| key.step > step);
         self.pending.retain(|key, _| key.step > step);
-        let turn = self.turn(step);
+        Ok(())
+    }
+
+    /// Clears an accumulator.
+    pub(crate) fn clear(&mut self, turn: usize) -> Result<()> {
         self.accumulators[turn].clear()
     }
 
-    /// Clears the accumulators and drops everything in flight.
-    pub(crate) fn reset(&mut self) -> Result<()> {
+    /// Drops everything in flight. What was accumulated is cleared by [`Self::clear`].
+    pub(crate) fn drop_in_flight(&mut self) {
         self.forwards.clear();
         self.pending.clear();
-        self.accumulators.iter_mut().try_for_each(Accumulator::clear)
     }
 
     /// A copy of the stage's state at its version.
@@ -438,7 +444,8 @@ impl StageModel {
         self.moments.second.f_copy_(&Tensor::f_from_slice(&state.second_moment)?)?;
         self.version = version;
         self.has_weights = true;
-        self.reset()
+        self.drop_in_flight();
+        Ok(())
     }
 
     /// Hash of the stage's state at its version.

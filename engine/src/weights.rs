@@ -24,7 +24,7 @@ pub(crate) struct Weights {
     /// All trained weights, flat f32.
     pub(crate) flat: Tensor,
     /// A bf16 copy, if passes are computed in bf16.
-    narrow: Option<Tensor>,
+    pub(crate) narrow: Option<Tensor>,
     pub(crate) blocks: Blocks,
 }
 

@@ -38,6 +38,7 @@ pub use peer::{ComputeArgs, ComputeOptions, PeerArgs, PeerOptions};
 pub use plan::{PlanArgs, PlanOrder};
 pub use shoal_engine::DeviceChoice;
 pub use shoal_protocol::message::StageChoice;
+use shoal_protocol::units::Bytes;
 pub use simulate::{Seeds, SimulateArgs};
 pub use watch::{HealthcheckArgs, HttpAddress, NodeArgs, PlotArgs, StatusArgs};
 
@@ -239,6 +240,10 @@ pub struct LocalArgs {
     out: PathBuf,
     #[command(flatten)]
     compute: ComputeArgs,
+    /// Memory limit (as 8GiB), without libtorch itself; default: the free memory. A model that takes more is
+    /// swapped: weights, moments and accumulators of most stages are in a file in the output folder.
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Bytes>,
 }
 
 /// What `shoal local` was asked for.
@@ -250,11 +255,14 @@ pub struct LocalOptions {
     pub out: PathBuf,
     /// What to compute with, and where events go.
     pub compute: ComputeOptions,
+    /// Memory limit; `None` stands for the free memory.
+    pub memory: Option<Bytes>,
 }
 
 impl From<LocalArgs> for LocalOptions {
     fn from(args: LocalArgs) -> Self {
-        Self { config: args.config, out: args.out, compute: args.compute.into() }
+        let LocalArgs { config, out, compute, memory } = args;
+        Self { config, out, compute: compute.into(), memory }
     }
 }
 

@@ -20,6 +20,7 @@ use shoal_engine::{
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::label::Label;
 use shoal_protocol::manifest::{Data, Manifest, Model, Tokenizer};
+use shoal_protocol::units;
 
 /// The small run of the crate's own tests, a little larger.
 pub(crate) fn manifest() -> Manifest {
@@ -73,6 +74,23 @@ impl Trainer {
         let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
         let span = StageSpan::all(manifest.training.stages);
         let engine = Engine::new(manifest, span, device).expect("room for a small model");
+        Self::with_engine(manifest, samples, engine)
+    }
+
+    /// Like [`Trainer::new`], with its stages swapped within so much memory.
+    pub(crate) fn swapping(
+        manifest: &Manifest,
+        samples: Samples,
+        folder: &Path,
+        memory: units::Bytes,
+    ) -> Self {
+        let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
+        let span = StageSpan::all(manifest.training.stages);
+        let engine = Engine::swapping(manifest, span, device, (folder, memory));
+        Self::with_engine(manifest, samples, engine.expect("room on the disk"))
+    }
+
+    fn with_engine(manifest: &Manifest, samples: Samples, engine: Engine) -> Self {
         Self {
             manifest: manifest.clone(),
             engine,

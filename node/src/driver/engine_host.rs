@@ -1,7 +1,7 @@
 //! The engine of this process: the thread that computes, and the tensors that it reads and makes.
 
 use anyhow::Context as _;
-use shoal_engine::{Device, DeviceChoice};
+use shoal_engine::{Device, DeviceChoice, Engine};
 use shoal_protocol::ids::{Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::units::Bytes;
@@ -69,7 +69,9 @@ impl EngineHost {
         let EngineSetup { device, threads, slow_down, ref budget, mobile } = self.setup;
         let spill = budget.spill_file(&context.manifest, span, mobile);
         let spill = spill.context("the disk has no room for the output log")?;
-        self.payloads.spill_into(spill, budget.log_memory());
+        self.payloads.spill_into(spill, budget.log_memory_for(&context.manifest, span));
+        let swapped = budget.swapped_memory(&context.manifest, span);
+        let data_dir = context.data_dir.clone();
         let (manifest, payloads) = (context.manifest.clone(), self.payloads.clone());
         let (stored, fetched) = (context.data_dir.join(STORED), context.data_dir.join(FETCHED));
         let (files, run_files) = (context.files.clone(), context.run_files());
@@ -81,8 +83,11 @@ impl EngineHost {
             } else {
                 None
             };
-            let mut engine =
-                shoal_engine::Engine::new(&manifest, span, Device::open(device, threads)?)?;
+            let device = Device::open(device, threads)?;
+            let mut engine = match swapped {
+                Some(memory) => Engine::swapping(&manifest, span, device, (&data_dir, memory))?,
+                None => Engine::new(&manifest, span, device)?,
+            };
             let from_base = manifest.model.loads_weights();
             if from_base && (version == Step(0) || manifest.lora.is_some()) {
                 for stage in span.stages() {
@@ -116,6 +121,7 @@ impl EngineHost {
             Task::Install { payload, .. } => vec![*payload],
             Task::Accumulate { .. }
             | Task::Discard { .. }
+            | Task::FetchAhead { .. }
             | Task::Export { .. }
             | Task::Summarise { .. }
             | Task::Apply { .. }

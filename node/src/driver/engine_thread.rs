@@ -199,6 +199,10 @@ impl EngineWorker {
                 self.resources.engine.discard(key);
                 Ok(TaskResult::Discarded { key })
             }
+            Task::FetchAhead { stage, sums } => {
+                self.resources.engine.fetch_ahead(stage, sums)?;
+                return Ok(None);
+            }
             Task::Export { round, to, piece, range } => {
                 let count = range.len();
                 let (engine, reduction) = self.reduction(round);
@@ -230,7 +234,7 @@ impl EngineWorker {
                 restored => restored,
             },
             Task::Leave { stage } => {
-                self.resources.engine.leave(stage);
+                self.resources.engine.leave(stage)?;
                 self.forget_rounds(stage);
                 Ok(TaskResult::Left { stage })
             }

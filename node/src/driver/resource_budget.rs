@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use nix::sys::statvfs::statvfs;
-use shoal_engine::{memory_floor, parameter_count};
+use shoal_engine::{memory_floor, parameter_count, swapping_floor};
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::StageChoice;
@@ -23,6 +23,12 @@ const DISK_PER_PARAMETER: u64 = 24;
 
 /// Bytes on the disk per weight of an older version that steps still read.
 const DISK_PER_STALE_PARAMETER: u64 = 8;
+
+/// Bytes on the disk per swapped weight: weights, moments, accumulator and a copy in bf16.
+const DISK_PER_SWAPPED_PARAMETER: u64 = 22;
+
+/// A peer that swaps its stages gives this part of its memory to the output log, at most.
+const SWAPPING_LOG_SHARE: u64 = 8;
 
 /// The part of the machine that a peer may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +82,8 @@ pub(crate) enum InsufficientResources {
 #[derive(Debug, Clone)]
 pub(crate) struct ResourceBudget {
     memory: Bytes,
+    /// Whether the tensors are in this memory.
+    computes_here: bool,
     log_memory: Bytes,
     disk: Bytes,
     folder: PathBuf,
@@ -100,6 +108,7 @@ impl ResourceBudget {
         };
         Ok(Self {
             memory,
+            computes_here,
             log_memory: limits.log_memory,
             disk: Bytes(disk.blocks_available() * disk.fragment_size()),
             folder: folder.to_owned(),
@@ -111,9 +120,35 @@ impl ResourceBudget {
         (self.memory != Bytes(u64::MAX)).then_some(self.memory)
     }
 
-    /// Returns the memory for the output log.
+    /// Returns the memory for the output log of stages that fit into memory.
     pub(crate) fn log_memory(&self) -> Bytes {
         self.log_memory
+    }
+
+    /// Returns whether these stages are swapped: they do not fit into memory at once, and the tensors are
+    /// in this machine's memory.
+    pub(crate) fn swaps(&self, manifest: &Manifest, span: StageSpan) -> bool {
+        self.computes_here && self.memory_for(manifest, span, 1) > self.memory
+    }
+
+    /// Returns the memory for swapped tensors; `None` where all stages fit.
+    pub(crate) fn swapped_memory(&self, manifest: &Manifest, span: StageSpan) -> Option<Bytes> {
+        self.swaps(manifest, span)
+            .then(|| Bytes(self.memory.0.saturating_sub(self.beside_swapped(manifest, span).0)))
+    }
+
+    /// Returns the memory that stays as it is where stages are swapped.
+    fn beside_swapped(&self, manifest: &Manifest, span: StageSpan) -> Bytes {
+        let floor = swapping_floor(manifest, span, manifest.training.microbatches);
+        floor.resident + self.log_memory_for(manifest, span)
+    }
+
+    /// Returns the memory for the output log of these stages.
+    pub(crate) fn log_memory_for(&self, manifest: &Manifest, span: StageSpan) -> Bytes {
+        match self.swaps(manifest, span) {
+            true => self.log_memory.min(Bytes(self.memory.0 / SWAPPING_LOG_SHARE)),
+            false => self.log_memory,
+        }
     }
 
     /// Returns the stages that fit, each alone.
@@ -201,16 +236,17 @@ impl ResourceBudget {
     /// Returns the number of tensors of the fullest output log that do not fit into its memory, each
     /// as large as the largest.
     fn spilled(&self, manifest: &Manifest, span: StageSpan) -> u64 {
-        if log_of(manifest, span) <= self.log_memory {
+        let log_memory = self.log_memory_for(manifest, span);
+        if log_of(manifest, span) <= log_memory {
             return 0;
         }
         let both = |(activations, gradients)| activations + gradients;
         let all: u64 = span.stages().map(|stage| both(manifest.output_log(stage))).sum();
-        all.saturating_sub(self.log_memory.0 / manifest.largest_logged().0)
+        all.saturating_sub(log_memory.0 / manifest.largest_logged().0)
     }
 
     fn check(&self, manifest: &Manifest, span: StageSpan) -> Result<(), InsufficientResources> {
-        let needs = self.memory_for(manifest, span, 1);
+        let needs = self.least_memory(manifest, span);
         if needs > self.memory {
             return Err(InsufficientResources::Memory { span, needs, has: self.memory });
         }
@@ -222,12 +258,26 @@ impl ResourceBudget {
         Ok(())
     }
 
+    /// Returns the least memory for these stages, swapped or not.
+    fn least_memory(&self, manifest: &Manifest, span: StageSpan) -> Bytes {
+        let whole = self.memory_for(manifest, span, 1);
+        if !self.swaps(manifest, span) {
+            return whole;
+        }
+        let floor = swapping_floor(manifest, span, manifest.training.microbatches);
+        whole.min(self.beside_swapped(manifest, span) + floor.swapped)
+    }
+
     /// Returns the room on the disk for the output log and the files of the stages.
     fn disk_for(&self, manifest: &Manifest, span: StageSpan) -> Bytes {
         let log = self.spilled(manifest, span) * manifest.largest_logged().0;
         let weights: usize = span.stages().map(|stage| parameter_count(manifest, stage)).sum();
         let stale = (manifest.steps_at_once() - 1) * DISK_PER_STALE_PARAMETER;
-        Bytes(log + weights as u64 * (DISK_PER_PARAMETER + stale))
+        let swapped = match self.swaps(manifest, span) {
+            true => DISK_PER_SWAPPED_PARAMETER + 2 * stale,
+            false => 0,
+        };
+        Bytes(log + weights as u64 * (DISK_PER_PARAMETER + stale + swapped))
     }
 
     /// Returns the memory for these stages with so many microbatches in flight.
@@ -254,7 +304,8 @@ mod tests {
 
     fn budget(memory: u64, disk: u64) -> ResourceBudget {
         let (memory, disk) = (Bytes(memory), Bytes(disk));
-        ResourceBudget { memory, log_memory: Bytes(0), disk, folder: PathBuf::from("/data") }
+        let folder = PathBuf::from("/data");
+        ResourceBudget { memory, computes_here: false, log_memory: Bytes(0), disk, folder }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use shoal_engine::{Device, DeviceChoice};
-use shoal_protocol::ids::ContentHash;
+use shoal_protocol::ids::{ContentHash, StageSpan};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Candidate, Duties, StageChoice};
 use shoal_scheduler::peer::{Peer, PeerConfig, PeerLimits};
@@ -33,8 +33,18 @@ pub(super) async fn new_peer(
         StageChoice::None => None,
         _ => Some(known_answers(manifest.clone(), *device, *threads).await?),
     };
-    let limits = PeerLimits::default();
-    let largest_window = budget.window(manifest, &fits, limits.largest_window);
+    let swaps = match choice {
+        StageChoice::All => budget.swaps(manifest, StageSpan::all(manifest.training.stages)),
+        StageChoice::One(stage) => budget.swaps(manifest, StageSpan::one(*stage)),
+        StageChoice::Auto | StageChoice::None => false,
+    };
+    let mut limits = PeerLimits { swaps, ..PeerLimits::default() };
+    if swaps {
+        // A visit runs as many microbatches as there are.
+        limits.first_window = manifest.training.microbatches as usize;
+    } else {
+        limits.largest_window = budget.window(manifest, &fits, limits.largest_window);
+    }
     let candidate = Candidate {
         choice: *choice,
         fits,
@@ -53,7 +63,7 @@ pub(super) async fn new_peer(
             .weight_groups()
             .map(|weights| (weights, shoal_engine::group_elements(manifest, weights)))
             .collect(),
-        limits: PeerLimits { largest_window, ..limits },
+        limits,
         seed: u64::from_le_bytes(*me.peer.0.first_chunk().expect("32 bytes")),
         routing: Routing::default(),
     });

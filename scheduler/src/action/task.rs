@@ -109,6 +109,13 @@ pub enum Task {
         /// The stage.
         stage: Stage,
     },
+    /// Begin to load a stage that is swapped, for the next visit. It has no result.
+    FetchAhead {
+        /// The stage.
+        stage: Stage,
+        /// The step whose accumulator is needed too, if there are backward passes.
+        sums: Option<Step>,
+    },
     /// Drop a stage that this peer no longer hosts.
     Leave {
         /// The stage.

@@ -39,6 +39,8 @@ pub struct PeerLimits {
     pub first_window: usize,
     /// Microbatches in flight at one stage, at most.
     pub largest_window: usize,
+    /// Whether the hosted stages do not fit into memory at once.
+    pub swaps: bool,
     /// Offers that wait for room at one stage. With few places, every replica would have a full queue, and
     /// slow replicas would get as much work as fast ones.
     pub offers: usize,
@@ -84,6 +86,7 @@ impl Default for PeerLimits {
         Self {
             first_window: 1,
             largest_window: 1 << 10,
+            swaps: false,
             offers: 1 << 10,
             askers: 64,
             cell: 64,

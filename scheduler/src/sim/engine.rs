@@ -219,6 +219,7 @@ impl Engine {
                 observed = self.apply(step, stage, &rounds, gradient_norm)?;
                 TaskResult::Applied { step, stage }
             }
+            Task::FetchAhead { .. } => return Ok((None, busy, observed)),
             Task::Store { version, stage } => {
                 let copied = self.copy(version, stage)?;
                 return Ok((None, busy, copied));

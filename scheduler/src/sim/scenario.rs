@@ -567,5 +567,6 @@ fn limits(rng: &mut Rng, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
         round_bytes: Bytes(8 * cut.piece_elements as u64 * rng.within(0..=8)),
         cut,
         retry: Duration::from_millis(rng.pick(&[100, 700, 2000])),
+        swaps: rng.pick(&[false, false, true]),
     }
 }

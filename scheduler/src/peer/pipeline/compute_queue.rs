@@ -1,12 +1,13 @@
 //! The queue of passes for the engine.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, Step};
 use shoal_protocol::units::Moment;
 
 use super::job::Job;
+use super::residency::{Backwards, Forwards, Visit, choose};
 use crate::action::Payload;
 
 /// Passes that the engine has at a time: one runs and one waits, so that the engine never idles while the
@@ -16,7 +17,8 @@ const GIVEN: usize = 2;
 /// Passes that can run, and the number of those that the engine has.
 ///
 /// The oldest step goes first; within a step backward passes, since they end microbatches; among forward
-/// passes the latest stage, which is nearest to its backward pass.
+/// passes the latest stage, which is nearest to its backward pass. A peer that swaps its stages goes by
+/// visits instead.
 #[derive(Debug, Default)]
 pub(super) struct ComputeQueue {
     /// Passes that the engine has.
@@ -25,8 +27,10 @@ pub(super) struct ComputeQueue {
     pass_ended: bool,
     /// The time at which the last pass ended.
     ended_at: Moment,
-    forward: BTreeSet<(Step, Reverse<Stage>, Microbatch)>,
-    backward: BTreeSet<(Step, Stage, Microbatch)>,
+    forward: Forwards,
+    backward: Backwards,
+    /// The visit of a peer that swaps its stages.
+    visit: Option<Visit>,
     /// Dropped work of which the engine still has some.
     dropping: BTreeMap<ClaimKey, Dropped>,
 }
@@ -86,6 +90,28 @@ impl ComputeQueue {
         }
         self.forward.pop_first();
         Some(ClaimKey { step, stage, microbatch })
+    }
+
+    /// Like [`Self::next`] for a peer that swaps its stages. Returns the visit too, if it is a new one.
+    pub(super) fn next_by_visit(&mut self, newest: Step) -> Option<(Pass, Option<Visit>)> {
+        if self.given >= GIVEN {
+            return None;
+        }
+        let forward = self.forward.first().map(|(step, _, _)| *step).filter(|step| *step <= newest);
+        let backward = self.backward.first().map(|(step, _, _)| *step);
+        let step = forward.into_iter().chain(backward).min()?;
+        let (visit, pass) = choose(step, self.visit, &self.forward, &self.backward)?;
+        match pass {
+            Pass::Forward(key) => {
+                self.forward.remove(&(key.step, Reverse(key.stage), key.microbatch));
+            }
+            Pass::Backward(key) => {
+                self.backward.remove(&(key.step, key.stage, key.microbatch));
+            }
+        }
+        self.given += 1;
+        let new = (self.visit.replace(visit) != Some(visit)).then_some(visit);
+        Some((pass, new))
     }
 
     /// The engine received a pass beyond those of [`Self::next`].

@@ -10,6 +10,7 @@ mod downstream;
 mod job;
 mod jobs;
 mod next_stage;
+mod residency;
 mod stage;
 mod stages;
 mod upstream;
@@ -120,7 +121,7 @@ impl Pipeline {
     /// Gives the engine the next passes if it has too few. At the last stage the backward pass comes along
     /// with the forward pass that it follows.
     pub(super) fn dispatch(&mut self, ctx: &Context<'_>, out: &mut Out) {
-        while let Some(pass) = self.queue.next(ctx.newest_runnable()) {
+        while let Some(pass) = self.next_pass(ctx, out) {
             match pass {
                 Pass::Backward(key) => {
                     let job = self.jobs.existing(key);
@@ -141,6 +142,22 @@ impl Pipeline {
                 }
             }
         }
+    }
+
+    /// The next pass for the engine. Where stages are swapped and a visit begins with it, the stage of the
+    /// next visit is loaded meanwhile.
+    fn next_pass(&mut self, ctx: &Context<'_>, out: &mut Out) -> Option<Pass> {
+        if !ctx.config.limits.swaps {
+            return self.queue.next(ctx.newest_runnable());
+        }
+        let (pass, visit) = self.queue.next_by_visit(ctx.newest_runnable())?;
+        let hosted = self.stages.list().into_iter().collect();
+        if let Some(next) = visit.and_then(|visit| visit.next(&hosted)) {
+            let (Pass::Forward(key) | Pass::Backward(key)) = pass;
+            let sums = (!next.upwards).then_some(key.step);
+            out.push(PeerAction::Compute(Task::FetchAhead { stage: next.stage, sums }));
+        }
+        Some(pass)
     }
 
     /// Widens a stage's window by one when the engine idles and the window keeps work out: over a slow

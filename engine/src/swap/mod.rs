@@ -1,0 +1,444 @@
+//! Tensors of stages that lie in memory or in a file, so that a peer hosts more than its memory holds.
+//!
+//! Before the engine touches a tensor it [needs](Swap::need) it, and may ask for others
+//! [ahead](Swap::fetch_ahead). What makes room are the tensors that were used longest ago: passes go up
+//! and down the stages, so these are also the ones that are used last. Where a tensor's bytes lie changes
+//! none of them.
+
+mod disk;
+mod file;
+mod parts;
+mod region;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use shoal_protocol::ids::Stage;
+use shoal_protocol::units::Bytes;
+use tch::Tensor;
+
+use self::disk::{Direction, Disk, Order};
+use self::file::{Extent, SwapFile};
+pub(crate) use self::parts::Use;
+use self::region::{Region, padded};
+use crate::error::{EngineError, Result};
+use crate::shim;
+use crate::tensor::bytes_of;
+
+/// One of a stage's tensors. Numbers tell apart the versions of weights, and the accumulators of steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Part {
+    Weights(usize),
+    /// A copy in the dtype of passes.
+    Narrow(usize),
+    Frozen,
+    FirstMoment,
+    SecondMoment,
+    Sums(usize),
+}
+
+type Place = (Stage, Part);
+
+/// A tensor that is handed over: its memory is the swap's from then on.
+#[derive(Debug)]
+pub(crate) struct Swappable {
+    pub(crate) part: Part,
+    /// A handle of a contiguous tensor that is all of its storage.
+    pub(crate) tensor: Tensor,
+    /// Whether all elements are zero.
+    pub(crate) is_zero: bool,
+}
+
+/// How much was moved, and how long the engine waited for it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SwapStats {
+    /// Bytes read from the file.
+    pub read: Bytes,
+    /// Bytes written to the file.
+    pub written: Bytes,
+    /// Time for which the engine waited.
+    pub waited: Duration,
+    /// The most bytes that were in memory at once.
+    pub peak: Bytes,
+}
+
+/// Where the bytes of a tensor are.
+#[derive(Debug)]
+enum State {
+    /// Nowhere: all of them are zero.
+    Zero,
+    /// In the file.
+    Away,
+    /// On their way into memory.
+    Coming,
+    Here(Region),
+    /// On their way into the file.
+    Leaving,
+}
+
+#[derive(Debug)]
+struct Vector {
+    tensor: Tensor,
+    bytes: usize,
+    extent: Extent,
+    state: State,
+    /// Whether the file has other bytes than the memory.
+    dirty: bool,
+    /// The need for which it was last used.
+    used: u64,
+}
+
+/// All tensors that are swapped, with the memory that they may take.
+#[derive(Debug)]
+pub(crate) struct Swap {
+    budget: usize,
+    /// Bytes in memory, those on their way included.
+    held: usize,
+    /// Those on their way out.
+    leaving: usize,
+    file: SwapFile,
+    disk: Disk,
+    vectors: BTreeMap<Place, Vector>,
+    needs: u64,
+    stats: SwapStats,
+}
+
+impl Swap {
+    /// A file in `folder`, and a budget of memory.
+    pub(crate) fn create(folder: &Path, budget: Bytes) -> Result<Self> {
+        let file = SwapFile::create(folder).map_err(EngineError::Swap)?;
+        let disk = file.handle().and_then(Disk::start).map_err(EngineError::Swap)?;
+        Ok(Self {
+            budget: usize::try_from(budget.0).unwrap_or(usize::MAX),
+            held: 0,
+            leaving: 0,
+            file,
+            disk,
+            vectors: BTreeMap::new(),
+            needs: 0,
+            stats: SwapStats::default(),
+        })
+    }
+
+    pub(crate) fn stats(&self) -> SwapStats {
+        self.stats
+    }
+
+    /// Takes over the memory of a stage's tensors.
+    pub(crate) fn adopt(&mut self, stage: Stage, tensors: Vec<Swappable>) -> Result<()> {
+        self.needs += 1;
+        for Swappable { part, mut tensor, is_zero } in tensors {
+            let bytes = bytes_of(&tensor).len();
+            let extent = self.file.reserve(bytes).map_err(EngineError::Swap)?;
+            let mut state = State::Zero;
+            if is_zero {
+                shim::set_memory(&mut tensor, std::ptr::null_mut(), 0)?;
+            } else {
+                self.make_room(padded(bytes))?;
+                let mut region = self.region(bytes)?;
+                region.bytes_mut()[..bytes].copy_from_slice(bytes_of(&tensor));
+                shim::set_memory(&mut tensor, region.address(), bytes)?;
+                state = State::Here(region);
+            }
+            let used = self.needs;
+            let vector = Vector { tensor, bytes, extent, state, dirty: true, used };
+            let known = self.vectors.insert((stage, part), vector);
+            assert!(known.is_none(), "a stage hands its tensors over once");
+        }
+        Ok(())
+    }
+
+    /// Forgets a stage's tensors, which nobody reads any more.
+    pub(crate) fn forget(&mut self, stage: Stage) -> Result<()> {
+        let places: Vec<Place> =
+            self.vectors.keys().filter(|place| place.0 == stage).copied().collect();
+        for place in places {
+            self.settle(place)?;
+            let vector = self.vectors.remove(&place).expect("it was listed");
+            if matches!(vector.state, State::Here(_)) {
+                self.held -= padded(vector.bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings tensors of a stage into memory, and keeps them there until the next need. `changes` is
+    /// whether their values are about to change.
+    pub(crate) fn need(&mut self, stage: Stage, parts: &[Part], changes: bool) -> Result<()> {
+        self.needs += 1;
+        let start = Instant::now();
+        for part in parts {
+            self.vector_mut((stage, *part)).used = self.needs;
+        }
+        for part in parts {
+            self.bring((stage, *part))?;
+        }
+        for part in parts {
+            let place = (stage, *part);
+            while !matches!(self.vectors[&place].state, State::Here(_)) {
+                self.wait()?;
+            }
+            self.vector_mut(place).dirty |= changes;
+        }
+        self.stats.waited += start.elapsed();
+        Ok(())
+    }
+
+    /// Begins to bring tensors into memory, as far as they have room beside those of the last need.
+    pub(crate) fn fetch_ahead(&mut self, stage: Stage, parts: &[Part]) -> Result<()> {
+        while let Some(answer) = self.disk.poll() {
+            self.take_in(answer)?;
+        }
+        for part in parts {
+            let place = (stage, *part);
+            let vector = &self.vectors[&place];
+            let length = padded(vector.bytes);
+            if !matches!(vector.state, State::Away) {
+                continue;
+            }
+            self.vector_mut(place).used = self.needs;
+            while self.held - self.leaving + length > self.budget {
+                let Some(victim) = self.victim() else { return Ok(()) };
+                self.evict(victim)?;
+            }
+            if self.held + length <= self.budget && self.disk.has_room() {
+                self.bring(place)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a tensor zero, wherever it is.
+    pub(crate) fn clear(&mut self, stage: Stage, part: Part) -> Result<()> {
+        let place = (stage, part);
+        self.settle(place)?;
+        let vector = self.vector_mut(place);
+        shim::set_memory(&mut vector.tensor, std::ptr::null_mut(), 0)?;
+        vector.dirty = true;
+        let was_here = matches!(std::mem::replace(&mut vector.state, State::Zero), State::Here(_));
+        let length = padded(vector.bytes);
+        if was_here {
+            self.held -= length;
+        }
+        Ok(())
+    }
+
+    /// Begins to bring a tensor into memory if it is not there or on its way; waits for room.
+    fn bring(&mut self, place: Place) -> Result<()> {
+        let (bytes, extent) = (self.vectors[&place].bytes, self.vectors[&place].extent);
+        match self.vectors[&place].state {
+            // What leaves comes back when it is written, since it is needed.
+            State::Here(_) | State::Coming | State::Leaving => return Ok(()),
+            State::Zero | State::Away => self.make_room(padded(bytes))?,
+        }
+        let mut region = self.region(bytes)?;
+        let vector = self.vectors.get_mut(&place).expect("it is known");
+        match vector.state {
+            State::Zero => {
+                shim::set_memory(&mut vector.tensor, region.address(), bytes)?;
+                vector.state = State::Here(region);
+                vector.dirty = true;
+            }
+            _ => {
+                vector.state = State::Coming;
+                self.stats.read = self.stats.read + Bytes(bytes as u64);
+                self.give(Order { place, direction: Direction::In, extent, region })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory for a tensor; there is room for it.
+    fn region(&mut self, bytes: usize) -> Result<Region> {
+        let region = Region::zeroed(bytes).map_err(EngineError::Swap)?;
+        self.held += padded(bytes);
+        self.stats.peak = self.stats.peak.max(Bytes(self.held as u64));
+        Ok(region)
+    }
+
+    /// Waits until so many bytes have room, and makes some where nothing is on its way out.
+    fn make_room(&mut self, length: usize) -> Result<()> {
+        while self.held + length > self.budget {
+            let is_freed = self.held - self.leaving + length <= self.budget;
+            match self.victim().filter(|_| !is_freed) {
+                Some(victim) => self.evict(victim)?,
+                None if self.disk.is_idle() => {
+                    let needs = Bytes((self.held + length) as u64);
+                    return Err(EngineError::SwapBudget { needs, has: Bytes(self.budget as u64) });
+                }
+                None => self.wait()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The tensor in memory that was used longest ago, not for the last need.
+    fn victim(&self) -> Option<Place> {
+        let here = self.vectors.iter().filter(|(_, vector)| {
+            matches!(vector.state, State::Here(_)) && vector.used < self.needs
+        });
+        here.min_by_key(|(_, vector)| vector.used).map(|(place, _)| *place)
+    }
+
+    /// Takes a tensor out of memory: at once, or when its bytes are in the file.
+    fn evict(&mut self, place: Place) -> Result<()> {
+        let vector = self.vectors.get_mut(&place).expect("it is known");
+        shim::set_memory(&mut vector.tensor, std::ptr::null_mut(), 0)?;
+        let next = if vector.dirty { State::Leaving } else { State::Away };
+        let State::Here(region) = std::mem::replace(&mut vector.state, next) else {
+            unreachable!("only what is here is evicted");
+        };
+        let (bytes, extent) = (vector.bytes, vector.extent);
+        if !std::mem::take(&mut vector.dirty) {
+            self.held -= padded(bytes);
+            return Ok(());
+        }
+        self.leaving += padded(bytes);
+        self.stats.written = self.stats.written + Bytes(bytes as u64);
+        self.give(Order { place, direction: Direction::Out, extent, region })
+    }
+
+    fn give(&mut self, order: Order) -> Result<()> {
+        while !self.disk.has_room() {
+            self.wait()?;
+        }
+        self.disk.give(order);
+        Ok(())
+    }
+
+    /// Waits until a tensor is not on its way.
+    fn settle(&mut self, place: Place) -> Result<()> {
+        while matches!(self.vectors[&place].state, State::Coming | State::Leaving) {
+            self.wait()?;
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        let answer = self.disk.wait();
+        self.take_in(answer)
+    }
+
+    /// A tensor arrived in memory or in the file.
+    fn take_in(&mut self, (order, result): (Order, io::Result<()>)) -> Result<()> {
+        result.map_err(EngineError::Swap)?;
+        let Order { place, direction, mut region, .. } = order;
+        let needs = self.needs;
+        let length = padded(self.vectors[&place].bytes);
+        if direction == Direction::Out {
+            self.leaving -= length;
+        }
+        let vector = self.vector_mut(place);
+        // What is needed again meanwhile has not lost its memory.
+        if direction == Direction::In || vector.used == needs {
+            let bytes = vector.bytes;
+            shim::set_memory(&mut vector.tensor, region.address(), bytes)?;
+            vector.state = State::Here(region);
+        } else {
+            vector.state = State::Away;
+            self.held -= length;
+        }
+        Ok(())
+    }
+
+    fn vector_mut(&mut self, place: Place) -> &mut Vector {
+        self.vectors.get_mut(&place).expect("the stage handed it over")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+    use crate::tensor::{elements, elements_mut};
+
+    const COUNT: usize = 3 * 1024;
+    const LENGTH: usize = 4 * COUNT;
+
+    fn swap(vectors: usize) -> (tempfile::TempDir, Swap) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let budget = Bytes((vectors * LENGTH) as u64);
+        let swap = Swap::create(folder.path(), budget).expect("a file");
+        (folder, swap)
+    }
+
+    /// Hands over a tensor of each stage, filled with the stage's number, and returns views of them.
+    fn fill(swap: &mut Swap, stages: u16) -> Vec<Tensor> {
+        let stages = (0..stages).map(|stage| {
+            let options = (Kind::Float, Device::Cpu);
+            let tensor = Tensor::full([COUNT as i64], f64::from(stage), options);
+            let view = tensor.narrow(0, 1, 8);
+            let part = Part::Weights(0);
+            let all = vec![Swappable { part, tensor, is_zero: false }];
+            swap.adopt(Stage(stage), all).expect("room");
+            view
+        });
+        stages.collect()
+    }
+
+    #[test]
+    fn tensors_come_back_with_their_values_within_the_budget() {
+        let (_folder, mut swap) = swap(2);
+        let mut views = fill(&mut swap, 5);
+        let part = [Part::Weights(0)];
+        for round in 0..4u16 {
+            for stage in (0..5u16).chain((0..4).rev()) {
+                swap.need(Stage(stage), &part, true).expect("room");
+                swap.fetch_ahead(Stage((stage + 1) % 5), &part).expect("a disk");
+                let view = &mut views[usize::from(stage)];
+                let expected = view.double_value(&[7]);
+                let fresh = f64::from(round * 100 + stage);
+                assert!(round == 0 || expected >= f64::from((round - 1) * 100), "{expected}");
+                let _ = view.fill_(fresh);
+                assert_eq!(view.double_value(&[7]), fresh);
+            }
+        }
+        for stage in 0..5u16 {
+            swap.need(Stage(stage), &part, false).expect("room");
+            let value = views[usize::from(stage)].double_value(&[0]);
+            assert_eq!(value, f64::from(300 + stage));
+        }
+        let stats = swap.stats();
+        assert!(stats.peak <= Bytes(2 * LENGTH as u64) && stats.read > Bytes(0), "{stats:?}");
+    }
+
+    #[test]
+    fn cleared_tensors_are_zero_and_cost_no_reading() {
+        let (_folder, mut swap) = swap(1);
+        let views = fill(&mut swap, 2);
+        let part = Part::Weights(0);
+        for stage in [1, 0, 1] {
+            swap.clear(Stage(stage), part).expect("a disk");
+            let before = swap.stats().read;
+            swap.need(Stage(stage), &[part], false).expect("room");
+            assert_eq!(elements::<f32>(&views[usize::from(stage)].contiguous()), [0.0; 8]);
+            assert_eq!(swap.stats().read, before);
+        }
+    }
+
+    #[test]
+    fn what_is_needed_at_once_must_fit() {
+        let (_folder, mut swap) = swap(1);
+        let tensor = || Tensor::zeros([COUNT as i64], (Kind::Float, Device::Cpu));
+        let parts = [Part::FirstMoment, Part::SecondMoment];
+        let all = parts.map(|part| Swappable { part, tensor: tensor(), is_zero: true });
+        swap.adopt(Stage(0), all.into()).expect("no room is needed yet");
+        let error = swap.need(Stage(0), &parts, true).expect_err("twice the budget");
+        assert!(error.to_string().contains("--memory"), "{error}");
+        swap.need(Stage(0), &parts[..1], true).expect("one fits");
+    }
+
+    #[test]
+    fn forgotten_tensors_free_their_room() {
+        let (_folder, mut swap) = swap(1);
+        fill(&mut swap, 2);
+        swap.forget(Stage(0)).expect("a disk");
+        swap.forget(Stage(1)).expect("a disk");
+        let mut views = fill(&mut swap, 1);
+        swap.need(Stage(0), &[Part::Weights(0)], true).expect("room");
+        assert_eq!(elements_mut::<f32>(&mut views[0])[3], 0.0);
+    }
+}

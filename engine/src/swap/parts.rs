@@ -1,0 +1,73 @@
+//! The tensors that each kind of work on a stage touches.
+
+use shoal_protocol::ids::{Stage, Step};
+
+use super::{Part, Swappable};
+use crate::stage::StageModel;
+use crate::weights::Weights;
+
+/// Work on a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// A forward or a backward pass.
+    Pass,
+    /// Reads or changes the accumulator of a step.
+    Sums(Step),
+    /// An update, or the replacement of all values.
+    Update,
+    /// Reads weights and moments.
+    State,
+    /// Replaces the frozen weights.
+    Frozen,
+}
+
+impl StageModel {
+    /// All tensors that can be swapped.
+    pub(crate) fn swappable(&self, is_fresh: bool) -> Vec<Swappable> {
+        let whole = |part, tensor: &tch::Tensor, is_zero| Swappable {
+            part,
+            tensor: tensor.shallow_clone(),
+            is_zero,
+        };
+        let mut all = Vec::new();
+        for (index, weights) in self.versions().enumerate() {
+            all.push(whole(Part::Weights(index), &weights.flat, false));
+            all.extend(
+                weights.narrow.iter().map(|narrow| whole(Part::Narrow(index), narrow, false)),
+            );
+        }
+        all.extend(self.frozen.iter().map(|frozen| whole(Part::Frozen, &frozen.flat, false)));
+        all.push(whole(Part::FirstMoment, &self.moments.first, is_fresh));
+        all.push(whole(Part::SecondMoment, &self.moments.second, is_fresh));
+        let sums = self.accumulators.iter().enumerate();
+        all.extend(sums.map(|(turn, of)| whole(Part::Sums(turn), &of.sums, is_fresh)));
+        all
+    }
+
+    /// The tensors that this work touches.
+    pub(crate) fn touches(&self, work: Use) -> Vec<Part> {
+        let versions = 0..self.versions().count();
+        let narrow = self.weights.narrow.is_some();
+        let weights = versions.clone().map(Part::Weights);
+        let narrows = versions.filter(|_| narrow).map(Part::Narrow);
+        let moments = [Part::FirstMoment, Part::SecondMoment];
+        match work {
+            Use::Pass => {
+                // An embedding that is trained is read in f32.
+                let reads_flat = !narrow || self.stage == Stage(0);
+                let frozen = self.frozen.iter().map(|_| Part::Frozen);
+                weights.filter(|_| reads_flat).chain(narrows).chain(frozen).collect()
+            }
+            Use::Sums(step) => vec![Part::Sums(self.turn(step))],
+            Use::Update => weights.chain(narrows).chain(moments).collect(),
+            Use::State => weights.chain(moments).collect(),
+            Use::Frozen => self.frozen.iter().map(|_| Part::Frozen).collect(),
+        }
+    }
+
+    /// The versions of the weights. An update makes the two change places, so all work that needs one
+    /// needs both.
+    fn versions(&self) -> impl Iterator<Item = &Weights> {
+        [&self.weights].into_iter().chain(&self.stale)
+    }
+}
