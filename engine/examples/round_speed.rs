@@ -82,8 +82,10 @@ fn main() {
     let mut manifest = example::small();
     manifest.codec.all_reduce = mode.parse().expect("a mode of the all-reduce");
     let codec = manifest.codec.all_reduce;
-    let member =
-        |seed| Member { sums: sums(seed, values), stage: AllReduce::new(&manifest, values) };
+    let member = |seed| Member {
+        sums: sums(seed, values),
+        stage: AllReduce::new(&manifest, values).expect("memory"),
+    };
     let mut members: Vec<Member> = (1..=members).map(member).collect();
     let mut seconds: Vec<f64> = (0..ROUNDS)
         .map(|_| {

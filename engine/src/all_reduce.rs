@@ -7,10 +7,12 @@ use shoal_protocol::codec::{Codec, Rounding, SumCodec};
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits::ROUND_BLOCK_ELEMENTS as BLOCK;
 use shoal_protocol::manifest::Manifest;
+use tch::{Device, Kind, Tensor};
 
 use crate::accumulator::{FixedPoint, square_norm};
 use crate::error::{EngineError, Result};
 use crate::kernel::widest;
+use crate::tensor::{bytes_of, elements, elements_mut};
 
 /// The mean gradient of one stage, assembled round by round.
 ///
@@ -26,7 +28,8 @@ use crate::kernel::widest;
 pub struct AllReduce {
     fixed_point: FixedPoint,
     codec: SumCodec,
-    mean: Vec<f32>,
+    /// f32, flat, on the processor.
+    mean: Tensor,
     /// Hash and norm of each block of the mean, computed as blocks become complete, while others
     /// are in transit.
     blocks: Vec<Block>,
@@ -52,27 +55,34 @@ struct Block {
 
 impl AllReduce {
     /// Creates the state for a stage of `elements` elements, without kept errors.
-    #[must_use]
-    pub fn new(manifest: &Manifest, elements: usize) -> Self {
+    ///
+    /// # Errors
+    /// If there is too little memory.
+    pub fn new(manifest: &Manifest, elements: usize) -> Result<Self> {
         let codec = manifest.codec.all_reduce;
         let kept = if codec.loses() { elements } else { 0 };
-        Self {
+        Ok(Self {
             fixed_point: FixedPoint::of(manifest),
             codec,
-            mean: vec![0.0; elements],
+            mean: Tensor::f_zeros([elements as i64], (Kind::Float, Device::Cpu))?,
             blocks: empty(elements),
             kept: vec![0.0; kept],
             keeps: vec![0.0; kept],
             given: 0,
             numbers: Vec::new(),
             rounded: Vec::new(),
-        }
+        })
+    }
+
+    /// A handle of the mean, whose memory may be elsewhere while nothing is reduced or installed.
+    pub(crate) fn mean_tensor(&self) -> Tensor {
+        self.mean.shallow_clone()
     }
 
     /// Begins another attempt or step: no piece has arrived.
     pub fn begin(&mut self) {
         self.given = 0;
-        self.blocks = empty(self.mean.len());
+        self.blocks = empty(self.mean.numel());
     }
 
     /// Encodes this member's sums of a range (i64, little-endian) for the member that reduces them.
@@ -114,7 +124,7 @@ impl AllReduce {
         }
         let bytes = encode(codec, &self.numbers);
         self.given += range.len();
-        let mean = &mut self.mean[range.clone()];
+        let mean = &mut elements_mut(&mut self.mean)[range.clone()];
         decode(codec, &bytes, mean)?;
         if let Some(keeps) = self.keeps.get_mut(range.clone()) {
             difference(keeps, &self.numbers, mean);
@@ -128,7 +138,8 @@ impl AllReduce {
     /// # Errors
     /// If its length is wrong.
     pub fn install(&mut self, range: Range<usize>, result: &[u8]) -> Result<()> {
-        decode(self.codec.result_codec(), result, &mut self.mean[range.clone()])?;
+        let mean = &mut elements_mut(&mut self.mean)[range.clone()];
+        decode(self.codec.result_codec(), result, mean)?;
         self.measure(range);
         Ok(())
     }
@@ -138,7 +149,7 @@ impl AllReduce {
     fn measure(&mut self, range: Range<usize>) {
         let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
         for (index, block) in blocks.clone().zip(&mut self.blocks[blocks]) {
-            let whole = index * BLOCK..self.mean.len().min((index + 1) * BLOCK);
+            let whole = index * BLOCK..self.mean.numel().min((index + 1) * BLOCK);
             let (start, end) = (whole.start.max(range.start), whole.end.min(range.end));
             if block.missing == 0 {
                 block.missing = whole.len();
@@ -146,7 +157,7 @@ impl AllReduce {
             assert!(block.missing >= end - start, "a block's elements arrive once, or all again");
             block.missing -= end - start;
             if block.missing == 0 {
-                let bytes = bytemuck::cast_slice(&self.mean[whole]);
+                let bytes = bytemuck::cast_slice(&elements::<f32>(&self.mean)[whole]);
                 (block.hash, block.square_norm) = (ContentHash::of(bytes), square_norm(bytes));
             }
         }
@@ -155,7 +166,7 @@ impl AllReduce {
     /// The mean gradient, once all of it was reduced or installed: f32, little-endian.
     #[must_use]
     pub fn mean(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.mean)
+        bytes_of(&self.mean)
     }
 
     /// The hash of the hashes of the mean gradient's blocks, and its contribution to the global
@@ -258,7 +269,7 @@ mod tests {
     fn members(codec: &str, count: usize) -> Vec<AllReduce> {
         let mut manifest = manifest();
         manifest.codec.all_reduce = codec.parse().expect("a codec");
-        (0..count).map(|_| AllReduce::new(&manifest, ELEMENTS)).collect()
+        (0..count).map(|_| AllReduce::new(&manifest, ELEMENTS).expect("memory")).collect()
     }
 
     /// One round in which each member reduces an equal range, the last one first.
@@ -282,7 +293,7 @@ mod tests {
     }
 
     fn mean(member: &AllReduce) -> &[f32] {
-        &member.mean
+        elements(&member.mean)
     }
 
     fn wave(phase: f32) -> Vec<f32> {

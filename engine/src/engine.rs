@@ -11,13 +11,15 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::units;
 
 use crate::accumulator::add_words;
+use crate::all_reduce::AllReduce;
 use crate::base::BaseFiles;
 use crate::checkpoint::{self, CheckpointFile, StageState};
 use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::optimizer::Update;
+use crate::parameters::group_elements;
 use crate::stage::{ForwardOutput, StageModel};
-use crate::swap::{Part, Swap, SwapStats, Use};
+use crate::swap::{Part, Place, Swap, SwapStats, Swappable, Use};
 
 /// The tensor work of one peer. It belongs to one thread and never blocks on other peers.
 #[derive(Debug)]
@@ -85,9 +87,66 @@ impl Engine {
     fn need(&self, stage: Stage, work: Use, changes: bool) -> Result<()> {
         let hosted = self.stage(stage)?;
         match &self.swap {
-            Some(swap) => swap.borrow_mut().need(stage, &hosted.touches(work), changes),
+            Some(swap) => swap.borrow_mut().need(&hosted.touches(work), changes),
             None => Ok(()),
         }
+    }
+
+    /// The all-reduce of a weight group. Where the stages are swapped, its mean gradient is too.
+    ///
+    /// # Errors
+    /// If no stage of the group is hosted, or there is too little memory or disk.
+    pub fn all_reduce(&self, weights: WeightGroup) -> Result<AllReduce> {
+        let all_reduce = AllReduce::new(&self.manifest, group_elements(&self.manifest, weights))?;
+        if let Some(swap) = &self.swap {
+            let (stage, part) = self.mean_of(weights)?;
+            let tensor = all_reduce.mean_tensor();
+            swap.borrow_mut().adopt(stage, vec![Swappable { part, tensor, is_zero: true }])?;
+        }
+        Ok(all_reduce)
+    }
+
+    /// Brings the mean gradient of an all-reduce into memory. To be called before [`AllReduce::install`].
+    ///
+    /// # Errors
+    /// If the file of swapped weights fails.
+    pub fn need_mean(&self, weights: WeightGroup) -> Result<()> {
+        let Some(swap) = &self.swap else { return Ok(()) };
+        swap.borrow_mut().need(&[self.mean_of(weights)?], true)
+    }
+
+    /// Brings what an update of a stage touches into memory, with the mean gradients of its all-reduces. To
+    /// be called before [`AllReduce::mean`].
+    ///
+    /// # Errors
+    /// If the stage is not hosted, or the file of swapped weights fails.
+    pub fn need_update(&self, stage: Stage) -> Result<()> {
+        let Some(swap) = &self.swap else { return Ok(()) };
+        let mut swap = swap.borrow_mut();
+        let places = self.update_of(stage, &swap)?;
+        swap.need(&places, true)?;
+        // Updates go in the order of stages.
+        let Some((next, _)) = self.stages.range(stage..).nth(1) else { return Ok(()) };
+        let places = self.update_of(*next, &swap)?;
+        swap.fetch_ahead(&places)
+    }
+
+    /// Forgets the values of an all-reduce's mean gradient, all of which are about to be replaced. To be
+    /// called before [`AllReduce::begin`].
+    ///
+    /// # Errors
+    /// If the file of swapped weights fails.
+    pub fn forget_mean(&self, weights: WeightGroup) -> Result<()> {
+        let Some(swap) = &self.swap else { return Ok(()) };
+        swap.borrow_mut().clear(self.mean_of(weights)?)
+    }
+
+    /// The place of a weight group's mean gradient.
+    fn mean_of(&self, weights: WeightGroup) -> Result<Place> {
+        let mut stages = self.manifest.stages_of(weights);
+        let stage = stages.find(|stage| self.stages.contains_key(stage));
+        let stage = stage.ok_or(EngineError::NotHosted(Stage(0)))?;
+        Ok((stage, Part::Mean(weights)))
     }
 
     /// Begins to bring what a visit of a stage touches into memory, while the engine does other work:
@@ -102,13 +161,28 @@ impl Engine {
         };
         let mut parts = hosted.touches(Use::Pass);
         parts.extend(sums.into_iter().flat_map(|step| hosted.touches(Use::Sums(step))));
-        swap.borrow_mut().fetch_ahead(stage, &parts)
+        swap.borrow_mut().fetch_ahead(&parts)
+    }
+
+    fn need_mean_if_held(&self, weights: WeightGroup) -> Result<()> {
+        let Some(swap) = &self.swap else { return Ok(()) };
+        let (mean, mut swap) = (self.mean_of(weights)?, swap.borrow_mut());
+        if swap.holds(mean) { swap.need(&[mean], true) } else { Ok(()) }
+    }
+
+    /// What an update of a stage touches, with the mean gradients of its weight groups.
+    fn update_of(&self, stage: Stage, swap: &Swap) -> Result<Vec<Place>> {
+        let mut places = self.stage(stage)?.touches(Use::Update);
+        for weights in self.manifest.groups_of(stage) {
+            places.extend(Some(self.mean_of(weights)?).filter(|mean| swap.holds(*mean)));
+        }
+        Ok(places)
     }
 
     /// Clears an accumulator of a stage.
     fn clear(&mut self, stage: Stage, turn: usize) -> Result<()> {
         match &self.swap {
-            Some(swap) => swap.borrow_mut().clear(stage, Part::Sums(turn)),
+            Some(swap) => swap.borrow_mut().clear((stage, Part::Sums(turn))),
             None => self.stage_mut(stage)?.clear(turn),
         }
     }
@@ -195,10 +269,17 @@ impl Engine {
         let mut hosted = stages.iter().copied().filter(|stage| self.stages.contains_key(stage));
         let first = hosted.next().ok_or(EngineError::NotHosted(stages[0]))?;
         let second = hosted.next();
-        self.need(first, Use::Sums(step), false)?;
         let Some(second) = second else {
+            let mut places = self.stage(first)?.touches(Use::Sums(step));
+            if let Some(swap) = &self.swap {
+                // The function may write to the mean.
+                let mut swap = swap.borrow_mut();
+                places.extend(Some(self.mean_of(weights)?).filter(|mean| swap.holds(*mean)));
+                swap.need(&places, true)?;
+            }
             return self.stage(first)?.read_sums(weights, step, range, read);
         };
+        self.need(first, Use::Sums(step), false)?;
         let mut sums: Vec<i64> =
             self.stage(first)?.read_sums(weights, step, range.clone(), |part| {
                 part.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word)).collect()
@@ -206,6 +287,7 @@ impl Engine {
         self.need(second, Use::Sums(step), false)?;
         let second = self.stage(second)?;
         second.read_sums(weights, step, range, |part| add_words(&mut sums, part))?;
+        self.need_mean_if_held(weights)?;
         Ok(read(bytemuck::cast_slice(&sums)))
     }
 
@@ -217,12 +299,7 @@ impl Engine {
     /// # Errors
     /// If the stage is not hosted or a gradient has the wrong length.
     pub fn apply(&mut self, stage: Stage, update: &Update<'_>) -> Result<()> {
-        self.need(stage, Use::Update, true)?;
-        let next = self.stages.range(stage..).nth(1);
-        if let (Some(swap), Some((next, hosted))) = (&self.swap, next) {
-            // Updates go in the order of stages.
-            swap.borrow_mut().fetch_ahead(*next, &hosted.touches(Use::Update))?;
-        }
+        self.need_update(stage)?;
         let hosted = self.stage_mut(stage)?;
         hosted.apply(update)?;
         let turn = hosted.turn(update.step);

@@ -49,13 +49,11 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
 /// The memory of a peer that swaps its stages ([`crate::Engine::swapping`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SwappingFloor {
-    /// What is always in memory: for every weight 4 bytes of the all-reduce's result (12 if it is
-    /// lossy), one microbatch's gradient and graph of the largest stage, and the inputs of all
-    /// microbatches in flight.
+    /// What is always in memory: 8 bytes for every weight if the all-reduce is lossy; of the largest stage one microbatch's gradient and graph, and a copy of weights and moments
+    /// for a checkpoint; and the inputs of all microbatches in flight.
     pub resident: Bytes,
-    /// The least for the rest: what an update of the largest stage touches, which is 12 bytes a weight
-    /// (14 with a bf16 copy, and 4 or 6 more if steps read the version before), or its accumulator beside
-    /// what its passes read.
+    /// The least for the rest: what an update of the largest stage touches, which is 16 bytes a weight
+    /// (18 with a bf16 copy, and 4 or 6 more if steps read the version before), or its frozen weights.
     pub swapped: Bytes,
 }
 
@@ -70,13 +68,13 @@ pub fn swapping_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> S
     let largest = |of: &dyn Fn(Stage) -> u64| span.stages().map(of).max().unwrap_or(0);
     let all: u64 = span.stages().map(count).sum();
     let inputs = span.stages().count() as u64 * u64::from(in_flight) * versions * input;
-    let passing = largest(&|stage| 4 * count(stage) + graph_bytes(manifest, stage));
-    let update = |stage| count(stage) * (8 + versions * (4 + narrow));
+    let passing = largest(&|stage| (4 + 12) * count(stage) + graph_bytes(manifest, stage));
+    let update = |stage| count(stage) * (8 + 4 + versions * (4 + narrow));
     let pass = |stage| {
-        count(stage) * (8 + versions * (4 + narrow)) + frozen_count(manifest, stage) as u64 * size
+        count(stage) * versions * (4 + narrow) + frozen_count(manifest, stage) as u64 * size
     };
     SwappingFloor {
-        resident: Bytes(all * (4 + kept_errors(manifest)) + passing + inputs),
+        resident: Bytes(all * kept_errors(manifest) + passing + inputs),
         swapped: Bytes(largest(&|stage| update(stage).max(pass(stage)))),
     }
 }

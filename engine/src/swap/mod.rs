@@ -15,7 +15,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use shoal_protocol::ids::Stage;
+use shoal_protocol::ids::{Stage, WeightGroup};
 use shoal_protocol::units::Bytes;
 use tch::Tensor;
 
@@ -37,9 +37,12 @@ pub(crate) enum Part {
     FirstMoment,
     SecondMoment,
     Sums(usize),
+    /// The mean gradient of an all-reduce, at the first hosted stage of its weight group.
+    Mean(WeightGroup),
 }
 
-type Place = (Stage, Part);
+/// A stage's tensor.
+pub(crate) type Place = (Stage, Part);
 
 /// A tensor that is handed over: its memory is the swap's from then on.
 #[derive(Debug)]
@@ -126,10 +129,11 @@ impl Swap {
         self.stats
     }
 
-    /// Takes over the memory of a stage's tensors.
+    /// Takes over the memory of a stage's tensors, in place of earlier ones.
     pub(crate) fn adopt(&mut self, stage: Stage, tensors: Vec<Swappable>) -> Result<()> {
         self.needs += 1;
         for Swappable { part, mut tensor, is_zero } in tensors {
+            self.remove((stage, part))?;
             let bytes = bytes_of(&tensor).len();
             let extent = self.file.reserve(bytes).map_err(EngineError::Swap)?;
             let mut state = State::Zero;
@@ -144,39 +148,47 @@ impl Swap {
             }
             let used = self.needs;
             let vector = Vector { tensor, bytes, extent, state, dirty: true, used };
-            let known = self.vectors.insert((stage, part), vector);
-            assert!(known.is_none(), "a stage hands its tensors over once");
+            self.vectors.insert((stage, part), vector);
         }
         Ok(())
     }
 
     /// Forgets a stage's tensors, which nobody reads any more.
     pub(crate) fn forget(&mut self, stage: Stage) -> Result<()> {
-        let places: Vec<Place> =
-            self.vectors.keys().filter(|place| place.0 == stage).copied().collect();
-        for place in places {
-            self.settle(place)?;
-            let vector = self.vectors.remove(&place).expect("it was listed");
-            if matches!(vector.state, State::Here(_)) {
-                self.held -= padded(vector.bytes);
-            }
+        let of_stage = |place: &&Place| place.0 == stage;
+        let places: Vec<Place> = self.vectors.keys().filter(of_stage).copied().collect();
+        places.into_iter().try_for_each(|place| self.remove(place))
+    }
+
+    fn remove(&mut self, place: Place) -> Result<()> {
+        if !self.holds(place) {
+            return Ok(());
+        }
+        self.settle(place)?;
+        let vector = self.vectors.remove(&place).expect("it is held");
+        if matches!(vector.state, State::Here(_)) {
+            self.held -= padded(vector.bytes);
         }
         Ok(())
     }
 
-    /// Brings tensors of a stage into memory, and keeps them there until the next need. `changes` is
-    /// whether their values are about to change.
-    pub(crate) fn need(&mut self, stage: Stage, parts: &[Part], changes: bool) -> Result<()> {
+    /// Whether a tensor was handed over.
+    pub(crate) fn holds(&self, place: Place) -> bool {
+        self.vectors.contains_key(&place)
+    }
+
+    /// Brings tensors into memory, and keeps them there until the next need. `changes` is whether their
+    /// values are about to change.
+    pub(crate) fn need(&mut self, places: &[Place], changes: bool) -> Result<()> {
         self.needs += 1;
         let start = Instant::now();
-        for part in parts {
-            self.vector_mut((stage, *part)).used = self.needs;
+        for place in places {
+            self.vector_mut(*place).used = self.needs;
         }
-        for part in parts {
-            self.bring((stage, *part))?;
+        for place in places {
+            self.bring(*place)?;
         }
-        for part in parts {
-            let place = (stage, *part);
+        for place in places.iter().copied() {
             while !matches!(self.vectors[&place].state, State::Here(_)) {
                 self.wait()?;
             }
@@ -187,12 +199,11 @@ impl Swap {
     }
 
     /// Begins to bring tensors into memory, as far as they have room beside those of the last need.
-    pub(crate) fn fetch_ahead(&mut self, stage: Stage, parts: &[Part]) -> Result<()> {
+    pub(crate) fn fetch_ahead(&mut self, places: &[Place]) -> Result<()> {
         while let Some(answer) = self.disk.poll() {
             self.take_in(answer)?;
         }
-        for part in parts {
-            let place = (stage, *part);
+        for place in places.iter().copied() {
             let vector = &self.vectors[&place];
             let length = padded(vector.bytes);
             if !matches!(vector.state, State::Away) {
@@ -211,8 +222,7 @@ impl Swap {
     }
 
     /// Makes a tensor zero, wherever it is.
-    pub(crate) fn clear(&mut self, stage: Stage, part: Part) -> Result<()> {
-        let place = (stage, part);
+    pub(crate) fn clear(&mut self, place: Place) -> Result<()> {
         self.settle(place)?;
         let vector = self.vector_mut(place);
         shim::set_memory(&mut vector.tensor, std::ptr::null_mut(), 0)?;
@@ -383,11 +393,11 @@ mod tests {
     fn tensors_come_back_with_their_values_within_the_budget() {
         let (_folder, mut swap) = swap(2);
         let mut views = fill(&mut swap, 5);
-        let part = [Part::Weights(0)];
+        let place = |stage| [(Stage(stage), Part::Weights(0))];
         for round in 0..4u16 {
             for stage in (0..5u16).chain((0..4).rev()) {
-                swap.need(Stage(stage), &part, true).expect("room");
-                swap.fetch_ahead(Stage((stage + 1) % 5), &part).expect("a disk");
+                swap.need(&place(stage), true).expect("room");
+                swap.fetch_ahead(&place((stage + 1) % 5)).expect("a disk");
                 let view = &mut views[usize::from(stage)];
                 let expected = view.double_value(&[7]);
                 let fresh = f64::from(round * 100 + stage);
@@ -397,7 +407,7 @@ mod tests {
             }
         }
         for stage in 0..5u16 {
-            swap.need(Stage(stage), &part, false).expect("room");
+            swap.need(&place(stage), false).expect("room");
             let value = views[usize::from(stage)].double_value(&[0]);
             assert_eq!(value, f64::from(300 + stage));
         }
@@ -409,11 +419,11 @@ mod tests {
     fn cleared_tensors_are_zero_and_cost_no_reading() {
         let (_folder, mut swap) = swap(1);
         let views = fill(&mut swap, 2);
-        let part = Part::Weights(0);
         for stage in [1, 0, 1] {
-            swap.clear(Stage(stage), part).expect("a disk");
+            let place = (Stage(stage), Part::Weights(0));
+            swap.clear(place).expect("a disk");
             let before = swap.stats().read;
-            swap.need(Stage(stage), &[part], false).expect("room");
+            swap.need(&[place], false).expect("room");
             assert_eq!(elements::<f32>(&views[usize::from(stage)].contiguous()), [0.0; 8]);
             assert_eq!(swap.stats().read, before);
         }
@@ -426,9 +436,10 @@ mod tests {
         let parts = [Part::FirstMoment, Part::SecondMoment];
         let all = parts.map(|part| Swappable { part, tensor: tensor(), is_zero: true });
         swap.adopt(Stage(0), all.into()).expect("no room is needed yet");
-        let error = swap.need(Stage(0), &parts, true).expect_err("twice the budget");
+        let places = parts.map(|part| (Stage(0), part));
+        let error = swap.need(&places, true).expect_err("twice the budget");
         assert!(error.to_string().contains("--memory"), "{error}");
-        swap.need(Stage(0), &parts[..1], true).expect("one fits");
+        swap.need(&places[..1], true).expect("one fits");
     }
 
     #[test]
@@ -438,7 +449,7 @@ mod tests {
         swap.forget(Stage(0)).expect("a disk");
         swap.forget(Stage(1)).expect("a disk");
         let mut views = fill(&mut swap, 1);
-        swap.need(Stage(0), &[Part::Weights(0)], true).expect("room");
+        swap.need(&[(Stage(0), Part::Weights(0))], true).expect("room");
         assert_eq!(elements_mut::<f32>(&mut views[0])[3], 0.0);
     }
 }

@@ -2,7 +2,7 @@
 
 use shoal_protocol::ids::{Stage, Step};
 
-use super::{Part, Swappable};
+use super::{Part, Place, Swappable};
 use crate::stage::StageModel;
 use crate::weights::Weights;
 
@@ -45,7 +45,11 @@ impl StageModel {
     }
 
     /// The tensors that this work touches.
-    pub(crate) fn touches(&self, work: Use) -> Vec<Part> {
+    pub(crate) fn touches(&self, work: Use) -> Vec<Place> {
+        self.parts_of(work).into_iter().map(|part| (self.stage, part)).collect()
+    }
+
+    fn parts_of(&self, work: Use) -> Vec<Part> {
         let versions = 0..self.versions().count();
         let narrow = self.weights.narrow.is_some();
         let weights = versions.clone().map(Part::Weights);

@@ -29,6 +29,19 @@ pub(crate) struct PartWriter {
     pub(crate) files: Files,
 }
 
+impl PartWriter {
+    /// Writes a stage's part of a checkpoint, and offers its files.
+    pub(crate) fn write(&self, version: Step, stage: Stage, state: &StageState) -> TaskResult {
+        match write(self, version, stage, state) {
+            Ok(files) => TaskResult::Stored { version, stage, files },
+            Err(error) => {
+                tracing::warn!(%version, %stage, %error, "a part of a checkpoint is not written");
+                TaskResult::NotStored { version, stage }
+            }
+        }
+    }
+}
+
 /// A copy of a stage, to be written.
 struct Copied {
     version: Step,
@@ -71,13 +84,7 @@ impl CheckpointWriter {
 fn write_all(parts: &PartWriter, queue: &Receiver<Copied>, results: &Sender<JobDone>) {
     for Copied { version, stage, state } in queue {
         let start = Instant::now();
-        let result = match write(parts, version, stage, &state) {
-            Ok(files) => TaskResult::Stored { version, stage, files },
-            Err(error) => {
-                tracing::warn!(%version, %stage, %error, "a part of a checkpoint is not written");
-                TaskResult::NotStored { version, stage }
-            }
-        };
+        let result = parts.write(version, stage, &state);
         // The receiver is gone only while the process ends.
         let _ = results.blocking_send(JobDone { result: Ok(result), busy: start.elapsed() });
     }

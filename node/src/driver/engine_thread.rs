@@ -12,9 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bytes::Bytes;
-use shoal_engine::{
-    AllReduce, BaseFiles, Engine, EngineError, ForwardOutput, Update, group_elements,
-};
+use shoal_engine::{AllReduce, BaseFiles, Engine, EngineError, ForwardOutput, Update};
 use shoal_protocol::codec::{Codec, SumCodec};
 use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, Stage, Step, WeightGroup};
@@ -205,7 +203,7 @@ impl EngineWorker {
             }
             Task::Export { round, to, piece, range } => {
                 let count = range.len();
-                let (engine, reduction) = self.reduction(round);
+                let (engine, reduction) = self.reduction(round)?;
                 let place = range.clone();
                 let part = engine.read_sums(round.weights, round.step, place, |sums| {
                     reduction.part(range, sums)
@@ -216,7 +214,9 @@ impl EngineWorker {
             }
             Task::Reduce { round, piece, range, .. } => self.reduce(round, piece, range, inputs),
             Task::Install { round, range, .. } => {
-                self.reduction(round).1.install(range.clone(), &inputs[0][0].bytes)?;
+                let (engine, reduction) = self.reduction(round)?;
+                engine.need_mean(round.weights)?;
+                reduction.install(range.clone(), &inputs[0][0].bytes)?;
                 Ok(TaskResult::Installed { round, range })
             }
             Task::Summarise { round } => {
@@ -239,7 +239,12 @@ impl EngineWorker {
                 Ok(TaskResult::Left { stage })
             }
             Task::Store { version, stage } => {
-                let state = self.resources.engine.state(stage)?;
+                let EngineResources { engine, parts, .. } = &self.resources;
+                let state = engine.state(stage)?;
+                if engine.swap_stats().is_some() {
+                    // There is no memory for copies that wait.
+                    return Ok(Some(parts.write(version, stage, &state)));
+                }
                 self.writer.give(version, stage, state);
                 return Ok(None);
             }
@@ -297,7 +302,7 @@ impl EngineWorker {
     ) -> Result<TaskResult, EngineError> {
         let others: Vec<Bytes> = others.iter().map(|tensors| tensors[0].bytes.clone()).collect();
         let (count, place) = (range.len(), range.clone());
-        let (engine, reduction) = self.reduction(round);
+        let (engine, reduction) = self.reduction(round)?;
         let reduce = |sums: &[u8]| reduction.reduce(range, sums, &others);
         let result = engine.read_sums(round.weights, round.step, place, reduce)??;
         let result = Tensor::flat(self.sum_codec().result(), count, result);
@@ -311,20 +316,20 @@ impl EngineWorker {
 
     /// Returns the engine with the sums of a round, and the state of its all-reduce, which begins
     /// empty.
-    fn reduction(&mut self, round: RoundId) -> (&Engine, &mut AllReduce) {
-        let manifest = &self.resources.parts.manifest;
+    fn reduction(&mut self, round: RoundId) -> Result<(&Engine, &mut AllReduce), EngineError> {
+        let engine = &self.resources.engine;
         let reduction = match self.rounds.entry(round.weights) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(none) => {
-                let elements = group_elements(manifest, round.weights);
-                none.insert(Reduction { round, state: AllReduce::new(manifest, elements) })
+                none.insert(Reduction { round, state: engine.all_reduce(round.weights)? })
             }
         };
         if reduction.round != round {
             reduction.round = round;
+            engine.forget_mean(round.weights)?;
             reduction.state.begin();
         }
-        (&self.resources.engine, &mut reduction.state)
+        Ok((engine, &mut reduction.state))
     }
 
     fn apply(
@@ -334,6 +339,7 @@ impl EngineWorker {
         gradient_norm: f64,
         targets: u64,
     ) -> Result<TaskResult, EngineError> {
+        self.resources.engine.need_update(stage)?;
         let means = rounds.iter().map(|round| newest(&self.rounds, *round).mean());
         let gradients: Vec<&[u8]> = means.collect();
         let update = Update { step, gradients: &gradients, gradient_norm, targets };

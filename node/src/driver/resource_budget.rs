@@ -24,8 +24,8 @@ const DISK_PER_PARAMETER: u64 = 24;
 /// Bytes on the disk per weight of an older version that steps still read.
 const DISK_PER_STALE_PARAMETER: u64 = 8;
 
-/// Bytes on the disk per swapped weight: weights, moments, accumulator and a copy in bf16.
-const DISK_PER_SWAPPED_PARAMETER: u64 = 22;
+/// Bytes on the disk per swapped weight: weights, moments, accumulator, mean gradient and a copy in bf16.
+const DISK_PER_SWAPPED_PARAMETER: u64 = 26;
 
 /// A peer that swaps its stages gives this part of its memory to the output log, at most.
 const SWAPPING_LOG_SHARE: u64 = 8;
