@@ -9,11 +9,11 @@ use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, StageSpan, Step, WeightG
 use shoal_protocol::manifest::Manifest;
 
 use crate::accumulator::add_words;
-use crate::base::BaseFiles;
 use crate::checkpoint::{self, CheckpointFile, StageState};
 use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::optimizer::Update;
+use crate::origin::Origin;
 use crate::stage::{ForwardOutput, StageModel};
 
 /// The tensor work of one peer. It belongs to one thread and never blocks on other peers.
@@ -26,7 +26,7 @@ pub struct Engine {
 
 impl Engine {
     /// Creates the span's stages, with their initial weights if those are drawn from the seed. A run
-    /// that starts from a base needs [`Engine::load_base`] or [`Engine::set_state`] before any pass.
+    /// that starts from files needs [`Engine::load`] or [`Engine::set_state`] before any pass.
     ///
     /// # Errors
     /// If the device has too little memory.
@@ -172,7 +172,7 @@ impl Engine {
         self.stage_mut(stage)?.set_state(version, state)
     }
 
-    /// Whether a stage needs [`Engine::load_base`] at any version: its frozen weights have no values yet.
+    /// Whether a stage needs the base at any version: its frozen weights have no values yet.
     ///
     /// # Errors
     /// If the stage is not hosted.
@@ -180,13 +180,13 @@ impl Engine {
         Ok(self.stage(stage)?.needs_base())
     }
 
-    /// Loads a stage's weights at version 0 from a base or, in a run that trains adapters, the model's
-    /// weights, which are the same at every version.
+    /// Loads what a stage takes from these files: its weights at the first version, its frozen weights, or
+    /// both.
     ///
     /// # Errors
-    /// If the stage is not hosted, or a file of the base is missing or does not fit.
-    pub fn load_base(&mut self, stage: Stage, base: &BaseFiles) -> Result<()> {
-        self.stage_mut(stage)?.load_base(base)
+    /// If the stage is not hosted, or a file is missing or does not fit.
+    pub fn load(&mut self, stage: Stage, origin: &Origin) -> Result<()> {
+        self.stage_mut(stage)?.load(origin)
     }
 
     /// Adds a stage as [`Engine::new`] does, unless it is hosted already.
@@ -215,20 +215,18 @@ impl Engine {
         self.set_state(stage, version, &state)
     }
 
-    /// Resets a stage to version 0, and drops its microbatches in flight. `base` has the weights if
-    /// the run starts from one.
+    /// Resets a stage to the first version, and drops its microbatches in flight. `origin` has the
+    /// weights if the run starts from files.
     ///
     /// # Errors
-    /// If the device has too little memory, or a file of the base is missing or does not fit.
-    pub fn restart(&mut self, stage: Stage, base: Option<&BaseFiles>) -> Result<()> {
+    /// If the device has too little memory, or a file is missing or does not fit.
+    pub fn restart(&mut self, stage: Stage, origin: &Origin) -> Result<()> {
         let (manifest, device) = (self.manifest.clone(), self.device);
         let mut initial = match self.stage_mut(stage)?.take_frozen() {
             Some(frozen) => StageModel::with_frozen(&manifest, stage, device, Some(frozen))?,
             None => StageModel::new(&manifest, stage, device)?,
         };
-        if let Some(base) = base {
-            initial.load_base(base)?;
-        }
+        initial.load(origin)?;
         *self.stage_mut(stage)? = initial;
         Ok(())
     }
