@@ -4,9 +4,10 @@
 //! The text is cut into consecutive windows of `context` tokens. A sample has a window's tokens as
 //! input, and the same shifted by one as labels. The last [`Manifest::held_out_tokens`] tokens are
 //! never used for training. Training samples are numbered through the run, `(step · M + microbatch)
-//! · B + row`, and through the runs that go on from it ([`SampleNumbers`]); sample `i` is in epoch `i / windows`, and within each epoch a permutation keyed by
-//! seed and epoch takes every window once. Held-out microbatches (numbers from M on) read the
-//! held-out windows in order, the same in every evaluation.
+//! · B + row`, and through the runs that go on from it ([`SampleNumbers`]); sample `i` is in epoch `i
+//! / windows`, and within each epoch a permutation keyed by seed and epoch takes every window once.
+//! Held-out microbatches (numbers from M on) read the held-out windows in order, the same in every
+//! evaluation.
 
 use bytes::Bytes;
 use shoal_protocol::ids::{Microbatch, Step};

@@ -260,9 +260,13 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(start.stages_with(&wanted[0]).len(), 2, "two stages share a file");
     let path = written.join(&wanted[1].name);
     let whole = fs::read(&path).expect("readable");
-    fs::write(&path, &whole[..whole.len() - 8]).expect("writable");
-    let error = start.read_stage(stage).expect_err("damaged").to_string();
-    assert!(error.contains("is damaged"), "{error}");
+    let mut flipped = whole.clone();
+    flipped[whole.len() - 1] ^= 1;
+    for bytes in [&whole[..whole.len() - 8], &flipped] {
+        fs::write(&path, bytes).expect("writable");
+        let error = start.read_stage(stage).expect_err("damaged").to_string();
+        assert!(error.contains("is damaged"), "{error}");
+    }
     fs::remove_file(&path).expect("it is there");
     assert!(start.read_stage(stage).is_err());
 }

@@ -116,18 +116,7 @@ impl Checkpoint {
             let reason = format!("it lists {:?}", file.name);
             return Err(CheckpointError::damaged(&self.folder.join(DESCRIPTION), reason));
         }
-        let path = self.folder.join(&file.name);
-        let found = fs::metadata(&path).map_err(CheckpointError::io(&path))?.len();
-        if found != file.bytes {
-            let reason = format!("it has {found} bytes instead of {}", file.bytes);
-            return Err(CheckpointError::damaged(&path, reason));
-        }
-        let mut hasher = blake3::Hasher::new();
-        hasher.update_mmap(&path).map_err(CheckpointError::io(&path))?;
-        if ContentHash::from(hasher.finalize()) != file.hash {
-            return Err(CheckpointError::damaged(&path, "its bytes have another hash"));
-        }
-        Ok(())
+        check_bytes(&self.folder.join(&file.name), file)
     }
 
     /// The checkpoint hash: that of names, shapes, dtypes and bytes of all weights in the byte
@@ -171,6 +160,21 @@ impl Checkpoint {
     pub fn stage(&self, stage: Stage) -> Result<StageState> {
         read_stage(&self.folder, self.manifest(), stage)
     }
+}
+
+/// Checks that the file at a path has the length and the hash of a checkpoint's file.
+pub(super) fn check_bytes(path: &Path, file: &CheckpointFile) -> Result<()> {
+    let found = fs::metadata(path).map_err(CheckpointError::io(path))?.len();
+    if found != file.bytes {
+        let reason = format!("it has {found} bytes instead of {}", file.bytes);
+        return Err(CheckpointError::damaged(path, reason));
+    }
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_mmap(path).map_err(CheckpointError::io(path))?;
+    if ContentHash::from(hasher.finalize()) != file.hash {
+        return Err(CheckpointError::damaged(path, "its bytes have another hash"));
+    }
+    Ok(())
 }
 
 /// Weights and moments of one stage, from the files that [`super::write_stage`] wrote.

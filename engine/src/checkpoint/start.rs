@@ -8,7 +8,7 @@ use std::sync::Arc;
 use shoal_protocol::ids::{ContentHash, Stage};
 use shoal_protocol::manifest::Manifest;
 
-use super::read::TensorFile;
+use super::read::{TensorFile, check_bytes};
 use super::{
     CheckpointError, CheckpointFile, Description, StageState, optimizer_file, optimizer_prefixes,
     weights_file,
@@ -135,7 +135,10 @@ impl StartFiles {
 
     fn open(&self, file: &CheckpointFile) -> Result<TensorFile> {
         let absent = || CheckpointError::Absent { name: file.name.clone() };
-        TensorFile::open(&(self.find)(&file.hash).ok_or_else(absent)?)
+        let path = (self.find)(&file.hash).ok_or_else(absent)?;
+        // A peer may have fetched it in an earlier life.
+        check_bytes(&path, file)?;
+        TensorFile::open(&path)
     }
 }
 
