@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use shoal_protocol::ids::{Microbatch, Step};
 use shoal_protocol::label::Label;
-use shoal_protocol::manifest::{Manifest, Prepared};
+use shoal_protocol::manifest::{Manifest, Prepared, SampleNumbers};
 
 use crate::class::Class;
 use crate::order::{Order, RowPlace};
@@ -13,15 +13,16 @@ use crate::prepared::{Index, ShardEntry};
 
 /// The microbatches of a run: which rows each has, and how rows are sent.
 ///
-/// Training samples are numbered through the run, `(step · M + microbatch) · B + row`; held-out
-/// microbatches have numbers from M on and read the held-out rows in order, the same in every
-/// evaluation.
+/// Training samples are numbered through the run, `(step · M + microbatch) · B + row`, and through the
+/// runs that go on from it ([`SampleNumbers`]); held-out microbatches have numbers from M on and read
+/// the held-out rows in order, the same in every evaluation.
 #[derive(Debug, Clone)]
 pub struct Batches {
     index: Arc<Index>,
     order: Order,
     rows: u64,
     microbatches: u64,
+    numbers: SampleNumbers,
 }
 
 impl Batches {
@@ -33,6 +34,7 @@ impl Batches {
             index,
             rows: u64::from(manifest.training.microbatch_size),
             microbatches: u64::from(manifest.training.microbatches),
+            numbers: manifest.sample_numbers(),
         }
     }
 
@@ -49,7 +51,7 @@ impl Batches {
         let number = u64::from(microbatch.0);
         let (shards, first) = match number.checked_sub(self.microbatches) {
             Some(held_out) => (&self.index.held_out, held_out * self.rows),
-            None => (&self.index.train, self.first_sample(step) + number * self.rows),
+            None => (&self.index.train, self.numbers.first_of(step, number)),
         };
         let place = |sample| -> Option<RowPlace> {
             match number < self.microbatches {
@@ -64,13 +66,9 @@ impl Batches {
     /// The shards that some steps read, in the order of first use.
     #[must_use]
     pub fn shards(&self, from: Step, steps: u64) -> Vec<&ShardEntry> {
-        let samples = steps.saturating_mul(self.microbatches * self.rows);
-        let ahead = self.order.shards_ahead(self.first_sample(from), samples);
+        let samples = steps.saturating_mul(self.numbers.per_step());
+        let ahead = self.order.shards_ahead(self.numbers.first_of(from, 0), samples);
         ahead.into_iter().map(|shard| &self.index.train[shard]).collect()
-    }
-
-    fn first_sample(&self, step: Step) -> u64 {
-        step.0 * self.microbatches * self.rows
     }
 }
 

@@ -30,6 +30,12 @@ pub enum CheckpointError {
         /// What shows it.
         reason: String,
     },
+    /// A file that the description names is not here.
+    #[error("{name} of the checkpoint to go on from is not here")]
+    Absent {
+        /// Its name.
+        name: String,
+    },
     /// Weights that do not fit the manifest.
     #[error("{path} does not fit its manifest: {reason}", path = path.display())]
     Mismatch {

@@ -1,5 +1,5 @@
 //! Tests of this crate's decoders. See [`shoal_protocol::decoder`].
 
-use crate::base;
+use crate::{base, checkpoint};
 
-shoal_protocol::try_decoders!(vec![base::DECODER]);
+shoal_protocol::try_decoders!(vec![base::DECODER, checkpoint::DECODER]);

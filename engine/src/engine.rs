@@ -12,11 +12,11 @@ use shoal_protocol::units;
 
 use crate::accumulator::add_words;
 use crate::all_reduce::AllReduce;
-use crate::base::BaseFiles;
 use crate::checkpoint::{self, CheckpointFile, StageState};
 use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::optimizer::Update;
+use crate::origin::Origin;
 use crate::parameters::group_elements;
 use crate::stage::{ForwardOutput, StageModel};
 use crate::swap::{Part, Place, Swap, SwapStats, Swappable, Use};
@@ -33,7 +33,7 @@ pub struct Engine {
 
 impl Engine {
     /// Creates the span's stages, with their initial weights if those are drawn from the seed. A run
-    /// that starts from a base needs [`Engine::load_base`] or [`Engine::set_state`] before any pass.
+    /// that starts from files needs [`Engine::load`] or [`Engine::set_state`] before any pass.
     ///
     /// # Errors
     /// If the device has too little memory.
@@ -343,7 +343,7 @@ impl Engine {
         self.reset(stage)
     }
 
-    /// Whether a stage needs [`Engine::load_base`] at any version: its frozen weights have no values yet.
+    /// Whether a stage needs the base at any version: its frozen weights have no values yet.
     ///
     /// # Errors
     /// If the stage is not hosted.
@@ -351,15 +351,22 @@ impl Engine {
         Ok(self.stage(stage)?.needs_base())
     }
 
-    /// Loads a stage's weights at version 0 from a base or, in a run that trains adapters, the model's
-    /// weights, which are the same at every version.
+    /// Loads what a stage takes from these files: its weights at the first version, its frozen weights, or
+    /// both.
     ///
     /// # Errors
-    /// If the stage is not hosted, or a file of the base is missing or does not fit.
-    pub fn load_base(&mut self, stage: Stage, base: &BaseFiles) -> Result<()> {
-        let adapts = self.manifest.lora.is_some();
-        self.need(stage, if adapts { Use::Frozen } else { Use::Update }, true)?;
-        self.stage_mut(stage)?.load_base(base)
+    /// If the stage is not hosted, or a file is missing or does not fit.
+    pub fn load(&mut self, stage: Stage, origin: &Origin) -> Result<()> {
+        if let Some(base) = &origin.base {
+            let adapts = self.manifest.lora.is_some();
+            self.need(stage, if adapts { Use::Frozen } else { Use::Update }, true)?;
+            self.stage_mut(stage)?.load_base(base)?;
+        }
+        if let Some(start) = &origin.start {
+            self.need(stage, Use::Update, true)?;
+            self.stage_mut(stage)?.load_start(start)?;
+        }
+        Ok(())
     }
 
     /// Adds a stage as [`Engine::new`] does, unless it is hosted already.
@@ -405,12 +412,12 @@ impl Engine {
         self.set_state(stage, version, &state)
     }
 
-    /// Resets a stage to version 0, and drops its microbatches in flight. `base` has the weights if
-    /// the run starts from one.
+    /// Resets a stage to the first version, and drops its microbatches in flight. `origin` has the
+    /// weights if the run starts from files.
     ///
     /// # Errors
-    /// If the device has too little memory, or a file of the base is missing or does not fit.
-    pub fn restart(&mut self, stage: Stage, base: Option<&BaseFiles>) -> Result<()> {
+    /// If the device has too little memory, or a file is missing or does not fit.
+    pub fn restart(&mut self, stage: Stage, origin: &Origin) -> Result<()> {
         let (manifest, device) = (self.manifest.clone(), self.device);
         self.need(stage, Use::Frozen, false)?;
         let frozen = self.stage_mut(stage)?.take_frozen();
@@ -425,7 +432,7 @@ impl Engine {
             (None, _) => StageModel::new(&manifest, stage, device)?,
         };
         self.take_in(stage, initial)?;
-        base.map_or(Ok(()), |base| self.load_base(stage, base))
+        self.load(stage, origin)
     }
 
     /// Writes a stage's part of a checkpoint into an existing `folder`.

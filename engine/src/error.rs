@@ -119,8 +119,8 @@ pub enum EngineError {
         /// Bytes of a part that differs.
         other: usize,
     },
-    /// A stage whose weights of version 0 have not been loaded.
-    #[error("stage {0} has no weights: the run starts from a base that was not loaded")]
+    /// A stage whose first weights have not been loaded.
+    #[error("stage {0} has no weights: the run starts from files that were not loaded")]
     NoWeights(Stage),
     /// The file of swapped weights failed.
     #[error(
@@ -140,6 +140,9 @@ pub enum EngineError {
     /// A base could not be read.
     #[error(transparent)]
     Base(#[from] BaseError),
+    /// The checkpoint that the run goes on from could not be read.
+    #[error("the checkpoint to go on from: {0}")]
+    Start(#[source] CheckpointError),
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),

@@ -75,6 +75,7 @@ fn known_model(manifest: &Manifest) -> Manifest {
         base: None,
         ..known.model
     };
+    known.start = None;
     known.training.seed = 0;
     known.training.stages = 1;
     known.training.microbatch_size = 2;

@@ -4,13 +4,14 @@
 //! The text is cut into consecutive windows of `context` tokens. A sample has a window's tokens as
 //! input, and the same shifted by one as labels. The last [`Manifest::held_out_tokens`] tokens are
 //! never used for training. Training samples are numbered through the run, `(step · M + microbatch)
-//! · B + row`; sample `i` is in epoch `i / windows`, and within each epoch a permutation keyed by
-//! seed and epoch takes every window once. Held-out microbatches (numbers from M on) read the
-//! held-out windows in order, the same in every evaluation.
+//! · B + row`, and through the runs that go on from it ([`SampleNumbers`]); sample `i` is in epoch `i
+//! / windows`, and within each epoch a permutation keyed by seed and epoch takes every window once.
+//! Held-out microbatches (numbers from M on) read the held-out windows in order, the same in every
+//! evaluation.
 
 use bytes::Bytes;
 use shoal_protocol::ids::{Microbatch, Step};
-use shoal_protocol::manifest::Manifest;
+use shoal_protocol::manifest::{Manifest, SampleNumbers};
 use shoal_protocol::permutation::Permutation;
 
 use crate::data::TokenFile;
@@ -32,6 +33,7 @@ pub struct Samples {
     context: u64,
     rows: u64,
     microbatches: u64,
+    numbers: SampleNumbers,
     /// Number of training windows.
     windows: u64,
     /// First held-out token.
@@ -60,6 +62,7 @@ impl Samples {
             context,
             rows: u64::from(manifest.training.microbatch_size),
             microbatches: u64::from(manifest.training.microbatches),
+            numbers: manifest.sample_numbers(),
             windows: windows(trained),
             held_out_start: trained,
             held_out_windows: windows(held_out),
@@ -84,7 +87,7 @@ impl Samples {
             let window = ((number - self.microbatches) * self.rows + row) % self.held_out_windows;
             return self.held_out_start + window * self.context;
         }
-        let sample = (step.0 * self.microbatches + number) * self.rows + row;
+        let sample = self.numbers.first_of(step, number) + row;
         let (epoch, place) = (sample / self.windows, sample % self.windows);
         order(self.seed, epoch, self.windows).at(place) * self.context
     }

@@ -12,7 +12,7 @@ use tch::{Kind, Tensor};
 
 use crate::accumulator::Accumulator;
 use crate::base::{BaseFiles, StageFiles, stage_weights};
-use crate::checkpoint::{StageState, hash_tensors};
+use crate::checkpoint::{StageState, StartFiles, hash_tensors};
 use crate::codec;
 use crate::device::Device;
 use crate::error::{EngineError, Result};
@@ -100,7 +100,7 @@ struct Pass {
 
 impl StageModel {
     /// Creates the stage: with its initial weights if they are drawn from the seed, without weights
-    /// if the run loads them from a base.
+    /// if the run loads them from files.
     pub(crate) fn new(manifest: &Manifest, stage: Stage, device: Device) -> Result<Self> {
         Self::with_frozen(manifest, stage, device, Frozen::new(manifest, stage, device)?)
     }
@@ -115,7 +115,8 @@ impl StageModel {
         let parameters = parameters(manifest, stage);
         let count = parameter_count(manifest, stage);
         let mut flat = Tensor::f_zeros([count as i64], (Kind::Float, tch::Device::Cpu))?;
-        let drawn = frozen.is_some() || !manifest.model.loads_weights();
+        let from_base = frozen.is_none() && manifest.model.loads_weights();
+        let drawn = manifest.start.is_none() && !from_base;
         if drawn {
             let values = elements_mut(&mut flat);
             fill_initial_weights(manifest, &parameters, values, device.threads);
@@ -140,7 +141,7 @@ impl StageModel {
                 .collect(),
             moments: Moments::new(count, device.torch)?,
             accumulators: (0..manifest.steps_at_once()).map(accumulator).collect::<Result<_>>()?,
-            version: Step(0),
+            version: manifest.first_version(),
             weights: Weights::new(manifest, stage, flat, unchanged)?,
             frozen,
             stale,
@@ -332,7 +333,7 @@ impl StageModel {
         self.frozen.take_if(|frozen| frozen.has_values())
     }
 
-    /// Takes the weights of version 0, or the frozen weights, from a base.
+    /// Takes the first weights, or the frozen weights, from a base.
     pub(crate) fn load_base(&mut self, base: &BaseFiles) -> Result<()> {
         let _guard = tch::no_grad_guard();
         if let Some(frozen) = &mut self.frozen {
@@ -347,7 +348,13 @@ impl StageModel {
             second_moment: zero(),
             stale_weights: None,
         };
-        self.set_state(Step(0), &state)
+        self.set_state(self.manifest.first_version(), &state)
+    }
+
+    /// Takes the first weights and moments from the checkpoint that the run goes on from.
+    pub(crate) fn load_start(&mut self, start: &StartFiles) -> Result<()> {
+        let state = start.read_stage(self.stage).map_err(EngineError::Start)?;
+        self.set_state(self.manifest.first_version(), &state)
     }
 
     /// Drops all state of one microbatch.

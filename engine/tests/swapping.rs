@@ -2,7 +2,7 @@
 
 mod common;
 
-use shoal_engine::{Engine, parameter_count, swapping_floor};
+use shoal_engine::{Engine, Origin, parameter_count, swapping_floor};
 use shoal_protocol::ids::{ContentHash, Stage, StageSpan, Step};
 use shoal_protocol::manifest::{Dtype, Manifest};
 use shoal_protocol::units::Bytes;
@@ -80,7 +80,7 @@ fn checkpoints_restarts_and_leaving_work_where_stages_are_swapped() {
     let saved = tempfile::tempdir().expect("a temporary folder");
     for stage in manifest.stages() {
         trainer.engine.write_stage(stage, saved.path()).expect("room");
-        trainer.engine.restart(stage, None).expect("room");
+        trainer.engine.restart(stage, &Origin::default()).expect("room");
     }
     assert_eq!(hashes(&trainer.engine, &manifest), initial);
     for stage in manifest.stages() {

@@ -2,9 +2,7 @@
 
 mod common;
 
-use std::fs;
-
-use common::{Trainer, manifest, numbers, python, samples, text, write};
+use common::{Trainer, assert_as_pytorch, manifest, numbers, python, samples, text, write};
 use serde_json::json;
 use shoal_engine::{Device, DeviceChoice, Generator};
 use shoal_protocol::manifest::{Boundary, BoundaryKind, Manifest};
@@ -117,31 +115,6 @@ fn assert_same_losses(mut manifest: Manifest, packed: bool) {
     let place = write(&trainer, 0, folder.path());
     let batches: Vec<_> = (0..20).map(|step| trainer.batches(step)).collect();
     let ours: Vec<_> = (0..20).map(|step| trainer.step(step)).collect();
-    let run = json!({
-        "checkpoint": place,
-        "trained": write(&trainer, 20, folder.path()),
-        "steps": batches,
-        "staleness": manifest.training.staleness,
-        "beta1": manifest.optimizer.beta1,
-        "beta2": manifest.optimizer.beta2,
-        "epsilon": manifest.optimizer.epsilon,
-        "weight_decay": manifest.optimizer.weight_decay,
-        "gradient_clip": manifest.optimizer.gradient_clip,
-    });
-    let path = folder.path().join("run.json");
-    fs::write(&path, run.to_string()).expect("writable");
-    let theirs = python("reference.py", &[path.to_str().expect("a plain path")]);
-    let (losses, norms) = (numbers(&theirs["losses"]), numbers(&theirs["norms"]));
-    assert_eq!(losses.len(), 20);
-    let clip = manifest.optimizer.gradient_clip;
-    assert!(norms.iter().any(|norm| *norm > clip), "nothing was clipped: {norms:?}");
-    for (step, ((loss, norm), (our_loss, our_norm))) in
-        losses.into_iter().zip(norms).zip(ours).enumerate()
-    {
-        assert!((our_loss - loss).abs() < 1e-3, "step {step}: {our_loss} and {loss}");
-        assert!((our_norm - norm).abs() < 1e-2 * norm, "step {step}: {our_norm} and {norm}");
-    }
-    let [off, moved] = ["off", "moved"].map(|key| theirs[key].as_f64().expect("a number"));
-    println!("the weights moved by {moved} and differ by {off}");
-    assert!(off < 1e-2 * moved, "the weights moved by {moved} and differ by {off}");
+    let trained = write(&trainer, 20, folder.path());
+    assert_as_pytorch(&manifest, [&place, &trained], &batches, &ours);
 }

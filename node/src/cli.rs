@@ -25,7 +25,7 @@ use std::path::PathBuf;
 pub use admission::{
     BanArgs, InviteAllowArgs, InviteCommand, InviteLsArgs, InviteNewArgs, InviteRevokeArgs, Invited,
 };
-pub use checkpoint::{CheckpointArgs, CheckpointCommand, FetchArgs};
+pub use checkpoint::{CheckpointArgs, CheckpointCommand, FetchArgs, ReshapeArgs};
 pub use chunk::{ChunkCommand, ChunkGetArgs, ChunkLsArgs, ChunkVerifyArgs, ListFormat};
 use clap::{Args, Parser, Subcommand};
 pub use data::{DataCommand, DataPrepareArgs, DataShowArgs, DataStatsArgs};

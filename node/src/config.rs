@@ -3,8 +3,12 @@
 //! The sections are those of the manifest, so that a value has the same name everywhere. Only
 //! `[data]` differs: a user names a text, a manifest names tokens by their hash.
 
+#[path = "config/data_section.rs"]
+mod data_section;
 #[path = "config/model_section.rs"]
 mod model_section;
+#[path = "config/start_section.rs"]
+mod start_section;
 
 use std::fmt::Display;
 use std::fs::File;
@@ -23,7 +27,11 @@ use shoal_protocol::manifest::{
 use shoal_protocol::units::Bytes;
 use toml::Spanned;
 
+use self::data_section::DataSection;
+pub use self::data_section::DataSource;
 use self::model_section::ModelSection;
+use self::start_section::StartSection;
+pub use self::start_section::StartSource;
 
 /// A user's description of a run.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,49 +54,10 @@ pub struct RunConfig {
     pub admission: Admission,
     /// Adapters that are trained instead of the model's weights.
     pub lora: Option<Lora>,
+    /// The checkpoint of another run that this one goes on from.
+    pub start: Option<StartSource>,
     /// The data that is trained on.
     pub data: DataSource,
-}
-
-/// The data that is trained on.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DataSource {
-    /// A text file or a folder of text files; by default the built-in text.
-    pub path: Option<PathBuf>,
-    /// The tokenizer of the text.
-    pub tokenizer: Tokenizer,
-    /// Prepared data instead of a text: its folder, and what the manifest says of it.
-    pub prepared: Option<(PathBuf, Prepared)>,
-}
-
-/// The section `[data]` as it is written.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct DataSection {
-    path: Option<PathBuf>,
-    tokenizer: Option<Tokenizer>,
-    prepared: Option<PathBuf>,
-}
-
-impl DataSection {
-    /// Relative paths start at `folder`.
-    fn resolve(self, folder: &Path, sources: &dyn Sources) -> Result<DataSource, String> {
-        let Some(prepared) = self.prepared else {
-            let tokenizer = self.tokenizer.ok_or("missing key `tokenizer`")?;
-            let path = self.path.map(|text| folder.join(text));
-            return Ok(DataSource { path, tokenizer, prepared: None });
-        };
-        if self.path.is_some() || self.tokenizer.is_some() {
-            return Err(
-                "data.prepared excludes data.path and data.tokenizer: remove them".to_owned()
-            );
-        }
-        let folder = folder.join(prepared);
-        let prepared =
-            sources.prepared(&folder).map_err(|error| format!("data.prepared: {error}"))?;
-        let prepared = Some((folder, prepared));
-        Ok(DataSource { path: None, tokenizer: Tokenizer::Bytes, prepared })
-    }
 }
 
 /// Why a run configuration is not usable.
@@ -134,6 +103,9 @@ pub(crate) trait Sources {
     /// The model of a base, whose context is the longest position, and its name in a manifest.
     fn base(&self, folder: &Path) -> Result<(Model, Base), String>;
 
+    /// A checkpoint that a run goes on from.
+    fn checkpoint(&self, folder: &Path) -> Result<StartSource, String>;
+
     /// What a manifest says of prepared data.
     fn prepared(&self, folder: &Path) -> Result<Prepared, String>;
 }
@@ -156,6 +128,7 @@ struct RunToml {
     #[serde(default)]
     admission: Admission,
     lora: Option<Spanned<Lora>>,
+    start: Option<Spanned<StartSection>>,
     data: Spanned<DataSection>,
 }
 
@@ -189,6 +162,12 @@ impl RunConfig {
             let reason = "lora trains beside the weights of a base: set model.from".to_owned();
             return Err(malformed(place)(reason));
         }
+        let mut start = None;
+        if let Some(section) = file.start {
+            let place = section.span();
+            let source = section.into_inner().resolve(folder, sources);
+            start = Some(source.map_err(malformed(place))?);
+        }
         let place = file.data.span();
         let data = file.data.into_inner().resolve(folder, sources).map_err(malformed(place))?;
         let config = Self {
@@ -201,13 +180,21 @@ impl RunConfig {
             checkpoint: file.checkpoint,
             admission: file.admission,
             lora: file.lora.map(Spanned::into_inner),
+            start,
             data,
         };
-        config
-            .with_enough_tokens()
-            .check()
-            .map_err(|error| ConfigError::Value { path: path.to_owned(), error })?;
+        config.check().map_err(|error| ConfigError::Value { path: path.to_owned(), error })?;
         Ok(config)
+    }
+
+    /// Checks everything that does not depend on the text.
+    ///
+    /// # Errors
+    /// If a value is out of range, or the checkpoint to go on from has another model.
+    pub fn check(&self) -> Result<(), ManifestError> {
+        let manifest = self.with_enough_tokens();
+        manifest.check()?;
+        self.start.iter().try_for_each(|start| manifest.check_goes_on_from(&start.manifest))
     }
 
     /// The manifest of the run, given the tokens of its text.
@@ -231,7 +218,7 @@ impl RunConfig {
     }
 
     fn with_data(&self, data: Data) -> Manifest {
-        Manifest {
+        let mut manifest = Manifest {
             model: self.model.clone(),
             training: self.training.clone(),
             codec: self.codec.clone(),
@@ -241,7 +228,10 @@ impl RunConfig {
             data,
             admission: self.admission.clone(),
             lora: self.lora.clone(),
-        }
+            start: None,
+        };
+        manifest.start = self.start.as_ref().map(|source| source.start_of(&manifest));
+        manifest
     }
 
     /// The configuration as a commented file, which parses to the same configuration.
@@ -296,7 +286,8 @@ impl RunConfig {
                 None => "# key = \"12D3KooW...\"".to_owned(),
             },
             lora = lora_lines(lora.as_ref()),
-            data = data_lines(data),
+            start = start_section::to_toml(self.start.as_ref()),
+            data = data_section::to_toml(data),
         )
     }
 }
@@ -347,6 +338,7 @@ impl Default for RunConfig {
             checkpoint: Checkpoint { every: 0, keep: 2 },
             admission: Admission::default(),
             lora: None,
+            start: None,
             data: DataSource::default(),
         }
     }
@@ -359,20 +351,6 @@ fn lora_lines(lora: Option<&Lora>) -> String {
     };
     let names: Vec<&str> = targets.iter().map(|target| target.matrix()).collect();
     format!("[lora]\nrank = {rank}\nalpha = {alpha:?}\ntargets = {names:?}")
-}
-
-/// The keys of `[data]` in TOML.
-fn data_lines(data: &DataSource) -> String {
-    let quoted = |path: &Path| toml::Value::from(path.to_string_lossy().as_ref()).to_string();
-    if let Some((folder, _)) = &data.prepared {
-        return format!("prepared = {}", quoted(folder));
-    }
-    let path = match &data.path {
-        Some(path) => format!("path = {}", quoted(path)),
-        None => "# path = \"text.txt\"".to_owned(),
-    };
-    let Tokenizer::Bytes = data.tokenizer;
-    format!("{path}\ntokenizer = \"bytes\"")
 }
 
 /// The value in TOML.
@@ -417,6 +395,10 @@ struct NoSources;
 #[cfg(any(test, fuzzing))]
 impl Sources for NoSources {
     fn base(&self, folder: &Path) -> Result<(Model, Base), String> {
+        Err(format!("{} is not read", folder.display()))
+    }
+
+    fn checkpoint(&self, folder: &Path) -> Result<StartSource, String> {
         Err(format!("{} is not read", folder.display()))
     }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use shoal_data::prepared::{INDEX_FILE, Index, Shard};
-use shoal_engine::{BaseIndex, base, data};
+use shoal_engine::{BaseIndex, Checkpoint, base, data};
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::manifest::{Base, Data, Manifest, Tokens};
 
@@ -21,7 +21,8 @@ pub const BUILT_IN_TEXT: &str = include_str!(concat!(env!("OUT_DIR"), "/text.txt
 pub struct Dataset {
     /// The manifest.
     pub manifest: Manifest,
-    /// The token file, or the index and the shards of prepared data, and the base.
+    /// The token file, or the index and the shards of prepared data, the base, and the checkpoint that
+    /// the run goes on from.
     pub files: Vec<(ContentHash, PathBuf)>,
 }
 
@@ -45,10 +46,12 @@ impl Dataset {
 /// hash.
 ///
 /// # Errors
-/// If the data is missing, empty or too short for the run, or the folder cannot be written.
+/// If the data is missing, empty or too short for the run, the checkpoint that it goes on from is
+/// damaged, or the folder cannot be written.
 pub fn prepare(config: &RunConfig, folder: &Path) -> anyhow::Result<Dataset> {
     let base = config.base.as_deref().map(BaseIndex::read).transpose().exit_with(Exit::Usage)?;
     let mut files = base_files(config, base.as_ref())?;
+    files.extend(start_files(config)?);
     let data = match &config.data.prepared {
         Some((folder, prepared)) => {
             files.extend(prepared_files(base.as_ref(), folder)?);
@@ -78,6 +81,15 @@ fn base_files(
         files.push((file.hash, path));
     }
     Ok(files)
+}
+
+/// The files of the checkpoint that the run goes on from, all of which are checked.
+fn start_files(config: &RunConfig) -> anyhow::Result<Vec<(ContentHash, PathBuf)>> {
+    let Some(start) = &config.start else { return Ok(Vec::new()) };
+    let checkpoint = Checkpoint::open(&start.folder).exit_with(Exit::Corrupt)?;
+    checkpoint.verify().exit_with(Exit::Corrupt)?;
+    let files = checkpoint.files().iter().chain([checkpoint.description()]);
+    Ok(files.map(|file| (file.hash, start.folder.join(&file.name))).collect())
 }
 
 /// The index and the shards of prepared data.

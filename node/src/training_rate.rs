@@ -13,7 +13,10 @@ const NEWEST: f64 = 0.2;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TrainingRate {
     pub(crate) steps: u64,
+    /// The number of the next step.
     done: u64,
+    /// Steps that were taken in.
+    noted: u64,
     tokens: u64,
     seconds: f64,
     first_loss: Option<f64>,
@@ -27,6 +30,7 @@ impl TrainingRate {
     /// Takes in the next step.
     pub(crate) fn note(&mut self, step: &StepReport) {
         self.done = step.step + 1;
+        self.noted += 1;
         self.tokens += step.tokens;
         self.seconds += step.seconds;
         let newest = if self.first_loss.is_none() { 1.0 } else { NEWEST };
@@ -65,7 +69,7 @@ impl TrainingRate {
         };
         format!(
             "{} in {:.1} s, loss {first:.3} to {:.3}, {} tokens/s",
-            counted(self.done, "step"),
+            counted(self.noted, "step"),
             self.seconds,
             self.last_loss,
             with_prefix(self.tokens as f64 / self.seconds.max(1e-9)),

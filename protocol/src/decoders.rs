@@ -17,8 +17,8 @@ use crate::ids::{
     StageSpan, Step, Term, WeightGroup,
 };
 use crate::limits;
-use crate::manifest::Manifest;
 use crate::manifest::example::small;
+use crate::manifest::{Manifest, Start};
 use crate::message::{
     Candidate, Duties, Envelope, FromCoordinator, LinkEstimate, MemberRecord, Mended, Message,
     Move, MoveReason, RoundGroupChange, RoundGroupMember, RoundId, SavedCheckpoint, StageChoice,
@@ -166,7 +166,10 @@ fn manifests() -> Vec<Vec<u8>> {
     coded.codec.activations = Codec::Int8(Block::DEFAULT);
     coded.codec.activation_gradients = Codec::Fp8(Block::DEFAULT);
     coded.codec.all_reduce = SumCodec::Rounded(Codec::Bf16);
-    vec![small().to_bytes(), coded.to_bytes()]
+    let checkpoint = ContentHash([6; 32]);
+    let start = Start { checkpoint, bytes: 900, step: Step(4), samples: 64 };
+    let later = Manifest { start: Some(start), ..small() };
+    vec![small().to_bytes(), coded.to_bytes(), later.to_bytes()]
 }
 
 fn manifest(bytes: &[u8]) {

@@ -20,7 +20,7 @@ pub struct History {
     pub era: Era,
     /// The version of the weights that the present era began at.
     pub began_at: Step,
-    /// The version of the weights, equal to the number of committed steps.
+    /// The version of the weights: the number of the first step that is not committed.
     pub version: Step,
     /// The commit that made this version; `None` if the era began at it.
     pub commit: Option<CommitRecord>,
@@ -94,6 +94,12 @@ pub enum HistoryError {
 }
 
 impl History {
+    /// The empty log of a run that begins at this version of the weights.
+    #[must_use]
+    pub fn beginning_at(version: Step) -> Self {
+        Self { began_at: version, version, ..Self::default() }
+    }
+
     /// Applies the next record.
     ///
     /// # Errors
@@ -118,7 +124,7 @@ impl History {
     #[must_use]
     pub fn has_begun(&self) -> bool {
         let stopped = is_stopped(self.view.members.iter().map(AsRef::as_ref));
-        self.version > Step(0) || self.era > Era(0) || stopped
+        self.version > self.began_at || self.era > Era(0) || stopped
     }
 
     fn save(
@@ -237,6 +243,16 @@ mod tests {
         }
         history.apply(&commit(0, 1)).expect("the next");
         assert_eq!(history.version, Step(2));
+    }
+
+    #[test]
+    fn a_run_may_begin_at_a_later_version() {
+        let mut history = History::beginning_at(Step(7));
+        assert!(!history.has_begun());
+        assert!(matches!(history.apply(&commit(0, 0)), Err(HistoryError::Commit { .. })));
+        history.apply(&commit(0, 7)).expect("the first");
+        assert!(history.has_begun());
+        assert_eq!(history.version, Step(8));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::units::Bytes;
 
 /// Version of the whole protocol between peers; peers of different versions do not connect.
-pub const PROTOCOL_VERSION: u32 = 12;
+pub const PROTOCOL_VERSION: u32 = 13;
 
 /// The size of one encoded control message.
 pub const CONTROL_MESSAGE: Bytes = Bytes(256 << 10);
@@ -64,6 +64,9 @@ pub const MANIFEST: Bytes = Bytes(64 << 10);
 
 /// The index of prepared data.
 pub const DATA_INDEX: Bytes = Bytes::mebi(64);
+
+/// The description of a checkpoint: its run, and each file's size and hash.
+pub const CHECKPOINT_DESCRIPTION: Bytes = Bytes::mebi(4);
 
 /// The index of the weights that a run starts from.
 pub const BASE_INDEX: Bytes = Bytes::mebi(4);

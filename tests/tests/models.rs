@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use shoal_tests::process::Process;
 use shoal_tests::program::shoal;
 use shoal_tests::python::python;
-use shoal_tests::run::{Run, Trained};
+use shoal_tests::run::{Run, Trained, local};
 use shoal_tests::swarm::Swarm;
 
 /// Makes a tiny random model of a family, and imports it as `base` in the run's folder.
@@ -42,9 +42,9 @@ fn run_from(name: &str, key: &str) -> Run {
 }
 
 /// Trains a run with three peers, of which one dies after this step and another takes its place.
-fn with_a_death(run: &Run, step: u64) -> Trained {
+fn with_a_death(config: &Path, step: u64) -> Trained {
     let slow = &["--slow-down", "15"];
-    let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "3"], &slow[..]].concat());
+    let mut swarm = Swarm::start(config, &[&["--wait-for", "3"], &slow[..]].concat());
     swarm.join(slow);
     swarm.join(slow);
     while swarm.peers[0].event("committed")["step"] != step {}
@@ -57,7 +57,7 @@ fn with_a_death(run: &Run, step: u64) -> Trained {
 fn peers_get_an_imported_model_from_each_other_and_survive_a_death() {
     let run = run_from("gemma3", "from");
     let alone = run.local("alone");
-    let trained = with_a_death(&run, 2);
+    let trained = with_a_death(&run.config(), 2);
     assert_eq!(trained.hash(), alone.hash());
 
     let out = run.path("export");
@@ -68,15 +68,34 @@ fn peers_get_an_imported_model_from_each_other_and_survive_a_death() {
     assert!(config.contains("Gemma3ForCausalLM"), "{config}");
 }
 
+/// Has a run train adapters beside its base.
+fn add_adapters(run: &Run) {
+    let mut text = fs::read_to_string(run.config()).expect("it is there");
+    text += "\n[lora]\nrank = 2\nalpha = 8.0\ntargets = [\"q_proj\", \"down_proj\"]\n";
+    fs::write(run.config(), text).expect("room for a file");
+}
+
+#[test]
+fn adapters_go_on_in_other_stages_beside_the_same_base() {
+    let run = run_from("gemma3", "from");
+    add_adapters(&run);
+    let first = run.local("first").checkpoint();
+    let later = run.path("later.toml");
+    let mut command = shoal(["checkpoint", "reshape", "--stages", "2", "--steps", "12"]);
+    command.arg(&first).arg(run.config()).arg("-o").arg(&later);
+    let printed = Process::start("reshape", command).end().success();
+    assert!(printed.contains("steps 6 to 11"), "{printed}");
+    let alone = local(&later, &run.path("alone"));
+    assert_eq!(with_a_death(&later, 7).hash(), alone.hash());
+}
+
 #[test]
 fn peers_train_adapters_and_survive_a_death_with_small_checkpoints() {
     let run = run_from("gemma3", "from");
     let alone_whole = run.local("whole");
-    let mut text = fs::read_to_string(run.config()).expect("it is there");
-    text += "\n[lora]\nrank = 2\nalpha = 8.0\ntargets = [\"q_proj\", \"down_proj\"]\n";
-    fs::write(run.config(), text).expect("room for a file");
+    add_adapters(&run);
     let alone = run.local("alone");
-    let trained = with_a_death(&run, 2);
+    let trained = with_a_death(&run.config(), 2);
     assert_eq!(trained.hash(), alone.hash());
     let (small, large) =
         (weights_bytes(&trained.checkpoint()), weights_bytes(&alone_whole.checkpoint()));
@@ -167,7 +186,7 @@ fn a_swarm_fine_tunes_on_packed_chats_as_pytorch_does() {
     let run = run_from("qwen3", "from");
     prepare(&run);
     let alone = run.local("alone");
-    let trained = with_a_death(&run, 1);
+    let trained = with_a_death(&run.config(), 1);
     assert_eq!(trained.hash(), alone.hash());
     assert!(trained.report["steps"][2]["held_out_loss"].as_f64().is_some_and(|loss| loss > 0.0));
 

@@ -26,7 +26,7 @@ pub use import::{Imported, import};
 pub(crate) use index::DECODER;
 pub use index::{BaseFile, BaseIndex, INDEX};
 pub use weights::BaseFiles;
-pub(crate) use weights::{StageFiles, stage_weights};
+pub(crate) use weights::{Find, StageFiles, stage_weights};
 
 pub use crate::base_error::{BaseError, ConfigJsonError};
 

@@ -17,7 +17,7 @@ use crate::parameters::{Parameter, parameter_count, parameters, source_of};
 use crate::safetensors_file::{FileProblem, FileTensor, SafetensorsFile};
 
 /// Finds a file by its hash.
-type Find = dyn Fn(&ContentHash) -> Option<PathBuf> + Send + Sync;
+pub(crate) type Find = dyn Fn(&ContentHash) -> Option<PathBuf> + Send + Sync;
 
 /// The files of a base, as far as they are here.
 #[derive(Clone)]

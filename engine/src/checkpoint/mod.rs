@@ -13,6 +13,7 @@
 //! them writes the rest ([`write_index`]) and renames the folder into place ([`publish`]).
 
 mod read;
+mod start;
 mod write;
 
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,7 @@ use shoal_protocol::ids::{ContentHash, RunId, Stage, Step};
 use shoal_protocol::manifest::Manifest;
 
 pub use read::{Checkpoint, read_stage};
+pub use start::StartFiles;
 pub use write::{publish, write_index, write_stage};
 
 pub use crate::checkpoint_error::CheckpointError;
@@ -69,6 +71,31 @@ struct Description {
 }
 
 impl Description {
+    /// Parses and checks a description.
+    ///
+    /// # Errors
+    /// What is wrong.
+    fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let description: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if description.format != FORMAT {
+            return Err(format!("its format is {} and not {FORMAT}", description.format));
+        }
+        if description.seal != description.expected_seal() {
+            return Err("it has been changed".to_owned());
+        }
+        description.manifest.check().map_err(|error| error.to_string())?;
+        match description.manifest.run_id() == description.run {
+            true => Ok(description),
+            false => Err("its manifest is not that of its run".to_owned()),
+        }
+    }
+
+    /// The text of the file.
+    fn to_bytes(&self) -> Vec<u8> {
+        let value = serde_json::to_value(self).expect("it has only string keys");
+        format!("{value:#}\n").into_bytes()
+    }
+
     /// The correct value of `seal`.
     fn expected_seal(&self) -> ContentHash {
         let unsealed = Self { seal: ContentHash([0; 32]), ..self.clone() };
@@ -98,6 +125,33 @@ fn optimizer_prefixes(manifest: &Manifest) -> &'static [&'static str] {
 fn stage_file(kind: &str, manifest: &Manifest, stage: Stage) -> String {
     format!("{kind}-{:05}-of-{:05}.safetensors", stage.0 + 1, manifest.training.stages)
 }
+
+/// How the decoder is tested.
+#[cfg(test)]
+pub(crate) const DECODER: shoal_protocol::decoder::Decoder = shoal_protocol::decoder::Decoder {
+    name: "checkpoint_description",
+    examples: || {
+        let manifest = shoal_protocol::manifest::example::small();
+        let hash = ContentHash([1; 32]);
+        let name = weights_file(&manifest, Stage(0));
+        let mut description = Description {
+            format: FORMAT,
+            run: manifest.run_id(),
+            step: Step(3),
+            manifest,
+            files: vec![CheckpointFile { name, bytes: 8, hash }],
+            seal: hash,
+        };
+        description.seal = description.expected_seal();
+        vec![description.to_bytes()]
+    },
+    check: |bytes| {
+        if let Ok(description) = Description::parse(bytes) {
+            let again = Description::parse(&description.to_bytes()).expect("it parses again");
+            assert_eq!(again.to_bytes(), description.to_bytes());
+        }
+    },
+};
 
 /// Hash of named f32 tensors.
 ///

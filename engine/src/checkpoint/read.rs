@@ -10,7 +10,7 @@ use shoal_protocol::ids::{ContentHash, RunId, Stage, Step};
 use shoal_protocol::manifest::Manifest;
 
 use super::{
-    CheckpointError, CheckpointFile, DESCRIPTION, Description, FORMAT, StageState, TensorHasher,
+    CheckpointError, CheckpointFile, DESCRIPTION, Description, StageState, TensorHasher,
     optimizer_file, optimizer_prefixes, weights_file,
 };
 use crate::parameters::{Parameter, parameters};
@@ -23,6 +23,8 @@ type Result<T> = std::result::Result<T, CheckpointError>;
 pub struct Checkpoint {
     folder: PathBuf,
     description: Description,
+    /// The description as a file.
+    file: CheckpointFile,
 }
 
 impl Checkpoint {
@@ -42,21 +44,11 @@ impl Checkpoint {
             return Err(CheckpointError::damaged(&path, format!("it has {length} bytes")));
         }
         let text = fs::read(&path).map_err(CheckpointError::io(&path))?;
-        let description: Description = serde_json::from_slice(&text)
-            .map_err(|error| CheckpointError::damaged(&path, error))?;
-        if description.format != FORMAT {
-            let reason = format!("its format is {} and not {FORMAT}", description.format);
-            return Err(CheckpointError::damaged(&path, reason));
-        }
-        if description.seal != description.expected_seal() {
-            return Err(CheckpointError::damaged(&path, "it has been changed"));
-        }
-        let manifest = &description.manifest;
-        manifest.check().map_err(|error| CheckpointError::damaged(&path, error))?;
-        if manifest.run_id() != description.run {
-            return Err(CheckpointError::damaged(&path, "its manifest is not that of its run"));
-        }
-        Ok(Self { folder: folder.to_owned(), description })
+        let description =
+            Description::parse(&text).map_err(|reason| CheckpointError::damaged(&path, reason))?;
+        let (name, hash) = (DESCRIPTION.to_owned(), ContentHash::of(&text));
+        let file = CheckpointFile { name, bytes: text.len() as u64, hash };
+        Ok(Self { folder: folder.to_owned(), description, file })
     }
 
     /// The run of the checkpoint.
@@ -75,6 +67,12 @@ impl Checkpoint {
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.description.manifest
+    }
+
+    /// The description as a file, whose hash names the checkpoint.
+    #[must_use]
+    pub fn description(&self) -> &CheckpointFile {
+        &self.file
     }
 
     /// All files except the description.
@@ -118,18 +116,7 @@ impl Checkpoint {
             let reason = format!("it lists {:?}", file.name);
             return Err(CheckpointError::damaged(&self.folder.join(DESCRIPTION), reason));
         }
-        let path = self.folder.join(&file.name);
-        let found = fs::metadata(&path).map_err(CheckpointError::io(&path))?.len();
-        if found != file.bytes {
-            let reason = format!("it has {found} bytes instead of {}", file.bytes);
-            return Err(CheckpointError::damaged(&path, reason));
-        }
-        let mut hasher = blake3::Hasher::new();
-        hasher.update_mmap(&path).map_err(CheckpointError::io(&path))?;
-        if ContentHash::from(hasher.finalize()) != file.hash {
-            return Err(CheckpointError::damaged(&path, "its bytes have another hash"));
-        }
-        Ok(())
+        check_bytes(&self.folder.join(&file.name), file)
     }
 
     /// The checkpoint hash: that of names, shapes, dtypes and bytes of all weights in the byte
@@ -175,6 +162,21 @@ impl Checkpoint {
     }
 }
 
+/// Checks that the file at a path has the length and the hash of a checkpoint's file.
+pub(super) fn check_bytes(path: &Path, file: &CheckpointFile) -> Result<()> {
+    let found = fs::metadata(path).map_err(CheckpointError::io(path))?.len();
+    if found != file.bytes {
+        let reason = format!("it has {found} bytes instead of {}", file.bytes);
+        return Err(CheckpointError::damaged(path, reason));
+    }
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_mmap(path).map_err(CheckpointError::io(path))?;
+    if ContentHash::from(hasher.finalize()) != file.hash {
+        return Err(CheckpointError::damaged(path, "its bytes have another hash"));
+    }
+    Ok(())
+}
+
 /// Weights and moments of one stage, from the files that [`super::write_stage`] wrote.
 ///
 /// # Errors
@@ -204,13 +206,13 @@ fn flat(pieces: &[&[u8]]) -> Vec<f32> {
 }
 
 /// A safetensors file of a checkpoint.
-struct TensorFile {
+pub(super) struct TensorFile {
     path: PathBuf,
     file: SafetensorsFile,
 }
 
 impl TensorFile {
-    fn open(path: &Path) -> Result<Self> {
+    pub(super) fn open(path: &Path) -> Result<Self> {
         let file = SafetensorsFile::open(path).map_err(|problem| match problem {
             FileProblem::Io(error) => CheckpointError::io(path)(error),
             FileProblem::Damaged(reason) => CheckpointError::damaged(path, reason),
@@ -219,7 +221,11 @@ impl TensorFile {
     }
 
     /// Data of exactly these tensors: each prefix with each parameter, in that order.
-    fn tensors(&self, parameters: &[Parameter], prefixes: &[&str]) -> Result<Vec<&[u8]>> {
+    pub(super) fn tensors(
+        &self,
+        parameters: &[Parameter],
+        prefixes: &[&str],
+    ) -> Result<Vec<&[u8]>> {
         let mismatch = |reason| CheckpointError::Mismatch { path: self.path.clone(), reason };
         let mut found = Vec::new();
         for prefix in prefixes {

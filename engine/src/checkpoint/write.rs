@@ -122,8 +122,7 @@ pub fn write_index(
         seal: ContentHash([0; 32]),
     };
     description.seal = description.expected_seal();
-    let value = serde_json::to_value(description).expect("it has only string keys");
-    write_json(folder, DESCRIPTION, &value)?;
+    write_file(folder, DESCRIPTION, &description.to_bytes())?;
     sync_folder(folder)
 }
 

@@ -14,8 +14,8 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use shoal_engine::checkpoint::write_index;
 use shoal_engine::{
-    BaseFiles, Batch, Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, Samples, TokenFile,
-    Update, data, group_elements, learning_rate, square_norm,
+    BaseFiles, Batch, Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, Origin, Samples,
+    TokenFile, Update, data, group_elements, learning_rate, square_norm,
 };
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::label::Label;
@@ -106,7 +106,8 @@ impl Trainer {
     pub(crate) fn from_base(manifest: &Manifest, samples: Samples, base: &BaseFiles) -> Self {
         let mut trainer = Self::new(manifest, samples);
         for stage in manifest.stages() {
-            trainer.engine.load_base(stage, base).expect("a whole base");
+            let origin = Origin { base: Some(base.clone()), start: None };
+            trainer.engine.load(stage, &origin).expect("a whole base");
         }
         trainer.base = Some(base.clone());
         trainer
@@ -296,4 +297,41 @@ pub(crate) fn write(trainer: &Trainer, step: u64, folder: &Path) -> PathBuf {
     let base = trainer.base.as_ref();
     write_index(&place, &trainer.manifest, Step(step), &files, base).expect("writable");
     place
+}
+
+/// Trains from one checkpoint on in PyTorch alone, and compares losses and gradient norms, and the
+/// weights at the end with those of another checkpoint.
+pub(crate) fn assert_as_pytorch(
+    manifest: &Manifest,
+    [first, trained]: [&Path; 2],
+    steps: &[Value],
+    ours: &[(f64, f64)],
+) {
+    let run = json!({
+        "checkpoint": first,
+        "trained": trained,
+        "steps": steps,
+        "staleness": manifest.training.staleness,
+        "beta1": manifest.optimizer.beta1,
+        "beta2": manifest.optimizer.beta2,
+        "epsilon": manifest.optimizer.epsilon,
+        "weight_decay": manifest.optimizer.weight_decay,
+        "gradient_clip": manifest.optimizer.gradient_clip,
+    });
+    let path = trained.with_extension("reference.json");
+    fs::write(&path, run.to_string()).expect("writable");
+    let theirs = python("reference.py", &[path.to_str().expect("a plain path")]);
+    let (losses, norms) = (numbers(&theirs["losses"]), numbers(&theirs["norms"]));
+    assert_eq!(losses.len(), ours.len());
+    let clip = manifest.optimizer.gradient_clip;
+    assert!(norms.iter().any(|norm| *norm > clip), "nothing was clipped: {norms:?}");
+    for (step, ((loss, norm), (our_loss, our_norm))) in
+        losses.into_iter().zip(norms).zip(ours).enumerate()
+    {
+        assert!((our_loss - loss).abs() < 1e-3, "step {step}: {our_loss} and {loss}");
+        assert!((our_norm - norm).abs() < 1e-2 * norm, "step {step}: {our_norm} and {norm}");
+    }
+    let [off, moved] = ["off", "moved"].map(|key| theirs[key].as_f64().expect("a number"));
+    println!("the weights moved by {moved} and differ by {off}");
+    assert!(off < 1e-2 * moved, "the weights moved by {moved} and differ by {off}");
 }

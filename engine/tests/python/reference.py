@@ -1,8 +1,8 @@
 """Trains a checkpoint on given batches with PyTorch alone and prints the losses as JSON, and how far
 its weights end from those of another checkpoint.
 
-The one argument is a JSON file: both checkpoints' folders, per step the microbatches' inputs and labels and
-the learning rate, how many versions old the weights are that a step reads, and AdamW's constants."""
+The one argument is a JSON file: both checkpoints' folders, per step the microbatches' inputs and labels, the
+learning rate and, from the step on at which they change, AdamW's betas, how many versions old the weights are that a step reads, and AdamW's constants."""
 
 import json
 import sys
@@ -57,6 +57,7 @@ def train(model, run):
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run["gradient_clip"])
         for group in optimizer.param_groups:
             group["lr"] = step["learning_rate"]
+            group["betas"] = step.get("betas", group["betas"])
         if run["staleness"]:
             model.load_state_dict(versions[number])
         optimizer.step()

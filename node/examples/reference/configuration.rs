@@ -22,7 +22,9 @@ pub(crate) fn text() -> String {
     for line in sections.lines() {
         let key = key_in(line);
         let unset = line.strip_prefix("# ").and_then(key_in);
-        if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+        // A section that is not there by default is a comment.
+        let bare = line.strip_prefix("# ").unwrap_or(line);
+        if let Some(name) = bare.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
             write!(text, "\n## [{name}]\n\n").expect("a String accepts writes");
             if !above.is_empty() {
                 write!(text, "{}\n\n", above.join("\n")).expect("a String accepts writes");

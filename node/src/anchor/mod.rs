@@ -36,7 +36,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use futures::future::BoxFuture;
 use openraft::ServerState;
 use shoal_protocol::history::History;
-use shoal_protocol::ids::{PeerId, Term};
+use shoal_protocol::ids::{PeerId, Step, Term};
 use shoal_protocol::message::{AnchorMessage, LogRecord};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -69,6 +69,8 @@ pub(crate) struct AnchorConfig {
     pub(crate) folder: PathBuf,
     /// Its peer.
     pub(crate) me: PeerId,
+    /// The version of the weights that the run begins with.
+    pub(crate) first: Step,
     /// Its timeouts.
     pub(crate) timing: Timing,
 }
@@ -172,9 +174,9 @@ impl Anchor {
         found: bool,
         links: Arc<dyn Links>,
     ) -> Result<(Self, mpsc::Receiver<AnchorEvent>), AnchorError> {
-        let AnchorConfig { folder, me, timing } = config;
+        let AnchorConfig { folder, me, first, timing } = config;
         let me = AnchorId(me);
-        let Store { log, machine, disk } = Store::open(&folder, me.0)?;
+        let Store { log, machine, disk } = Store::open(&folder, me.0, first)?;
         let stopped = |error: &dyn std::error::Error| {
             disk.failure().unwrap_or_else(|| AnchorError::Stopped { reason: error.to_string() })
         };

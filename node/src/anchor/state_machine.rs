@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use openraft::storage::{RaftStateMachine, Snapshot};
 use openraft::{EntryPayload, RaftSnapshotBuilder};
 use shoal_protocol::history::History;
-use shoal_protocol::ids::Term;
+use shoal_protocol::ids::{Step, Term};
 use tokio::sync::{oneshot, watch};
 
 use super::AnchorError;
@@ -53,10 +53,11 @@ pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Image, AnchorError> {
 }
 
 impl StateMachine {
-    pub(super) fn new(opened: Option<Image>, disk: Disk) -> Self {
+    /// With the snapshot that the disk has, or the empty history of a run that begins at version `first`.
+    pub(super) fn new(opened: Option<Image>, first: Step, disk: Disk) -> Self {
         let stored = opened.as_ref().map(StoredSnapshot::of);
         let image = opened.unwrap_or_else(|| Image {
-            history: History::default(),
+            history: History::beginning_at(first),
             last: None,
             anchors: StoredMembership::default(),
         });
@@ -225,7 +226,7 @@ mod tests {
     async fn a_record_applies_only_in_its_term_and_order() {
         let folder = tempfile::tempdir().expect("a folder");
         let me = shoal_protocol::ids::PeerId([1; 32]);
-        let mut machine = Store::open(folder.path(), me).expect("opened").machine;
+        let mut machine = Store::open(folder.path(), me, Step(0)).expect("opened").machine;
         let entries = vec![
             entry(3, 0, 3, LogRecord::Term(Term(3))),
             entry(5, 1, 3, LogRecord::Term(Term(4))),

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::path::Path;
 
-use shoal_protocol::ids::PeerId;
+use shoal_protocol::ids::{PeerId, Step};
 
 use super::disk::{Disk, Paths};
 use super::error::AnchorError;
@@ -20,11 +20,11 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Opens the files in a folder, or creates them.
+    /// Opens the files in a folder, or creates them. `first` is the version that the run begins with.
     ///
     /// # Errors
     /// If they cannot be read or written, belong to another anchor, or are damaged.
-    pub(super) fn open(folder: &Path, anchor: PeerId) -> Result<Self, AnchorError> {
+    pub(super) fn open(folder: &Path, anchor: PeerId, first: Step) -> Result<Self, AnchorError> {
         let paths = Paths::new(folder);
         std::fs::create_dir_all(folder)
             .map_err(|error| AnchorError::Write { path: folder.to_owned(), error })?;
@@ -56,7 +56,7 @@ impl Store {
         }
         let disk = Disk::start(paths, file).map_err(failed)?;
         let log = Log::new(anchor, opened.held, disk.clone());
-        Ok(Self { log, machine: StateMachine::new(image, disk.clone()), disk })
+        Ok(Self { log, machine: StateMachine::new(image, first, disk.clone()), disk })
     }
 }
 

@@ -152,7 +152,7 @@ impl Node {
         found: bool,
         timing: Timing,
     ) -> Result<Self, AnchorError> {
-        let config = AnchorConfig { folder: folder.to_owned(), me: peer, timing };
+        let config = AnchorConfig { folder: folder.to_owned(), me: peer, first: Step(0), timing };
         let links = Arc::new(End { net: Arc::clone(net), me: peer });
         let (anchor, mut events) = Anchor::open(config, found, links).await?;
         let anchor = Arc::new(anchor);

@@ -15,6 +15,42 @@ pub enum CheckpointCommand {
     Verify(CheckpointArgs),
     /// Fetch the newest checkpoint of a running swarm.
     Fetch(FetchArgs),
+    /// Go on from a checkpoint in another shape: write a run configuration that continues it.
+    #[command(after_help = RESHAPE)]
+    Reshape(ReshapeArgs),
+}
+
+/// What may differ, and what stays.
+const RESHAPE: &str = "\
+The new run begins with the checkpoint's weights and moments, at its step. Stages, microbatches, precision,
+optimizer, schedule, codecs, context and data may differ from the checkpoint's run; the model may not.
+Nothing is copied: the configuration names the checkpoint by its content, and its folder must stay until
+the new run has a checkpoint of its own.";
+
+/// `shoal checkpoint reshape`
+#[derive(Debug, Clone, Args)]
+pub struct ReshapeArgs {
+    /// The checkpoint's folder.
+    #[arg(value_name = "CHECKPOINT")]
+    pub checkpoint: PathBuf,
+    /// Run configuration with the settings of the new run: that of the checkpoint's run, or an edited copy.
+    #[arg(value_name = "run.toml")]
+    pub config: PathBuf,
+    /// File for the new run configuration; must not exist.
+    #[arg(short, long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Pipeline stages, instead of the configuration's.
+    #[arg(long, value_name = "N")]
+    pub stages: Option<u16>,
+    /// Microbatches of a step, instead of the configuration's.
+    #[arg(long, value_name = "N")]
+    pub microbatches: Option<u32>,
+    /// Samples of a microbatch, instead of the configuration's.
+    #[arg(long, value_name = "N")]
+    pub microbatch_size: Option<u32>,
+    /// Step at which the new run ends, instead of the configuration's; those of the checkpoint count.
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u64>,
 }
 
 /// `shoal checkpoint fetch`

@@ -1,8 +1,8 @@
-//! `shoal checkpoint`: hashes, verifies and fetches saved models.
+//! `shoal checkpoint`: hashes, verifies, fetches and reshapes saved models.
 
 use shoal_engine::Checkpoint;
 
-use super::fetch;
+use super::{fetch, reshape};
 use crate::cli::CheckpointCommand;
 use crate::exit::{Exit, ExitWith};
 
@@ -13,6 +13,7 @@ use crate::exit::{Exit, ExitWith};
 pub(super) fn run(command: CheckpointCommand) -> anyhow::Result<()> {
     match command {
         CheckpointCommand::Fetch(args) => fetch::run(&args)?,
+        CheckpointCommand::Reshape(args) => reshape::run(&args)?,
         CheckpointCommand::Hash(args) => {
             let hash = Checkpoint::open(&args.directory).and_then(|checkpoint| checkpoint.hash());
             println!("{}", hash.exit_with(Exit::Corrupt)?);

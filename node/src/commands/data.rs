@@ -146,10 +146,10 @@ fn documents(labels: &[Label]) -> Vec<u32> {
 }
 
 fn check_place(args: &DataShowArgs, manifest: &Manifest) -> anyhow::Result<()> {
-    let steps = manifest.training.steps;
+    let (first, steps) = (manifest.first_version(), manifest.training.steps);
     let (step, microbatch) = (args.step, args.microbatch);
-    if step >= steps {
-        let problem = anyhow!("there is no step {step}: the run has {steps} steps, from 0 on");
+    if step >= steps || step < first.0 {
+        let problem = anyhow!("there is no step {step}: the run has steps {first} to {steps} - 1");
         return Err(problem).exit_with(Exit::Usage);
     }
     let microbatches = manifest.microbatches_of(step);

@@ -25,8 +25,13 @@ pub(super) fn run(args: &InitArgs) -> anyhow::Result<()> {
     if let Some(data) = &args.data {
         choose_data(&mut config, &absolute(data)?)?;
     }
-    let path = args.output.display();
-    let created = OpenOptions::new().write(true).create_new(true).open(&args.output);
+    write_new(&config, &args.output)
+}
+
+/// Writes a configuration to a file that does not exist, and prints how to train it.
+pub(super) fn write_new(config: &RunConfig, output: &Path) -> anyhow::Result<()> {
+    let path = output.display();
+    let created = OpenOptions::new().write(true).create_new(true).open(output);
     let mut file = match created {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             Err(anyhow!("{path} exists: remove it, or choose another name with -o"))
@@ -91,6 +96,6 @@ fn fine_tuning(folder: &Path) -> anyhow::Result<RunConfig> {
 }
 
 /// The path from the root, since a path in run.toml starts at the file's folder.
-fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
+pub(super) fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(path).with_context(|| path.display().to_string())
 }

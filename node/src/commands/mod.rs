@@ -25,6 +25,7 @@ mod man;
 mod model;
 mod plan;
 mod plot;
+mod reshape;
 pub(crate) mod scenario;
 pub mod simulate;
 pub mod start;

@@ -106,7 +106,8 @@ impl AnchorRole {
             let folder = context.data_dir.join("runs").join(run).join("log");
             std::fs::create_dir_all(&folder)
                 .with_context(|| format!("{} cannot be made", folder.display()))?;
-            let config = AnchorConfig { folder, me: me.peer, timing: Timing::default() };
+            let (first, timing) = (context.manifest.first_version(), Timing::default());
+            let config = AnchorConfig { folder, me: me.peer, first, timing };
             let links = Arc::new(AnchorLinks { me: me.incarnation, transport: transport.clone() });
             let founds = matches!(start, AnchorStart::Founds);
             let (opened, receiver) = Anchor::open(config, founds, links).await?;

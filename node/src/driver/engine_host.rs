@@ -56,7 +56,7 @@ impl EngineHost {
     }
 
     /// Starts the engine for these stages. It fetches missing files that the manifest names: the data for
-    /// the first stage and, at version 0, the base.
+    /// the first stage and, at the first version, those that the weights come from.
     ///
     /// # Errors
     /// When the disk has no room for the output log, or the system gives no thread.
@@ -88,13 +88,9 @@ impl EngineHost {
                 Some(memory) => Engine::swapping(&manifest, span, device, (&data_dir, memory))?,
                 None => Engine::new(&manifest, span, device)?,
             };
-            let from_base = manifest.model.loads_weights();
-            if from_base && (version == Step(0) || manifest.lora.is_some()) {
-                for stage in span.stages() {
-                    if let Some(base) = runtime.block_on(run_files.obtain_base(stage))? {
-                        engine.load_base(stage, &base)?;
-                    }
-                }
+            for stage in span.stages() {
+                let origin = run_files.obtain_origin(stage, version, true);
+                engine.load(stage, &runtime.block_on(origin)?)?;
             }
             let parts = PartWriter { manifest, stored, files };
             Ok(EngineResources {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bytes::Bytes;
-use shoal_engine::{AllReduce, BaseFiles, Engine, EngineError, ForwardOutput, Update};
+use shoal_engine::{AllReduce, Engine, EngineError, ForwardOutput, Origin, Update};
 use shoal_protocol::codec::{Codec, SumCodec};
 use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, Stage, Step, WeightGroup};
@@ -375,22 +375,20 @@ impl EngineWorker {
                 }
             }
         }
-        let base = match self.obtain_base(version, stage) {
-            Ok(base) => base,
+        let origin = match self.obtain_origin(version, stage) {
+            Ok(origin) => origin,
             Err(error) => {
                 let error = format!("{error:#}");
-                tracing::warn!(%stage, error, "the base cannot be read");
+                tracing::warn!(%stage, error, "the files to begin with cannot be read");
                 return Ok(TaskResult::NotRestored { version, stage });
             }
         };
         let engine = &mut self.resources.engine;
-        if version == Step(0) {
-            engine.restart(stage, base.as_ref())?;
+        if self.resources.parts.manifest.is_initial(version) {
+            engine.restart(stage, &origin)?;
         } else {
             let folder = self.resources.fetched.join(version.to_string());
-            if let Some(base) = &base {
-                engine.load_base(stage, base)?;
-            }
+            engine.load(stage, &origin)?;
             let read = engine.read_stage(stage, version, &folder);
             if read.is_err() {
                 // The part is fetched again.
@@ -403,18 +401,12 @@ impl EngineWorker {
 }
 
 impl EngineWorker {
-    /// Fetches the files of the base that a stage needs at a version: at version 0 or, in a run that trains
-    /// adapters, unless the stage has them already.
-    fn obtain_base(&self, version: Step, stage: Stage) -> anyhow::Result<Option<BaseFiles>> {
+    /// Fetches the files that a stage's weights at a version come from. Frozen weights that the stage has
+    /// already stay.
+    fn obtain_origin(&self, version: Step, stage: Stage) -> anyhow::Result<Origin> {
         let EngineResources { engine, run_files, runtime, parts, .. } = &self.resources;
-        let needs = match parts.manifest.lora {
-            Some(_) => engine.needs_base(stage)?,
-            None => version == Step(0),
-        };
-        if !needs || !parts.manifest.model.loads_weights() {
-            return Ok(None);
-        }
-        runtime.block_on(run_files.obtain_base(stage))
+        let lacks_base = parts.manifest.lora.is_none() || engine.needs_base(stage)?;
+        runtime.block_on(run_files.obtain_origin(stage, version, lacks_base))
     }
 }
 

@@ -1,5 +1,5 @@
 //! The files that the manifest names by their content: the data, for the hosts of the first stage, and
-//! the base, each stage's part for its hosts.
+//! the base and the checkpoint that the run goes on from, each stage's part for its hosts.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use anyhow::Context;
 use shoal_data::batch::Batches;
 use shoal_data::prepared::{INDEX_FILE, Index, Layout, SHARDS_FOLDER, ShardEntry};
 use shoal_engine::base::BaseFile;
-use shoal_engine::{BaseFiles, BaseIndex, TokenFile};
+use shoal_engine::{BaseFiles, BaseIndex, Origin, StartFiles, TokenFile};
 use shoal_hub::{Hub, HubConfig};
-use shoal_protocol::ids::{ContentHash, PeerId, Stage, StageSpan};
-use shoal_protocol::manifest::{Base, Data, Manifest};
+use shoal_protocol::ids::{ContentHash, PeerId, Stage, StageSpan, Step};
+use shoal_protocol::manifest::{Base, Data, Manifest, Start};
 use shoal_protocol::message::View;
 use shoal_protocol::net::transport::Transport;
 use tokio::runtime::Handle;
@@ -27,10 +27,12 @@ use crate::data_dir::Files;
 const ROUNDS: u32 = 30;
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The folders of the token file, of prepared data and of the base, in the data directory.
+/// The folders of the token file, of prepared data, of the base and of the checkpoint that the run goes
+/// on from, in the data directory.
 const TOKENS: &str = "tokens";
 const SHARDS: &str = "shards";
 const BASE: &str = "base";
+const START: &str = "start";
 
 /// The peers that may have files of the run.
 #[derive(Debug, Clone, Default)]
@@ -57,9 +59,10 @@ impl FileHolders {
         Self { hosts: Vec::new(), others: peers }
     }
 
-    /// The peers that may have the files of a stage.
-    fn of(&self, stage: Stage) -> Vec<PeerId> {
-        let hosts = self.hosts.iter().filter(|(_, span)| span.contains(stage));
+    /// The peers that may have files of these stages.
+    fn of(&self, stages: &[Stage]) -> Vec<PeerId> {
+        let has = |span: &StageSpan| stages.iter().any(|stage| span.contains(*stage));
+        let hosts = self.hosts.iter().filter(|(_, span)| has(span));
         let mut all: Vec<PeerId> = hosts.map(|(peer, _)| *peer).collect();
         for peer in &self.others {
             if !all.contains(peer) {
@@ -118,7 +121,7 @@ impl RunFiles {
                 (data.index, data.bytes, path, "the index of the data", mirrored)
             }
         };
-        self.obtain(Stage(0), Wanted { hash, length, path: &path, what, mirrored }).await
+        self.obtain(&[Stage(0)], Wanted { hash, length, path: &path, what, mirrored }).await
     }
 
     /// Opens the samples.
@@ -172,21 +175,61 @@ impl RunFiles {
         let what = "a shard of the data";
         let hash = entry.hash;
         let mirrored = Some(format!("{SHARDS_FOLDER}/{hash}.shard"));
-        self.obtain(Stage(0), Wanted { hash, length, path: &path, what, mirrored }).await?;
+        self.obtain(&[Stage(0)], Wanted { hash, length, path: &path, what, mirrored }).await?;
         Ok(path)
     }
 
-    /// Fetches the base's files of a stage, unless they are here. `None` if the run starts from no
-    /// base.
+    /// Fetches the files that a stage's weights at a version come from, unless they are here: those of
+    /// the base if the stage lacks its weights (`lacks_base`), and at the first version those of the
+    /// checkpoint that the run goes on from.
     ///
     /// # Errors
-    /// When no holder gives one, or the base is not that of the manifest.
-    pub(crate) async fn obtain_base(&self, stage: Stage) -> anyhow::Result<Option<BaseFiles>> {
+    /// When no holder gives one, or it is not the one of the manifest.
+    pub(crate) async fn obtain_origin(
+        &self,
+        stage: Stage,
+        version: Step,
+        lacks_base: bool,
+    ) -> anyhow::Result<Origin> {
+        let mut origin = Origin::default();
+        if lacks_base && self.manifest.needs_base(version) {
+            origin.base = self.obtain_base(stage).await?;
+        }
+        if self.manifest.is_initial(version) {
+            origin.start = self.obtain_start(stage).await?;
+        }
+        Ok(origin)
+    }
+
+    /// `None` if the run starts from no base.
+    async fn obtain_base(&self, stage: Stage) -> anyhow::Result<Option<BaseFiles>> {
         let Some(base) = self.base_index(stage).await? else { return Ok(None) };
         for file in base.index.files_of(&self.manifest, stage) {
             self.obtain_base_file(stage, file).await?;
         }
         Ok(Some(base))
+    }
+
+    /// `None` if the run begins at step 0.
+    async fn obtain_start(&self, stage: Stage) -> anyhow::Result<Option<StartFiles>> {
+        let Some(Start { checkpoint, bytes, .. }) = self.manifest.start else { return Ok(None) };
+        let what = "the description of the checkpoint to go on from";
+        let path = self.place(START, checkpoint, "json");
+        let wanted = Wanted { hash: checkpoint, length: bytes, path: &path, what, mirrored: None };
+        self.obtain(&[stage], wanted).await?;
+        let text = std::fs::read(&path).with_context(|| format!("{}", path.display()))?;
+        anyhow::ensure!(ContentHash::of(&text) == checkpoint, "{} is damaged", path.display());
+        let files = self.files.clone();
+        let start = StartFiles::new(self.manifest.clone(), &text, move |hash| files.path(hash))
+            .map_err(|reason| anyhow::anyhow!("the checkpoint to go on from: {reason}"))?;
+        for file in start.files_of(stage)? {
+            let (hash, length) = (file.hash, file.bytes);
+            let path = self.place(START, hash, "part");
+            let what = "a file of the checkpoint to go on from";
+            let wanted = Wanted { hash, length, path: &path, what, mirrored: None };
+            self.obtain(&start.stages_with(file), wanted).await?;
+        }
+        Ok(Some(start))
     }
 
     /// Fetches the base's configuration and tokenizer, for a checkpoint.
@@ -206,7 +249,7 @@ impl RunFiles {
         let what = "the index of the base";
         let path = self.place(BASE, index, "json");
         let wanted = Wanted { hash: index, length: bytes, path: &path, what, mirrored: None };
-        self.obtain(stage, wanted).await?;
+        self.obtain(&[stage], wanted).await?;
         let text = std::fs::read(&path).with_context(|| format!("{}", path.display()))?;
         anyhow::ensure!(ContentHash::of(&text) == index, "{} is damaged", path.display());
         let parsed =
@@ -223,11 +266,12 @@ impl RunFiles {
         let (hash, length) = (file.hash, file.bytes);
         let path = self.place(BASE, hash, "part");
         let what = "a file of the base";
-        self.obtain(stage, Wanted { hash, length, path: &path, what, mirrored: None }).await
+        self.obtain(&[stage], Wanted { hash, length, path: &path, what, mirrored: None }).await
     }
 
-    /// Fetches a file from a mirror or a peer that has it, unless it is here, and offers it to others.
-    async fn obtain(&self, stage: Stage, wanted: Wanted<'_>) -> anyhow::Result<()> {
+    /// Fetches a file from a mirror, or from a peer that has it because it hosts one of these stages, unless
+    /// it is here, and offers it to others.
+    async fn obtain(&self, stages: &[Stage], wanted: Wanted<'_>) -> anyhow::Result<()> {
         let Wanted { hash, length, path, what, .. } = wanted;
         if !path.exists() && (self.transport.is_some() || !self.mirrors.is_empty()) {
             tracing::info!(%hash, length, "fetching {what}");
@@ -235,14 +279,14 @@ impl RunFiles {
                 std::fs::create_dir_all(folder)
                     .with_context(|| format!("{} cannot be made", folder.display()))?;
             }
-            self.fetch(stage, &wanted).await?;
+            self.fetch(stages, &wanted).await?;
         }
         anyhow::ensure!(path.exists(), "{what} is nowhere: {} is missing", path.display());
         self.files.offer(hash, path.to_owned());
         Ok(())
     }
 
-    async fn fetch(&self, stage: Stage, wanted: &Wanted<'_>) -> anyhow::Result<()> {
+    async fn fetch(&self, stages: &[Stage], wanted: &Wanted<'_>) -> anyhow::Result<()> {
         let Wanted { hash, length, path, what, .. } = wanted;
         let mut fetched = Ok(());
         for round in 0..ROUNDS {
@@ -256,7 +300,7 @@ impl RunFiles {
             let Some(transport) = &self.transport else {
                 anyhow::bail!("{what} cannot be fetched: no mirror gives it");
             };
-            let holders = self.holders.borrow().of(stage);
+            let holders = self.holders.borrow().of(stages);
             anyhow::ensure!(!holders.is_empty(), "{what} cannot be fetched: no known peer has it");
             fetched = transport.fetch_file(&holders, *hash, *length, path).await;
             if fetched.is_ok() {

@@ -144,7 +144,7 @@ impl<'a> StatusFeed<'a> {
         if let CoordinatorEvent::Opened { step } = event {
             self.status_watch.opened();
             // Later steps begin with the commit before.
-            if step == Step(0) {
+            if context.manifest.is_initial(step) {
                 self.step_began = context.now();
             }
             return;

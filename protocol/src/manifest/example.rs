@@ -52,6 +52,7 @@ pub fn small() -> Manifest {
         data: Data::Text(tokens()),
         admission: Admission::default(),
         lora: None,
+        start: None,
     }
 }
 

@@ -11,6 +11,7 @@ mod data;
 pub mod example;
 mod lora;
 mod model;
+mod start;
 mod weight_groups;
 
 use std::ops::Range;
@@ -33,6 +34,7 @@ pub use codecs::{ChunkPacking, Codecs, GradientRounding};
 pub use data::{Data, Prepared, TokenWidth, Tokenizer, Tokens};
 pub use lora::{Lora, LoraTarget};
 pub use model::{Base, Model};
+pub use start::{SampleNumbers, Start};
 
 /// Bytes of one label, which travels beside its activation.
 const LABEL_BYTES: u64 = 4;
@@ -61,6 +63,9 @@ pub struct Manifest {
     /// Small matrices that are trained instead of the model's weights; `None` trains all weights.
     #[serde(default)]
     pub lora: Option<Lora>,
+    /// The checkpoint of another run that this one goes on from; `None` begins at step 0.
+    #[serde(default)]
+    pub start: Option<Start>,
 }
 
 /// Number format of the forward and backward passes. Weights are always f32.
@@ -92,7 +97,8 @@ impl Dtype {
 pub struct Training {
     /// Determines the initial weights and the order of samples.
     pub seed: u64,
-    /// Optimizer updates in the run; with 0 it only writes the initial checkpoint.
+    /// Version of the weights that the run ends with: its optimizer updates, and those before its
+    /// start. With 0 it only writes the initial checkpoint.
     pub steps: u64,
     /// Pipeline stages; at most one per layer.
     pub stages: u16,
@@ -219,6 +225,53 @@ pub enum ManifestError {
         /// Steps from one evaluation to the next.
         every: u64,
     },
+    /// A start whose trained weights are not those of the run.
+    #[error(
+        "the checkpoint to go on from is of another model: model.{key} = {earlier} there and {here} \
+         here"
+    )]
+    StartOfAnotherModel {
+        /// The first key that differs.
+        key: &'static str,
+        /// The value of the checkpoint's run.
+        earlier: String,
+        /// The value of this run.
+        here: String,
+    },
+    /// Adapters that the checkpoint lacks.
+    #[error(
+        "the checkpoint to go on from has no adapters, and this run trains some: take lora out, or \
+         export its model and import it as a base"
+    )]
+    StartWithoutAdapters,
+    /// A checkpoint of adapters in a run that trains all weights.
+    #[error(
+        "the checkpoint to go on from has adapters alone, and this run trains all weights: add its \
+         lora section, or export its merged model and import it as a base"
+    )]
+    StartWithAdapters,
+    /// Trained boundaries at other places.
+    #[error(
+        "the checkpoint to go on from has model.boundary between {earlier} stages, and this run has \
+         {here}: boundaries are part of the model, so the number of stages must stay"
+    )]
+    StartWithBoundary {
+        /// Stages of the checkpoint's run.
+        earlier: u16,
+        /// Stages of this run.
+        here: u16,
+    },
+    /// A start at or after the run's end.
+    #[error(
+        "training.steps = {steps} is the step at which the run ends, and the checkpoint to go on from \
+         has done {step} steps: ask for more"
+    )]
+    StepsAreDone {
+        /// The last version of the run.
+        steps: u64,
+        /// Version of the checkpoint.
+        step: Step,
+    },
     /// The bytes are not the encoding of a manifest.
     #[error("not a run manifest: {0}")]
     Wire(#[from] wire::WireError),
@@ -263,10 +316,12 @@ impl Manifest {
         start(index)..start(index + 1)
     }
 
-    /// The version of the weights that a step reads: `max(0, step - staleness)`.
+    /// The version of the weights that a step reads: `step - staleness`, or the first version if that
+    /// is later.
     #[must_use]
     pub fn reads(&self, step: Step) -> Step {
-        Step(step.0.saturating_sub(u64::from(self.training.staleness)))
+        let version = Step(step.0.saturating_sub(u64::from(self.training.staleness)));
+        version.max(self.first_version())
     }
 
     /// Number of steps whose passes can run at the same time: the first uncommitted step, and later
@@ -361,6 +416,7 @@ impl Manifest {
         self.check_training()?;
         self.check_optimizer()?;
         self.check_evaluation()?;
+        self.check_start()?;
         self.check_data()
     }
 

@@ -101,7 +101,7 @@ pub enum Task {
         /// Tokens of the step that count towards the loss.
         targets: u64,
     },
-    /// Load a stage's weights as fetched for this version, or its initial ones at version 0, and
+    /// Load a stage's weights as fetched for this version, or its initial ones at the first version, and
     /// drop everything kept for microbatches. The stage may be new to this peer.
     Restore {
         /// The version of the weights.

@@ -56,7 +56,7 @@ impl Search {
         out: &mut Out,
     ) -> Option<Found> {
         let version = self.version;
-        if version == Step(0) {
+        if config.manifest.is_initial(version) {
             return Some(Found::Version(version));
         }
         let archives: Vec<Member> = members.current.with_duty(|duties| duties.archive).collect();

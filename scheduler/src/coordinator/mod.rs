@@ -73,7 +73,7 @@ impl Coordinator {
         Self {
             work: Work::new(progress.term, config.routing),
             rounds: Rounds::default(),
-            weights: Weights::new(history.checkpoints),
+            weights: Weights::new(config.manifest.first_version(), history.checkpoints),
             balance: Balance::default(),
             context: Context {
                 config,

@@ -17,7 +17,7 @@ pub(super) struct Progress {
     pub(super) era: Era,
     /// The version that the era began at.
     pub(super) began_at: Step,
-    /// The version of the weights: the number of committed steps.
+    /// The version of the weights: the number of the first step that is not committed.
     pub(super) version: Step,
     /// The newest commit of the era.
     pub(super) last_commit: Option<CommitRecord>,
@@ -100,7 +100,7 @@ impl Progress {
 
     /// Whether every newcomer has the current weights: the initial ones.
     pub(super) fn is_before_first_step(&self) -> bool {
-        self.version == Step(0) && self.era == Era(0) && !self.begun
+        self.version == self.began_at && self.era == Era(0) && !self.begun
     }
 
     /// Whether a message is of use in the present phase. While the coordinator is suspended, only departures and

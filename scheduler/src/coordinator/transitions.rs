@@ -424,7 +424,8 @@ impl Coordinator {
     fn search_again(&mut self, out: &mut Out) {
         let progress = &self.context.progress;
         let version = progress.version;
-        let waits = matches!(progress.phase, Phase::Gathering) && version > Step(0);
+        let initial = self.context.config.manifest.is_initial(version);
+        let waits = matches!(progress.phase, Phase::Gathering) && !initial;
         if !waits || progress.last_commit.is_some() {
             return;
         }

@@ -307,7 +307,7 @@ impl Peer {
         self.position.era = era.max(self.position.era);
         self.position.span = Some(span);
         self.position.version = version;
-        self.weights.catch_up.admit(version);
+        self.weights.catch_up.admit(version, self.config.manifest.is_initial(version));
         self.pipeline.host(&context_of!(self, now), span, out);
         out.push(PeerAction::Event(PeerEvent::Admitted { span, version }));
         self.serve_when_listed(now, out);

@@ -103,7 +103,7 @@ impl Engine {
                 (weights, range)
             };
             let state = StageState {
-                version: Step(0),
+                version: manifest.first_version(),
                 weights: Weights::initial(manifest, stage),
                 sums: BTreeMap::new(),
                 graphs: BTreeMap::new(),
@@ -419,9 +419,9 @@ impl Engine {
 
 impl Engine {
     fn restore(&mut self, version: Step, stage: Stage) -> Result<TaskResult, String> {
-        let weights = match version {
-            Step(0) => Weights::initial(&self.manifest, stage),
-            _ => *self
+        let weights = match self.manifest.is_initial(version) {
+            true => Weights::initial(&self.manifest, stage),
+            false => *self
                 .disk
                 .get(&(version, stage))
                 .ok_or("a version that was not fetched is restored")?,

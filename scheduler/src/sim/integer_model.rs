@@ -29,7 +29,10 @@ pub(super) struct Weights {
 impl Weights {
     /// A stage's weights before the first step.
     pub(super) fn initial(manifest: &Manifest, stage: Stage) -> Self {
-        let newest = mix(&[manifest.training.seed, 1, u64::from(stage.0)]);
+        let mut newest = mix(&[manifest.training.seed, 1, u64::from(stage.0)]);
+        if let Some(start) = manifest.start {
+            newest = mix(&[newest, 10, start.step.0]);
+        }
         Self { newest, before: (manifest.training.staleness > 0).then_some(newest) }
     }
 

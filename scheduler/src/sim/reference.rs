@@ -40,19 +40,19 @@ impl Reference {
         let manifest = Arc::clone(&scenario.manifest);
         let initial: Vec<Weights> =
             manifest.stages().map(|stage| Weights::initial(&manifest, stage)).collect();
-        let files = vec![file_hashes(Step(0), &initial)];
+        let files = vec![file_hashes(manifest.first_version(), &initial)];
         let elements = scenario.parameters.clone();
         Self { manifest, elements, steps: Vec::new(), files, initial }
     }
 
     /// Computes the expected result of a step; `None` if the run has no such step.
     pub(super) fn reach(&mut self, step: Step) -> Option<&ReferenceStep> {
-        if step.0 >= self.manifest.training.steps {
+        if step.0 >= self.manifest.training.steps || step < self.manifest.first_version() {
             return None;
         }
-        while self.steps.len() as u64 <= step.0 {
+        while self.reached(step).is_none() {
             let held = self.steps.last().map_or(&self.initial, |step| &step.weights);
-            let next = Step(self.steps.len() as u64);
+            let next = Step(self.manifest.first_version().0 + self.steps.len() as u64);
             let done = one_step(&self.manifest, &self.elements, next, held);
             self.files.push(file_hashes(next.next(), &done.weights));
             self.steps.push(done);
@@ -62,7 +62,7 @@ impl Reference {
 
     /// The expected result of a step that was reached.
     pub(super) fn reached(&self, step: Step) -> Option<&ReferenceStep> {
-        self.steps.get(step.0 as usize)
+        self.steps.get(self.place_of(step)?)
     }
 
     /// A stage's sums in a step that was reached.
@@ -72,7 +72,12 @@ impl Reference {
 
     /// Each stage's file of a version that was reached.
     pub(super) fn files(&self, version: Step) -> Option<&[ContentHash]> {
-        self.files.get(version.0 as usize).map(Vec::as_slice)
+        self.files.get(self.place_of(version)?).map(Vec::as_slice)
+    }
+
+    /// The place of a step or version, from the first of the run on.
+    fn place_of(&self, step: Step) -> Option<usize> {
+        Some(step.0.checked_sub(self.manifest.first_version().0)? as usize)
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shoal_protocol::codec::{Codec, SumCodec};
-use shoal_protocol::ids::{Stage, WeightGroup};
-use shoal_protocol::manifest::{Evaluation, Manifest, Model, Training, example};
+use shoal_protocol::ids::{ContentHash, Stage, Step, WeightGroup};
+use shoal_protocol::manifest::{Evaluation, Manifest, Model, Start, Training, example};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
 
@@ -335,6 +335,7 @@ impl Scenario {
             .collect();
         let log_delay = Duration::from_millis(rng.pick(&[0, 8, 150]));
         manifest.checkpoint.keep = other.pick(&[1, 2, 2, 4]);
+        go_on_from_a_checkpoint(&mut manifest, &mut Rng::new(seed ^ 0x7374_6172_7400_0000));
         let manifest = Arc::new(manifest);
         let faults = Faults::default();
         let patience = Duration::from_secs(rng.pick(&[10, 30]));
@@ -372,7 +373,7 @@ impl Scenario {
         // Newcomers need time to catch up.
         if rng.chance(300) {
             let mut manifest = (*scenario.manifest).clone();
-            manifest.training.steps = rng.within(4..=24);
+            manifest.training.steps = manifest.first_version().0 + rng.within(4..=24);
             scenario.manifest = Arc::new(manifest);
         }
         let most = rng.pick(&[1, 3, 10, 30]);
@@ -473,6 +474,16 @@ fn manifest(rng: &mut Rng, stages: u16) -> Manifest {
     manifest.checkpoint.every = rng.within(0..=3);
     assert_eq!(manifest.check(), Ok(()), "a scenario has a valid manifest");
     manifest
+}
+
+/// Lets some runs go on from a checkpoint of another run.
+fn go_on_from_a_checkpoint(manifest: &mut Manifest, rng: &mut Rng) {
+    let step = rng.within(1..=9);
+    if manifest.training.steps > 0 && rng.chance(300) {
+        let (checkpoint, samples) = (ContentHash([0; 32]), 0);
+        manifest.start = Some(Start { checkpoint, bytes: 1, step: Step(step), samples });
+        manifest.training.steps += step;
+    }
 }
 
 /// A random fault.

@@ -9,14 +9,16 @@ use super::super::members::Members;
 use super::super::{Out, send};
 
 /// Complete checkpoints, and the peers that hold them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in super::super) struct Archive {
+    /// The version that the run begins with, which needs no checkpoint.
+    first: Step,
     versions: BTreeMap<Step, Vec<StoredStage>>,
 }
 
 impl Archive {
-    pub(in super::super) fn of(versions: BTreeMap<Step, Vec<StoredStage>>) -> Self {
-        Self { versions }
+    pub(in super::super) fn new(first: Step, versions: BTreeMap<Step, Vec<StoredStage>>) -> Self {
+        Self { first, versions }
     }
 
     /// Adds a complete checkpoint, and forgets those before `oldest`.
@@ -49,18 +51,18 @@ impl Archive {
         self.versions.contains_key(&version)
     }
 
-    /// The newest version. The initial weights, version 0, need no checkpoint.
+    /// The newest version, or the one that the run begins with.
     pub(in super::super) fn newest(&self) -> Step {
-        self.versions.last_key_value().map_or(Step(0), |(version, _)| *version)
+        self.versions.last_key_value().map_or(self.first, |(version, _)| *version)
     }
 
     pub(super) fn oldest(&self) -> Step {
-        self.versions.first_key_value().map_or(Step(0), |(version, _)| *version)
+        self.versions.first_key_value().map_or(self.first, |(version, _)| *version)
     }
 
     /// The newest version before another.
     pub(in super::super) fn before(&self, version: Step) -> Step {
-        self.versions.range(..version).next_back().map_or(Step(0), |(version, _)| *version)
+        self.versions.range(..version).next_back().map_or(self.first, |(version, _)| *version)
     }
 
     /// Forgets the versions after the one that the run rewinds to, which could not be had.

@@ -40,13 +40,13 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// With the complete checkpoints that the log lists.
-    pub(super) fn new(checkpoints: BTreeMap<Step, Vec<StoredStage>>) -> Self {
+    /// With the complete checkpoints that the log lists, in a run that begins at version `first`.
+    pub(super) fn new(first: Step, checkpoints: BTreeMap<Step, Vec<StoredStage>>) -> Self {
         Self {
             newcomers: Newcomers::default(),
             snapshots: Snapshots::default(),
             checkpoints: Checkpoints::default(),
-            archive: Archive::of(checkpoints),
+            archive: Archive::new(first, checkpoints),
         }
     }
 
@@ -88,7 +88,7 @@ impl Weights {
         let mut started = false;
         for member in members {
             let Some(span) = fetched_span(context, member) else { continue };
-            if version.0 > 0 {
+            if !context.config.manifest.is_initial(version) {
                 let rooms = rooms.get_or_insert_with(|| self.newcomers.rooms(context));
                 if !self.newcomers.take_room(member, span, rooms, context.now) {
                     continue;
@@ -144,7 +144,7 @@ impl Weights {
         version: Step,
     ) -> Option<Vec<SnapshotPart>> {
         let span = fetched_span(context, member)?;
-        if version.0 == 0 {
+        if context.config.manifest.is_initial(version) {
             return Some(Vec::new());
         }
         let part = |stage| {

@@ -60,10 +60,11 @@ impl CatchUp {
         })
     }
 
-    /// The peer is admitted at a version. It holds the initial weights; any others come by a snapshot.
-    pub(in crate::peer) fn admit(&mut self, version: Step) {
+    /// The peer is admitted at a version. It holds the weights if they are the initial ones; any others
+    /// come by a snapshot.
+    pub(in crate::peer) fn admit(&mut self, version: Step, is_initial: bool) {
         let start = Start { version, missing: BTreeSet::new() };
-        self.newcomer = Some(Newcomer { start: (version.0 == 0).then_some(start) });
+        self.newcomer = Some(Newcomer { start: is_initial.then_some(start) });
     }
 
     /// The peer serves from now on.

@@ -182,16 +182,17 @@ impl Migration {
             })
     }
 
-    /// Starts from a snapshot. Returns the stage and its weights, or nothing where the snapshot is not of
-    /// that stage.
+    /// Starts from a snapshot. The initial weights have no parts. Returns the stage and its weights, or
+    /// nothing where the snapshot is not of that stage.
     pub(super) fn start_from(
         &mut self,
         version: Step,
         parts: &[SnapshotPart],
+        is_initial: bool,
     ) -> Option<(Stage, BTreeSet<WeightGroup>)> {
         let current = self.current.as_mut()?;
         let stage = current.target.stage;
-        if version.0 > 0 && !parts.iter().map(|part| part.stage).eq([stage]) {
+        if !is_initial && !parts.iter().map(|part| part.stage).eq([stage]) {
             return None;
         }
         current.start = Some(Start { version, is_here: false });

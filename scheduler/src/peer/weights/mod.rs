@@ -281,14 +281,14 @@ impl Weights {
         out: &mut Out,
     ) -> Option<Started> {
         if !self.is_newcomer() {
-            return self.start_migration_from(version, parts, out);
+            return self.start_migration_from(ctx, version, parts, out);
         }
         if !ctx.is_member() || !self.catch_up.is_newer(version, ctx.version()) {
             return None;
         }
         let hosted: BTreeSet<Stage> = hosted.into_iter().collect();
         let named: BTreeSet<Stage> = parts.iter().map(|part| part.stage).collect();
-        let is_initial = version.0 == 0;
+        let is_initial = ctx.config.manifest.is_initial(version);
         if !is_initial && named != hosted {
             self.fall_behind(ctx, out);
             return None;
@@ -458,6 +458,7 @@ impl Weights {
     /// The coordinator names the snapshot of the other stage.
     fn start_migration_from(
         &mut self,
+        ctx: &Context<'_>,
         version: Step,
         parts: Vec<SnapshotPart>,
         out: &mut Out,
@@ -465,13 +466,15 @@ impl Weights {
         if !self.migration.accepts_snapshot(version) {
             return None;
         }
-        let Some((stage, weights)) = self.migration.start_from(version, &parts) else {
+        let is_initial = ctx.config.manifest.is_initial(version);
+        let Some((stage, weights)) = self.migration.start_from(version, &parts, is_initial) else {
             self.restart_migration(out);
             return None;
         };
-        match version.0.checked_sub(1).map(Step) {
-            Some(before) => self.rounds.forget_results_of(&weights, before, out),
-            None => out.push(restore_task(version, stage)),
+        if is_initial {
+            out.push(restore_task(version, stage));
+        } else if let Some(before) = version.0.checked_sub(1).map(Step) {
+            self.rounds.forget_results_of(&weights, before, out);
         }
         out.extend(parts.into_iter().map(|part| PeerAction::Fetch { version, part }));
         Some(Started::Migration)

@@ -70,7 +70,7 @@ impl Log {
     /// A log that one peer replicates.
     pub(super) fn new(scenario: &Scenario, first: usize) -> Self {
         Self {
-            history: History::default(),
+            history: History::beginning_at(scenario.manifest.first_version()),
             voters: [peer_id(first)].into(),
             leader: None,
             leadership: 0,

@@ -29,6 +29,8 @@ const EVENTS_OF_A_PEER: u64 = 200_000;
 pub(super) struct Observation<'a> {
     /// The time of the last event.
     now: Moment,
+    /// The version that the run begins with.
+    first: Step,
     /// `None` in runs that show which corruptions are caught without oracles.
     oracles: Option<Oracles>,
     trace: Trace,
@@ -46,6 +48,7 @@ impl Observation<'_> {
         let hours = 1 + scenario.until.unwrap_or_default().as_secs() / 3600;
         Self {
             now: Moment::default(),
+            first: scenario.manifest.first_version(),
             oracles: with_oracles.then(|| Oracles::new(scenario)),
             trace: Trace::default(),
             marks: Marks::default(),
@@ -181,7 +184,7 @@ impl Observation<'_> {
                 self.holds("never back", held.unwrap_or(Ok(())))?;
             }
             PeerEvent::Serving { version } => {
-                self.report.recovery.joined += u64::from(version.0 > 0);
+                self.report.recovery.joined += u64::from(*version != self.first);
             }
             PeerEvent::Rewound { .. } => {
                 if let Some(oracles) = &mut self.oracles {

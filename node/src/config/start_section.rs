@@ -1,0 +1,59 @@
+//! The section `[start]` of `run.toml`: a checkpoint of another run that this one goes on from.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use shoal_protocol::ids::{ContentHash, Step};
+use shoal_protocol::manifest::{Manifest, Start};
+
+use super::Sources;
+
+/// The section as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct StartSection {
+    /// The checkpoint's folder.
+    from: PathBuf,
+}
+
+impl StartSection {
+    /// Reads the checkpoint. A relative path starts at `folder`.
+    pub(super) fn resolve(
+        self,
+        folder: &Path,
+        sources: &dyn Sources,
+    ) -> Result<StartSource, String> {
+        sources.checkpoint(&folder.join(self.from)).map_err(|error| format!("start.from: {error}"))
+    }
+}
+
+/// A checkpoint that a run goes on from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StartSource {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Hash of its description.
+    pub checkpoint: ContentHash,
+    /// Bytes of its description.
+    pub bytes: u64,
+    /// Its version.
+    pub step: Step,
+    /// The manifest of its run.
+    pub manifest: Manifest,
+}
+
+impl StartSource {
+    /// Its name in the manifest of a run that goes on from it.
+    pub(super) fn start_of(&self, manifest: &Manifest) -> Start {
+        let Self { checkpoint, bytes, step, .. } = *self;
+        Start { checkpoint, bytes, step, samples: manifest.samples_after(&self.manifest, step) }
+    }
+}
+
+/// The section in TOML, or a comment with an example if there is none.
+pub(super) fn to_toml(source: Option<&StartSource>) -> String {
+    let Some(StartSource { folder, .. }) = source else {
+        return "# [start]\n# from = \"out/checkpoint\"".to_owned();
+    };
+    format!("[start]\nfrom = {}", toml::Value::from(folder.to_string_lossy().as_ref()))
+}
