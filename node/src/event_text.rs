@@ -25,6 +25,12 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
             "version {version} of the weights saved in {directory} ({:.8})",
             hash.to_string()
         ),
+        RunEvent::Uploaded { version, archive } => {
+            format!("version {version} of the weights is in {archive}")
+        }
+        RunEvent::Continued { version, archive } => {
+            format!("the run continues from version {version} of the weights in {archive}")
+        }
         RunEvent::Lost { peer, span, how } if span.is_empty() => {
             format!("{}, which hosted nothing, is gone: {how}", peer.short())
         }
@@ -52,6 +58,7 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
             listed(stages)
         ),
         RunEvent::FewAnchors { .. }
+        | RunEvent::UploadFailed { .. }
         | RunEvent::CoordinatorUnreachable { .. }
         | RunEvent::CoordinatorReachable
         | RunEvent::AwaitsAnchors { .. }
@@ -80,6 +87,10 @@ fn describe_notice(event: &RunEvent) -> Option<String> {
         RunEvent::FewAnchors { wanted } => format!(
             "the run has fewer than {wanted} anchors (start or join with --anchor): the death of \
              one pauses the run until it is back"
+        ),
+        RunEvent::UploadFailed { version, archive, reason } => format!(
+            "version {version} of the weights is not in {archive} yet: {reason}; training goes on, and the upload is \
+             tried again"
         ),
         RunEvent::CoordinatorUnreachable { wait_seconds } => format!(
             "the coordinator cannot be reached: waiting for it, at most {} minutes; if it ended, \
