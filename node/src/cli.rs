@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn an_archive_is_a_folder_or_a_bucket() {
-        let place = |flags: &str| match parse(&format!("shoal start run.toml {flags}")) {
+        let place = |flags: &str| match parse(format!("shoal start run.toml {flags}").trim()) {
             Command::Start(args) => StartOptions::from(args).peer.archive.map(|p| p.to_string()),
             _ => panic!("another command"),
         };

@@ -101,8 +101,11 @@ impl FromStr for BucketUrl {
         if path.len() > LONGEST_PREFIX {
             return Err(refused(format!("it has more than {LONGEST_PREFIX} bytes")));
         }
-        let prefix = Path::parse(path.strip_suffix('/').unwrap_or(path))
-            .map_err(|error| refused(error.to_string()))?;
+        let inner = path.strip_suffix('/').unwrap_or(path);
+        if inner.starts_with('/') || inner.ends_with('/') {
+            return Err(refused("it has an empty part".to_owned()));
+        }
+        let prefix = Path::parse(inner).map_err(|error| refused(error.to_string()))?;
         Ok(Self { scheme, bucket: bucket.to_owned(), prefix })
     }
 }
@@ -178,6 +181,7 @@ mod tests {
             "s3://user:secret@models/a",
             "s3://models?region=x",
             "s3://models//a",
+            "s3://models/a//",
             "s3://models/a/../b",
             "s3://models/./b",
             "s3://models/a\0",
