@@ -21,15 +21,8 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         | RunEvent::Moved { .. } => return describe_move(event),
         RunEvent::Serving { version: 0 } => return None,
         RunEvent::Serving { version } => format!("caught up at version {version} of the weights"),
-        RunEvent::Checkpoint { version, directory, hash } => format!(
-            "version {version} of the weights saved in {directory} ({:.8})",
-            hash.to_string()
-        ),
-        RunEvent::Uploaded { version, archive } => {
-            format!("version {version} of the weights is in {archive}")
-        }
-        RunEvent::Continued { version, archive } => {
-            format!("the run continues from version {version} of the weights in {archive}")
+        RunEvent::Checkpoint { .. } | RunEvent::Uploaded { .. } | RunEvent::Continued { .. } => {
+            return describe_checkpoint(event);
         }
         RunEvent::Lost { peer, span, how } if span.is_empty() => {
             format!("{}, which hosted nothing, is gone: {how}", peer.short())
@@ -78,6 +71,23 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
             "new access list: {banned} banned, {revoked} tickets revoked, {allowed} allowed by id"
         ),
         RunEvent::Listening { .. } | RunEvent::Committed(_) => return None,
+    })
+}
+
+/// Describes what happened to a whole checkpoint.
+fn describe_checkpoint(event: &RunEvent) -> Option<String> {
+    Some(match event {
+        RunEvent::Checkpoint { version, directory, hash } => format!(
+            "version {version} of the weights saved in {directory} ({:.8})",
+            hash.to_string()
+        ),
+        RunEvent::Uploaded { version, archive } => {
+            format!("version {version} of the weights is in {archive}")
+        }
+        RunEvent::Continued { version, archive } => {
+            format!("the run continues from version {version} of the weights in {archive}")
+        }
+        _ => return None,
     })
 }
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::Context as _;
+use shoal_protocol::history::History;
 use shoal_protocol::ids::{ContentHash, PeerId, Stage, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{SavedCheckpoint, SnapshotPart, StoredFile, StoredStage};
@@ -21,6 +21,7 @@ use super::effect::{Effect, Effects};
 use super::resume::{
     self, FETCHED, KEPT, UPLOADS, checkpoint_folder, forget_archived, newest_archived,
 };
+use super::setup::RoleSetup;
 use super::shutdown::Ending;
 use super::upload_queue::{Attempt, UploadQueue};
 use crate::bucket::{BucketError, Upload, checkpoint_name, fetch_files};
@@ -44,13 +45,15 @@ pub(super) struct CheckpointShelf {
 }
 
 impl CheckpointShelf {
-    /// A shelf with the versions that earlier lives keep. It gives up an upload without progress after a time.
-    pub(super) fn new(kept: BTreeSet<Step>, patience: Duration) -> Self {
+    /// A shelf with the checkpoints of earlier lives, as the local log has them.
+    pub(super) fn new(history: Option<&History>, role: &RoleSetup) -> Self {
+        let logged = history.into_iter().flat_map(|history| history.checkpoints.keys());
+        let founded = role.founding.iter().map(|founding| &founding.version);
         Self {
-            kept,
+            kept: logged.chain(founded).copied().collect(),
             newest: None,
             collecting: BTreeSet::new(),
-            uploads: UploadQueue::new(patience),
+            uploads: UploadQueue::new(role.archive_patience),
         }
     }
 

@@ -113,9 +113,6 @@ impl<'a> Driver<'a> {
         for _ in 0..startup_probes::offer_kept(&context).await? {
             metrics.refused(Refusal::Checkpoint);
         }
-        let logged = history.iter().flat_map(|history| history.checkpoints.keys());
-        let founded = role.founding.iter().map(|founding| &founding.version);
-        let kept = logged.chain(founded).copied().collect();
         let slow_down = setup.slow_down;
         let engine = EngineSetup { device, threads, slow_down, budget, mobile };
         Ok(Self {
@@ -124,7 +121,7 @@ impl<'a> Driver<'a> {
             engine: EngineHost::new(engine),
             network: PeerNetwork::new(me, network, manifest, setup.metrics),
             coordination: Coordination::new(me, role.coordinator, anchor_role, file_holders),
-            checkpoints: CheckpointShelf::new(kept, role.archive_patience),
+            checkpoints: CheckpointShelf::new(history.as_ref(), &role),
             background: Background::new(),
             shutdown: Shutdown::new(setup.leaving),
             status: StatusFeed::new(observer, metrics),

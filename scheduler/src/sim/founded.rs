@@ -51,7 +51,7 @@ mod tests {
     /// The scenario with a beginning in the middle of the run; `None` if it has no middle.
     fn founded(scenario: Scenario) -> Option<Scenario> {
         let steps = scenario.manifest.training.steps;
-        (steps >= 2).then(|| Scenario { founded: Step(steps / 2), ..scenario })
+        (steps >= 2).then_some(Scenario { founded: Step(steps / 2), ..scenario })
     }
 
     fn check(scenario: impl Fn(u64) -> Scenario) {
