@@ -169,7 +169,9 @@ fn a_bucket_that_vanishes_stops_nothing_and_keeps_its_last_whole_checkpoint() {
     let reason = peer.end().failure(1);
     assert!(reason.contains("upload is not complete") && reason.contains(BUCKET), "{reason}");
     let whole = about(&store, &["checkpoint", "verify", BUCKET]).success();
-    assert!(whole.starts_with(&format!("whole: version {kept} ")), "{whole}");
+    let version: u64 = whole.split(' ').find_map(|word| word.parse().ok()).expect("a version");
+    // Another one may have arrived before the break.
+    assert!((kept..24).contains(&version), "{whole}");
     // Started again, the process only completes the upload.
     proxy.mend();
     let mut command = start(&run, "home");
