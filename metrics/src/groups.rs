@@ -34,7 +34,7 @@ group! {
         gradient_norm: Gauge = "shoal_gradient_norm";
         /// Learning rate of the newest step.
         learning_rate: Gauge = "shoal_learning_rate";
-        /// Era of the newest step: the number of returns to a checkpoint.
+        /// Era of the newest step. It grows with each return to a checkpoint.
         era: IntGauge = "shoal_era";
         /// Members of the run.
         members: IntGauge = "shoal_members";
@@ -215,5 +215,7 @@ group! {
         write_duration: Histogram = "shoal_checkpoint_write_duration_seconds" from 0.001;
         /// Parts of checkpoints that were not written, and checkpoints that were not assembled.
         failures: IntCounter = "shoal_checkpoint_failures_total";
+        /// Failed attempts to upload a checkpoint to the bucket of this peer.
+        upload_failures: IntCounter = "shoal_checkpoint_upload_failures_total";
     }
 }

@@ -25,7 +25,9 @@ use std::path::PathBuf;
 pub use admission::{
     BanArgs, InviteAllowArgs, InviteCommand, InviteLsArgs, InviteNewArgs, InviteRevokeArgs, Invited,
 };
-pub use checkpoint::{CheckpointArgs, CheckpointCommand, FetchArgs, ReshapeArgs};
+pub use checkpoint::{
+    CheckpointArgs, CheckpointCommand, FetchArgs, FetchSource, ReshapeArgs, VerifyArgs,
+};
 pub use chunk::{ChunkCommand, ChunkGetArgs, ChunkLsArgs, ChunkVerifyArgs, ListFormat};
 use clap::{Args, Parser, Subcommand};
 pub use data::{DataCommand, DataPrepareArgs, DataShowArgs, DataStatsArgs};
@@ -353,6 +355,24 @@ mod tests {
     }
 
     #[test]
+    fn an_archive_is_a_folder_or_a_bucket() {
+        let place = |flags: &str| match parse(format!("shoal start run.toml {flags}").trim()) {
+            Command::Start(args) => StartOptions::from(args).peer.archive.map(|p| p.to_string()),
+            _ => panic!("another command"),
+        };
+        assert_eq!(place(""), None);
+        assert_eq!(place("--archive some/folder").as_deref(), Some("some/folder"));
+        assert_eq!(place("--archive s3://models/run/").as_deref(), Some("s3://models/run"));
+        let fetched =
+            |address: &str| match parse(&format!("shoal checkpoint fetch {address} -o model")) {
+                Command::Checkpoint(CheckpointCommand::Fetch(args)) => args.source,
+                _ => panic!("another command"),
+            };
+        assert!(matches!(fetched("gs://models"), FetchSource::Bucket(_)));
+        assert!(matches!(fetched("@address"), FetchSource::Swarm(_)));
+    }
+
+    #[test]
     fn an_observer_hosts_nothing_and_peers_are_shown_to_their_own_machine() {
         let options = |line| match parse(line) {
             Command::Join(args) => args.options().peer,
@@ -391,6 +411,12 @@ mod tests {
             "shoal demo --price -1",
             "shoal join @a --price inf",
             "shoal demo --slow-peer 1",
+            "shoal start run.toml --archive ftp://models/a",
+            "shoal join @a --archive s3://models//a",
+            "shoal join @a --observer --archive s3://models/a",
+            "shoal start run.toml --archive-patience 0",
+            "shoal checkpoint verify s3://",
+            "shoal checkpoint fetch https://models/a -o model",
             "shoal data show run.toml --step -1 --microbatch 0",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");

@@ -21,10 +21,9 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         | RunEvent::Moved { .. } => return describe_move(event),
         RunEvent::Serving { version: 0 } => return None,
         RunEvent::Serving { version } => format!("caught up at version {version} of the weights"),
-        RunEvent::Checkpoint { version, directory, hash } => format!(
-            "version {version} of the weights saved in {directory} ({:.8})",
-            hash.to_string()
-        ),
+        RunEvent::Checkpoint { .. } | RunEvent::Uploaded { .. } | RunEvent::Continued { .. } => {
+            return describe_checkpoint(event);
+        }
         RunEvent::Lost { peer, span, how } if span.is_empty() => {
             format!("{}, which hosted nothing, is gone: {how}", peer.short())
         }
@@ -52,6 +51,7 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
             listed(stages)
         ),
         RunEvent::FewAnchors { .. }
+        | RunEvent::UploadFailed { .. }
         | RunEvent::CoordinatorUnreachable { .. }
         | RunEvent::CoordinatorReachable
         | RunEvent::AwaitsAnchors { .. }
@@ -74,12 +74,33 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
     })
 }
 
+/// Describes what happened to a whole checkpoint.
+fn describe_checkpoint(event: &RunEvent) -> Option<String> {
+    Some(match event {
+        RunEvent::Checkpoint { version, directory, hash } => format!(
+            "version {version} of the weights saved in {directory} ({:.8})",
+            hash.to_string()
+        ),
+        RunEvent::Uploaded { version, archive } => {
+            format!("version {version} of the weights is in {archive}")
+        }
+        RunEvent::Continued { version, archive } => {
+            format!("the run continues from version {version} of the weights in {archive}")
+        }
+        _ => return None,
+    })
+}
+
 /// Describes an event that the operator must see.
 fn describe_notice(event: &RunEvent) -> Option<String> {
     Some(match event {
         RunEvent::FewAnchors { wanted } => format!(
             "the run has fewer than {wanted} anchors (start or join with --anchor): the death of \
              one pauses the run until it is back"
+        ),
+        RunEvent::UploadFailed { version, archive, reason } => format!(
+            "version {version} of the weights is not in {archive} yet: {reason}; training goes on, and the upload is \
+             tried again"
         ),
         RunEvent::CoordinatorUnreachable { wait_seconds } => format!(
             "the coordinator cannot be reached: waiting for it, at most {} minutes; if it ended, \

@@ -112,6 +112,30 @@ pub enum RunEvent {
         /// Hash of the weights.
         hash: ContentHash,
     },
+    /// A bucket has a whole checkpoint.
+    Uploaded {
+        /// The version of the weights.
+        version: u64,
+        /// The address of the archive in the bucket.
+        archive: String,
+    },
+    /// A checkpoint could not be uploaded at first. The process tries again until it can, or until a newer one is
+    /// there.
+    UploadFailed {
+        /// The version of the weights.
+        version: u64,
+        /// The address of the archive in the bucket.
+        archive: String,
+        /// The reason.
+        reason: String,
+    },
+    /// The run continues from a checkpoint of an archive, in a new history.
+    Continued {
+        /// The version of the weights.
+        version: u64,
+        /// The archive.
+        archive: String,
+    },
     /// A member left, died or was expelled.
     Lost {
         /// The peer.
@@ -229,6 +253,7 @@ impl RunEvent {
         matches!(
             self,
             Self::FewAnchors { .. }
+                | Self::UploadFailed { .. }
                 | Self::CoordinatorUnreachable { .. }
                 | Self::CoordinatorReachable
                 | Self::AwaitsAnchors { .. }

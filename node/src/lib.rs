@@ -10,6 +10,7 @@
 pub mod address;
 mod admission;
 mod anchor;
+pub mod bucket;
 pub mod cli;
 pub mod commands;
 pub mod config;

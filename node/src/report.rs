@@ -161,6 +161,9 @@ impl Report {
             RunEvent::Killed { .. } => self.kills += 1,
             RunEvent::Moves { .. } => self.moves += 1,
             RunEvent::Listening { .. }
+            | RunEvent::Uploaded { .. }
+            | RunEvent::UploadFailed { .. }
+            | RunEvent::Continued { .. }
             | RunEvent::Moved { .. }
             | RunEvent::MoveBegun { .. }
             | RunEvent::MoveCancelled { .. }

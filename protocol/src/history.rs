@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use crate::ids::{Era, Incarnation, Member, PeerId, Step, Term};
 use crate::limits;
-use crate::message::{CommitRecord, LogRecord, StoredStage, View, ViewChange, is_stopped};
+use crate::message::{
+    CommitRecord, Founding, LogRecord, StoredStage, View, ViewChange, is_stopped,
+};
 
 /// A run's state after its log's records, applied in order from the first.
 #[derive(Debug, Clone, PartialEq, Default, bincode::Encode, bincode::Decode)]
@@ -28,6 +30,8 @@ pub struct History {
     pub checkpoints: BTreeMap<Step, Vec<StoredStage>>,
     /// Whether the run is complete.
     pub completed: bool,
+    /// The number of earlier histories of the run, whose logs are lost.
+    pub number: u16,
 }
 
 /// Errors of records that do not follow the ones before them.
@@ -91,6 +95,12 @@ pub enum HistoryError {
         /// The era before it.
         last: Era,
     },
+    /// The log has other records, or the number is that of the first history.
+    #[error("history {number} is founded in a log that has begun, or is none after another")]
+    Founding {
+        /// The number of the history.
+        number: u16,
+    },
 }
 
 impl History {
@@ -117,7 +127,22 @@ impl History {
                 self.completed = true;
                 Ok(())
             }
+            LogRecord::Founded(founding) => self.found(founding),
         }
+    }
+
+    fn found(&mut self, founding: &Founding) -> Result<(), HistoryError> {
+        if *self != Self::default() || founding.number == 0 {
+            return Err(HistoryError::Founding { number: founding.number });
+        }
+        let Founding { number, version, stages } = founding;
+        self.number = *number;
+        self.term = founding.term();
+        self.era = founding.era();
+        self.began_at = *version;
+        self.version = *version;
+        self.checkpoints.insert(*version, stages.clone());
+        Ok(())
     }
 
     /// Whether the run has trained anything, according to the log.
@@ -268,6 +293,24 @@ mod tests {
         assert!(matches!(history.apply(&again), Err(HistoryError::Rewind { .. })));
         assert!(matches!(history.apply(&commit(0, 1)), Err(HistoryError::Commit { .. })));
         history.apply(&commit(1, 1)).expect("computed again");
+    }
+
+    #[test]
+    fn a_history_is_founded_on_nothing_else() {
+        let founding = |number| Founding { number, version: Step(7), stages: Vec::new() };
+        let mut history = History::default();
+        let none = history.apply(&LogRecord::Founded(founding(0)));
+        assert!(matches!(none, Err(HistoryError::Founding { .. })));
+        history.apply(&LogRecord::Founded(founding(2))).expect("the first record");
+        assert_eq!((history.version, history.began_at, history.number), (Step(7), Step(7), 2));
+        assert!(history.has_begun() && history.checkpoints.contains_key(&Step(7)));
+        assert!(matches!(history.apply(&commit(0, 7)), Err(HistoryError::Commit { .. })));
+        assert!(history.apply(&LogRecord::Term(Term(9))).is_err(), "a term of an earlier history");
+        history.apply(&LogRecord::Term(history.term.next())).expect("the next term");
+        history.apply(&commit(history.era.0, 7)).expect("the next step");
+        let again = history.apply(&LogRecord::Founded(founding(3)));
+        assert!(matches!(again, Err(HistoryError::Founding { number: 3 })));
+        assert!(founding(1).era() < founding(2).era() && founding(1).term() < founding(2).term());
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod emulator;
 pub mod http;
 pub mod namespace;
 pub mod nat;
+pub mod object_store;
 pub mod process;
 pub mod program;
 pub mod prometheus;

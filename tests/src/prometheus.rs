@@ -179,6 +179,23 @@ fn milliseconds(text: &str) -> u32 {
     number * one
 }
 
+/// The sum of a metric over its labels, in the text of a scrape.
+///
+/// # Panics
+/// When the text has no such metric.
+#[must_use]
+pub fn value(text: &str, name: &str) -> f64 {
+    let samples = text.lines().filter_map(|line| {
+        let rest = line.strip_prefix(name)?;
+        // Further labels may follow those of the name.
+        let labelled = rest.starts_with([' ', '{', ',']);
+        labelled.then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
+    });
+    let samples: Vec<f64> = samples.collect();
+    assert!(!samples.is_empty(), "no {name} in:\n{text}");
+    samples.iter().sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

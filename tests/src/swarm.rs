@@ -61,7 +61,12 @@ impl Swarm {
         Self::started_by(command, homes, flags)
     }
 
-    fn started_by(mut command: Command, homes: &Path, flags: &[&str]) -> Self {
+    /// The same with a first peer started by a command that [`start_command`] made.
+    ///
+    /// # Panics
+    /// When the peer does not listen.
+    #[must_use]
+    pub fn started_by(mut command: Command, homes: &Path, flags: &[&str]) -> Self {
         if !flags.contains(&"--listen") {
             command.args(["--listen", "127.0.0.1:0"]);
         }

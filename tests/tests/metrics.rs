@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 
 use shoal_tests::http::page;
+use shoal_tests::prometheus::value;
 use shoal_tests::run::Run;
 use shoal_tests::skip;
 use shoal_tests::swarm::{Swarm, own_address};
@@ -14,19 +15,6 @@ use toml::Value;
 /// The text of a scrape.
 fn scrape(address: SocketAddr) -> String {
     page(address, "/metrics")
-}
-
-/// The sum of a metric over its labels.
-fn value(text: &str, name: &str) -> f64 {
-    let samples = text.lines().filter_map(|line| {
-        let rest = line.strip_prefix(name)?;
-        // Further labels may follow those of the name.
-        let labelled = rest.starts_with([' ', '{', ',']);
-        labelled.then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
-    });
-    let samples: Vec<f64> = samples.collect();
-    assert!(!samples.is_empty(), "no {name} in:\n{text}");
-    samples.iter().sum()
 }
 
 #[test]

@@ -27,6 +27,13 @@ pub use write::{publish, write_index, write_stage};
 pub use crate::checkpoint_error::CheckpointError;
 use crate::checkpoint_error::DESCRIPTION;
 use crate::parameters::Parameter;
+use crate::safetensors_file::HEADER_CAP;
+
+/// The file that describes the folder.
+pub const INDEX: &str = DESCRIPTION;
+
+/// Maximum size of that file, in bytes.
+pub const INDEX_CAP: u64 = HEADER_CAP;
 
 /// Version of the folder's layout.
 const FORMAT: u32 = 1;

@@ -44,9 +44,18 @@ impl Checkpoint {
             return Err(CheckpointError::damaged(&path, format!("it has {length} bytes")));
         }
         let text = fs::read(&path).map_err(CheckpointError::io(&path))?;
+        Self::from_index(folder, &text)
+    }
+
+    /// Parses the description of a checkpoint that is elsewhere; `folder` is its place, for errors.
+    ///
+    /// # Errors
+    /// If the description is damaged.
+    pub fn from_index(folder: &Path, text: &[u8]) -> Result<Self> {
+        let path = folder.join(DESCRIPTION);
         let description =
-            Description::parse(&text).map_err(|reason| CheckpointError::damaged(&path, reason))?;
-        let (name, hash) = (DESCRIPTION.to_owned(), ContentHash::of(&text));
+            Description::parse(text).map_err(|reason| CheckpointError::damaged(&path, reason))?;
+        let (name, hash) = (DESCRIPTION.to_owned(), ContentHash::of(text));
         let file = CheckpointFile { name, bytes: text.len() as u64, hash };
         Ok(Self { folder: folder.to_owned(), description, file })
     }
@@ -81,21 +90,42 @@ impl Checkpoint {
         &self.description.files
     }
 
+    /// Checks that the description lists the files of every stage, under names in the folder.
+    ///
+    /// # Errors
+    /// The first problem.
+    pub fn check_list(&self) -> Result<()> {
+        let damaged = |reason| CheckpointError::damaged(&self.folder.join(DESCRIPTION), reason);
+        let manifest = self.manifest();
+        for stage in manifest.stages() {
+            for name in [weights_file(manifest, stage), optimizer_file(manifest, stage)] {
+                if !self.files().iter().any(|file| file.name == name) {
+                    return Err(damaged(format!("it does not list {name}")));
+                }
+            }
+        }
+        // The names come from a file and must not lead out of the folder.
+        let plain = |name: &str| Path::new(name).file_name() == Some(name.as_ref());
+        match self.files().iter().find(|file| !plain(&file.name)) {
+            Some(file) => Err(damaged(format!("it lists {:?}", file.name))),
+            None => Ok(()),
+        }
+    }
+
+    /// The files of a stage: its weights and its optimizer state.
+    #[must_use]
+    pub fn stage_files(&self, stage: Stage) -> Vec<CheckpointFile> {
+        let manifest = self.manifest();
+        let names = [weights_file(manifest, stage), optimizer_file(manifest, stage)];
+        self.files().iter().filter(|file| names.contains(&file.name)).cloned().collect()
+    }
+
     /// Checks that every file is intact and that each weight is present once, in its shape.
     ///
     /// # Errors
     /// The first problem.
     pub fn verify(&self) -> Result<()> {
-        for stage in self.manifest().stages() {
-            for name in
-                [weights_file(self.manifest(), stage), optimizer_file(self.manifest(), stage)]
-            {
-                if !self.files().iter().any(|file| file.name == name) {
-                    let reason = format!("it does not list {name}");
-                    return Err(CheckpointError::damaged(&self.folder.join(DESCRIPTION), reason));
-                }
-            }
-        }
+        self.check_list()?;
         for file in self.files() {
             self.verify_file(file)?;
         }
@@ -111,11 +141,6 @@ impl Checkpoint {
     }
 
     fn verify_file(&self, file: &CheckpointFile) -> Result<()> {
-        // The name comes from a file and must not lead out of the folder.
-        if Path::new(&file.name).file_name() != Some(file.name.as_ref()) {
-            let reason = format!("it lists {:?}", file.name);
-            return Err(CheckpointError::damaged(&self.folder.join(DESCRIPTION), reason));
-        }
         check_bytes(&self.folder.join(&file.name), file)
     }
 

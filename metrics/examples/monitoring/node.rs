@@ -214,6 +214,10 @@ const PANELS: &[Panel] = &[
             ("fault: {{fault}}", r#"shoal_faults_total{instance="$instance"}"#),
             ("not spilled", r#"shoal_spill_failures_total{instance="$instance"}"#),
             ("checkpoints failed", r#"shoal_checkpoint_failures_total{instance="$instance"}"#),
+            (
+                "checkpoint uploads failed",
+                r#"shoal_checkpoint_upload_failures_total{instance="$instance"}"#,
+            ),
             ("logged: {{level}}", r#"shoal_log_messages_total{instance="$instance"}"#),
         ],
     ),

@@ -26,6 +26,7 @@ use tokio::sync::oneshot;
 use super::Links;
 use super::encoding::{Item, Mark};
 use super::rpc::{self, Answer, BODY, Invalid, Request};
+use super::state_machine::StateMachine;
 use super::types::{AnchorId, Types};
 
 /// Requests in flight, of all kinds and to all anchors.
@@ -39,6 +40,7 @@ struct Waiting {
 /// Sends requests to other anchors.
 pub(super) struct Calls {
     links: Arc<dyn Links>,
+    machine: StateMachine,
     /// The deadline for an answer.
     patience: Duration,
     /// Starts at a random number, so that an answer to an earlier incarnation matches no request.
@@ -83,9 +85,10 @@ impl Drop for Listed<'_> {
 }
 
 impl Calls {
-    pub(super) fn new(links: Arc<dyn Links>, patience: Duration) -> Self {
+    pub(super) fn new(links: Arc<dyn Links>, machine: StateMachine, patience: Duration) -> Self {
         Self {
             links,
+            machine,
             patience,
             next: AtomicU64::new(RandomState::new().hash_one(0)),
             waiting: Mutex::default(),
@@ -109,7 +112,8 @@ impl Calls {
             waiting.insert(number, Waiting { from: to, answer });
         }
         let _listed = Listed(self, number);
-        self.links.send(to, AnchorMessage { number, answer: false, body });
+        let history = self.machine.number();
+        self.links.send(to, AnchorMessage { number, answer: false, history, body });
         match tokio::time::timeout(self.patience, answered).await {
             Ok(Ok(answer)) => Ok(answer),
             _ => Err(CallError::Silent(to)),

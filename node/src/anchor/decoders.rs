@@ -7,10 +7,14 @@ use std::path::Path;
 use openraft::EntryPayload;
 use shoal_protocol::decoder::{Decoder, reads_back};
 use shoal_protocol::history::History;
-use shoal_protocol::ids::{Era, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term};
-use shoal_protocol::message::{
-    CommitRecord, Duties, FixedLoss, LogRecord, MemberRecord, ViewChange,
+use shoal_protocol::ids::{
+    ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
 };
+use shoal_protocol::message::{
+    CommitRecord, Duties, FixedLoss, Founding, LogRecord, MemberRecord, StoredFile, StoredStage,
+    ViewChange,
+};
+use shoal_protocol::units::Bytes;
 use shoal_protocol::wire;
 
 use super::encoding::{self, Ballot, Image, Item, Mark};
@@ -62,6 +66,16 @@ fn commit() -> LogRecord {
     })
 }
 
+fn founded() -> LogRecord {
+    let file = StoredFile {
+        name: "model-00001-of-00001.safetensors".to_owned(),
+        hash: ContentHash::of(b"file"),
+        size: Bytes(4),
+    };
+    let stages = vec![StoredStage { holders: vec![ME], files: vec![file] }];
+    LogRecord::Founded(Founding { number: 2, version: Step(30), stages })
+}
+
 fn membership() -> Membership {
     Membership::new(vec![BTreeSet::from([AnchorId(ME)])], None)
 }
@@ -75,6 +89,7 @@ fn items() -> Vec<Item> {
         record(LogRecord::Term(Term(1))),
         record(view()),
         record(commit()),
+        record(founded()),
     ]
     .into_iter()
     .zip(0..)
@@ -118,7 +133,11 @@ fn images() -> Vec<Vec<u8>> {
     }
     let last = Some(log_id(1, 4));
     let anchors = StoredMembership::new(Some(log_id(1, 0)), membership());
-    vec![Image { history, last, anchors }.encode()]
+    let mut continued = History::default();
+    continued.apply(&founded()).expect("the first record");
+    [history, continued]
+        .map(|history| Image { history, last, anchors: anchors.clone() }.encode())
+        .to_vec()
 }
 
 fn image(bytes: &[u8]) {
@@ -128,7 +147,7 @@ fn image(bytes: &[u8]) {
     assert_eq!(again.encode(), written);
     // Whatever it holds, the next record is applied or refused.
     let mut history = image.history;
-    for record in [LogRecord::Term(Term(2)), view(), commit()] {
+    for record in [founded(), LogRecord::Term(Term(2)), view(), commit()] {
         let _ = history.apply(&record);
     }
 }

@@ -109,6 +109,17 @@ pub(crate) enum AnchorEvent {
     Failed(AnchorError),
 }
 
+/// What became of a message of another anchor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// It is handled, or the sender repeats it.
+    Taken,
+    /// It is about an earlier history of the run.
+    Dropped,
+    /// It is about a later history of the run: the local log is worth nothing any more.
+    NewerHistory,
+}
+
 /// State shared by all parts of an anchor.
 struct Inner {
     me: AnchorId,
@@ -180,7 +191,7 @@ impl Anchor {
         let stopped = |error: &dyn std::error::Error| {
             disk.failure().unwrap_or_else(|| AnchorError::Stopped { reason: error.to_string() })
         };
-        let calls = Arc::new(Calls::new(Arc::clone(&links), timing.patience()));
+        let calls = Arc::new(Calls::new(Arc::clone(&links), machine.clone(), timing.patience()));
         let clients = Clients(Arc::clone(&calls));
         let raft = Raft::new(me, timing.raft_config(), clients, log.clone(), machine.clone())
             .await
@@ -252,8 +263,15 @@ impl Anchor {
         }
     }
 
-    /// Handles a message of another anchor. The caller accepts messages from anchors only.
-    pub(crate) fn heard(&self, from: PeerId, message: AnchorMessage) {
+    /// Handles a message of another anchor. The caller accepts messages from anchors only. Messages of another
+    /// history of the run are dropped; the log of an earlier one must not be continued.
+    pub(crate) fn heard(&self, from: PeerId, message: AnchorMessage) -> Heard {
+        if let (Some(theirs), Some(mine)) = (message.history, self.inner.machine.number())
+            && theirs != mine
+        {
+            tracing::debug!(%from, theirs, mine, "dropped an anchor's message of another history");
+            return if theirs > mine { Heard::NewerHistory } else { Heard::Dropped };
+        }
         if message.body.len() > rpc::BODY {
             tracing::warn!(%from, bytes = message.body.len(), "an anchor's message is too large");
         } else if message.answer {
@@ -261,6 +279,7 @@ impl Anchor {
         } else if self.requests.try_send((from, message)).is_err() {
             tracing::debug!(%from, "dropped an anchor's request: the queue is full");
         }
+        Heard::Taken
     }
 
     /// Changes the log's voters to these, if this anchor leads. The change takes time and may fail,

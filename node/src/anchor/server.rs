@@ -57,7 +57,8 @@ impl RaftServer {
             match self.answer(from, request).await {
                 Ok(answer) => {
                     let body = wire::encode(&answer).expect("answers are small");
-                    let message = AnchorMessage { number, answer: true, body };
+                    let history = self.inner.machine.number();
+                    let message = AnchorMessage { number, answer: true, history, body };
                     self.inner.links.send(from, message);
                 }
                 Err(NoAnswer::Closing) => return,

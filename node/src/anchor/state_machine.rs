@@ -69,6 +69,13 @@ impl StateMachine {
         self.state().image.history.clone()
     }
 
+    /// The number of the run's history; `None` while the log is empty.
+    pub(super) fn number(&self) -> Option<u16> {
+        let state = self.state();
+        let history = &state.image.history;
+        (*history != History::default()).then_some(history.number)
+    }
+
     /// The newest term whose first entry was applied, as it changes.
     pub(super) fn opened(&self) -> watch::Receiver<Term> {
         self.opened.subscribe()

@@ -1,19 +1,21 @@
 //! The flags of `shoal checkpoint`.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, Subcommand};
 
 use crate::address::JoinAddress;
+use crate::bucket::{ArchivePlace, BucketUrl, UrlError};
 
 /// `shoal checkpoint`
 #[derive(Debug, Clone, Subcommand)]
 pub enum CheckpointCommand {
     /// Print the BLAKE3 hash over names, shapes, dtypes and bytes of the weights.
     Hash(CheckpointArgs),
-    /// Check that every file and every weight is complete.
-    Verify(CheckpointArgs),
-    /// Fetch the newest checkpoint of a running swarm.
+    /// Check that every file and every weight is complete; of a bucket, every object.
+    Verify(VerifyArgs),
+    /// Fetch the newest checkpoint of a running swarm or of a bucket.
     Fetch(FetchArgs),
     /// Go on from a checkpoint in another shape: write a run configuration that continues it.
     #[command(after_help = RESHAPE)]
@@ -56,15 +58,47 @@ pub struct ReshapeArgs {
 /// `shoal checkpoint fetch`
 #[derive(Debug, Clone, Args)]
 pub struct FetchArgs {
-    /// Address of any peer of the run, as for `shoal join`, or `@PATH` of a file with it.
-    #[arg(value_name = "ADDRESS")]
-    pub address: JoinAddress,
+    /// Address of any peer of the run, as for `shoal join`, or `@PATH` of a file with it; or a checkpoint or an
+    /// archive in a bucket (s3://BUCKET/PATH, gs://..., az://...).
+    #[arg(value_name = "ADDRESS|URL")]
+    pub source: FetchSource,
     /// Folder for the checkpoint; an existing one is replaced.
     #[arg(short, long, value_name = "DIR")]
     pub out: PathBuf,
 }
 
-/// `shoal checkpoint hash` and `verify`
+/// Where a checkpoint is fetched from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FetchSource {
+    /// The peers of a run.
+    Swarm(JoinAddress),
+    /// A bucket.
+    Bucket(BucketUrl),
+}
+
+impl FromStr for FetchSource {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<Self, UrlError> {
+        match text.parse()? {
+            ArchivePlace::Bucket(url) => Ok(Self::Bucket(url)),
+            ArchivePlace::Folder(_) => {
+                let Ok(address) = text.parse::<JoinAddress>();
+                Ok(Self::Swarm(address))
+            }
+        }
+    }
+}
+
+/// `shoal checkpoint verify`
+#[derive(Debug, Clone, Args)]
+pub struct VerifyArgs {
+    /// The checkpoint's folder; or a checkpoint or an archive in a bucket (s3://BUCKET/PATH, gs://..., az://...).
+    #[arg(value_name = "DIR|URL")]
+    pub place: ArchivePlace,
+}
+
+/// `shoal checkpoint hash`
 #[derive(Debug, Clone, Args)]
 pub struct CheckpointArgs {
     /// The checkpoint's folder.

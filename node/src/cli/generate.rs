@@ -5,12 +5,15 @@ use std::path::PathBuf;
 use clap::Args;
 use shoal_data::template::Date;
 
+use crate::bucket::ArchivePlace;
+
 /// `shoal generate`
 #[derive(Debug, Clone, Args)]
 pub struct GenerateArgs {
-    /// Folder of a checkpoint, or of a base (`shoal import`).
-    #[arg(value_name = "DIR")]
-    pub directory: PathBuf,
+    /// Folder of a checkpoint, or of a base (`shoal import`); or a checkpoint or an archive in a bucket
+    /// (s3://BUCKET/PATH, gs://..., az://...), which is fetched to a cache.
+    #[arg(value_name = "DIR|URL")]
+    pub model: ArchivePlace,
     /// The base of a run that trained adapters, for their checkpoint.
     #[arg(long, value_name = "BASE")]
     pub base: Option<PathBuf>,
@@ -28,9 +31,10 @@ pub struct GenerateArgs {
 /// `shoal chat`
 #[derive(Debug, Clone, Args)]
 pub struct ChatArgs {
-    /// Folder of a checkpoint, or of a base (`shoal import`), whose model has a chat template.
-    #[arg(value_name = "DIR")]
-    pub directory: PathBuf,
+    /// Folder of a checkpoint, or of a base (`shoal import`), whose model has a chat template; or a checkpoint or an
+    /// archive in a bucket, as for `shoal generate`.
+    #[arg(value_name = "DIR|URL")]
+    pub model: ArchivePlace,
     /// The base of a run that trained adapters, for their checkpoint.
     #[arg(long, value_name = "BASE")]
     pub base: Option<PathBuf>,

@@ -13,6 +13,7 @@ use shoal_protocol::units::{Bytes, Price};
 use shoal_scheduler::rebalance::Rebalance;
 
 use super::{HttpAddress, default_data_dir};
+use crate::bucket::ArchivePlace;
 use crate::driver::{Leaving, PackingMode, ResourceLimits};
 use crate::network::{Congestion, LinkOptions};
 use crate::observers::EventSink;
@@ -140,9 +141,13 @@ pub struct PeerArgs {
     /// one, the coordinator included. `start` always does.
     #[arg(long)]
     anchor: bool,
-    /// Archive every complete checkpoint in this folder; `checkpoint/` is the model.
-    #[arg(long, value_name = "DIR")]
-    archive: Option<PathBuf>,
+    /// Archive every complete checkpoint in this folder or bucket (s3://BUCKET/PATH, gs://..., az://...); `checkpoint/`
+    /// is the model. A run whose disks are all lost continues from it.
+    #[arg(long, value_name = "DIR|URL")]
+    archive: Option<ArchivePlace>,
+    /// Longest time without progress after which the upload of a checkpoint to a bucket is given up.
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = parse_seconds)]
+    archive_patience: Duration,
     /// Web server with prepared data (https://HOST/PATH of a copy of its folder), asked for shards before other peers;
     /// repeatable.
     #[arg(long = "mirror", value_name = "URL")]
@@ -182,7 +187,9 @@ pub struct PeerOptions {
     /// Whether to be an anchor.
     pub anchor: bool,
     /// Gets every checkpoint whole, if there is to be such a place.
-    pub archive: Option<PathBuf>,
+    pub archive: Option<ArchivePlace>,
+    /// How long an upload makes no progress before it is given up.
+    pub archive_patience: Duration,
     /// Web servers with prepared data.
     pub mirrors: Vec<String>,
     /// When and how to leave before the run is over.
@@ -210,6 +217,7 @@ impl PeerArgs {
             packing: self.packing,
             anchor: self.anchor,
             archive: self.archive,
+            archive_patience: self.archive_patience,
             mirrors: self.mirrors,
             leaving: Leaving { preempt_file: self.preempt_file, drain_timeout: self.drain_timeout },
             rebalance: Rebalance::every_so_often(self.rebalance),

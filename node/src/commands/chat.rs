@@ -7,7 +7,7 @@ use shoal_data::source::{Json, Messages, Object};
 use shoal_data::template::ChatTemplate;
 use shoal_engine::{Ending, Sampling};
 
-use super::generate;
+use super::{bucket, generate};
 use crate::cli::ChatArgs;
 use crate::exit::{Exit, ExitWith};
 use crate::terminal::{print_line, print_model_text};
@@ -62,7 +62,7 @@ struct Chat {
 
 impl Chat {
     fn open(args: &ChatArgs) -> anyhow::Result<Self> {
-        let folder = &args.directory;
+        let folder = &bucket::model_folder(&args.model)?;
         let model = TextModel::open(folder, args.base.as_deref())?;
         let Some(tokenizer) = model.codec().tokenizer() else {
             let problem = anyhow!(

@@ -2,8 +2,9 @@
 
 use shoal_engine::Checkpoint;
 
-use super::{fetch, reshape};
-use crate::cli::CheckpointCommand;
+use super::{bucket, fetch, reshape};
+use crate::bucket::ArchivePlace;
+use crate::cli::{CheckpointCommand, FetchArgs, FetchSource, VerifyArgs};
 use crate::exit::{Exit, ExitWith};
 
 /// Prints the hash, or that the checkpoint is whole.
@@ -12,14 +13,22 @@ use crate::exit::{Exit, ExitWith};
 /// If there is no checkpoint, or a part of it is missing or damaged.
 pub(super) fn run(command: CheckpointCommand) -> anyhow::Result<()> {
     match command {
-        CheckpointCommand::Fetch(args) => fetch::run(&args)?,
+        CheckpointCommand::Fetch(FetchArgs { source: FetchSource::Bucket(url), out }) => {
+            bucket::fetch_checkpoint(&url, &out)?;
+        }
+        CheckpointCommand::Fetch(FetchArgs { source: FetchSource::Swarm(address), out }) => {
+            fetch::run(&address, &out)?;
+        }
         CheckpointCommand::Reshape(args) => reshape::run(&args)?,
         CheckpointCommand::Hash(args) => {
             let hash = Checkpoint::open(&args.directory).and_then(|checkpoint| checkpoint.hash());
             println!("{}", hash.exit_with(Exit::Corrupt)?);
         }
-        CheckpointCommand::Verify(args) => {
-            let checkpoint = Checkpoint::open(&args.directory).exit_with(Exit::Corrupt)?;
+        CheckpointCommand::Verify(VerifyArgs { place: ArchivePlace::Bucket(url) }) => {
+            bucket::verify_checkpoint(&url)?;
+        }
+        CheckpointCommand::Verify(VerifyArgs { place: ArchivePlace::Folder(folder) }) => {
+            let checkpoint = Checkpoint::open(&folder).exit_with(Exit::Corrupt)?;
             checkpoint.verify().exit_with(Exit::Corrupt)?;
             println!(
                 "whole: version {} of the weights of run {}",

@@ -1,5 +1,6 @@
 //! `shoal checkpoint fetch`: fetches the newest checkpoint of a running swarm.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use tokio::time::timeout;
 use super::client::{self, Client, LIFE};
 use super::join::read_manifest;
 use super::training;
-use crate::cli::FetchArgs;
+use crate::address::JoinAddress;
 use crate::data_dir::Files;
 use crate::driver::{FileHolders, RunFiles, Scattered, collect};
 use crate::exit::{Exit, ExitWith};
@@ -29,14 +30,14 @@ const HOPS: usize = 8;
 ///
 /// # Errors
 /// If no peer answers, there is no checkpoint yet, or a part of it cannot be fetched.
-pub(super) fn run(args: &FetchArgs) -> anyhow::Result<()> {
-    training::runtime()?.block_on(fetch(args))
+pub(super) fn run(address: &JoinAddress, out: &Path) -> anyhow::Result<()> {
+    training::runtime()?.block_on(fetch(address, out))
 }
 
-async fn fetch(args: &FetchArgs) -> anyhow::Result<()> {
+async fn fetch(address: &JoinAddress, out: &Path) -> anyhow::Result<()> {
     let files = Files::default();
     let Client { transport, mut events } = Client::open(&files)?;
-    let (through, welcome) = client::reach(&transport, &args.address).await?;
+    let (through, welcome) = client::reach(&transport, address).await?;
     let Welcome { incarnation, run, .. } = welcome;
     let run = run.with_context(|| format!("the peer at {through} takes part in no run"))?;
     let manifest = Arc::new(read_manifest(&run).exit_with(Exit::NotAdmitted)?);
@@ -46,7 +47,7 @@ async fn fetch(args: &FetchArgs) -> anyhow::Result<()> {
     for (peer, addresses) in &holders {
         transport.remember(*peer, addresses);
     }
-    let destination = args.out.clone();
+    let destination = out.to_owned();
     let scattered = Scattered { version, stages, destination };
     let scratch = tempfile::tempdir()?;
     let (_, holders) =
@@ -60,7 +61,7 @@ async fn fetch(args: &FetchArgs) -> anyhow::Result<()> {
         holders,
     };
     let collected = collect(scattered, run_files).await?;
-    println!("version {version} of the weights: {} ({})", args.out.display(), collected.hash);
+    println!("version {version} of the weights: {} ({})", out.display(), collected.hash);
     transport.close().await;
     Ok(())
 }

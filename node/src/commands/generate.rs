@@ -2,6 +2,7 @@
 
 use shoal_engine::{Ending, EngineError, Sampling};
 
+use super::bucket;
 use crate::cli::{GenerateArgs, SamplingArgs};
 use crate::exit::{Exit, ExitWith};
 use crate::terminal::{print_line, print_model_text};
@@ -13,7 +14,7 @@ use crate::text_model::TextModel;
 /// # Errors
 /// If the folder has no model, a file is damaged, or the prompt is too long.
 pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
-    let mut model = TextModel::open(&args.directory, args.base.as_deref())?;
+    let mut model = TextModel::open(&bucket::model_folder(&args.model)?, args.base.as_deref())?;
     let prompt = model.codec().encode(&args.prompt)?;
     let (tokens, positions) = (prompt.len(), model.positions());
     if tokens > positions {

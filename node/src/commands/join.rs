@@ -17,11 +17,12 @@ use super::contact::{JoinLine, Seeker};
 use super::training::{self, Serving, publish};
 use crate::address::{self, JoinAddress};
 use crate::admission;
+use crate::bucket::{ArchivePlace, Bucket};
 use crate::cli::{JoinOptions, PeerOptions};
 use crate::data_dir::{DataDir, Files};
 use crate::driver::observer::Observer as _;
 use crate::driver::resume::refuse_model_of_another;
-use crate::driver::{self, AnchorStart, Network, Outcome, RoleSetup, Setup};
+use crate::driver::{self, AnchorStart, Archive, Network, Outcome, RoleSetup, Setup};
 use crate::exit::{Exit, ExitWith};
 use crate::network::{Links, Search};
 use crate::observers::Observers;
@@ -51,6 +52,7 @@ pub fn run(options: JoinOptions) -> anyhow::Result<()> {
 async fn join(options: JoinOptions) -> anyhow::Result<()> {
     let JoinOptions { addresses, address_file, peer: options } = options;
     let home = DataDir::open(&options.data_dir).exit_with(Exit::Usage)?;
+    let bucket = super::bucket::open_archive(options.archive.as_ref()).await?;
     let mut observer = Observers::new(
         options.compute.events.as_ref(),
         options.compute.tensorboard.as_deref(),
@@ -60,7 +62,8 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
         Serving::start(options.http, observer.status_watch(), &home, options.compute.device)
             .await?;
     let (mut rejoins, mut patience) = (0, Duration::ZERO);
-    let context = JoinContext { addresses, address_file, options, home, gate: Gate::default() };
+    let context =
+        JoinContext { addresses, address_file, options, bucket, home, gate: Gate::default() };
     let outcome = loop {
         match live(&context, &serving, &mut observer, patience).await {
             Ok(Outcome::Expelled) if rejoins < LIVES => {
@@ -91,6 +94,8 @@ struct JoinContext {
     addresses: Vec<JoinAddress>,
     address_file: Option<PathBuf>,
     options: PeerOptions,
+    /// The bucket of the archive, if it is in one.
+    bucket: Option<Bucket>,
     home: DataDir,
     gate: Gate,
 }
@@ -138,9 +143,7 @@ async fn take_part(
     let own = search.join_addresses(&transport);
     let coordinator = Member { peer: through.peer, incarnation: welcome.incarnation };
     let manifest = Arc::new(read_manifest(&run).exit_with(Exit::NotAdmitted)?);
-    if let Some(archive) = &options.archive {
-        refuse_model_of_another(archive, &manifest).exit_with(Exit::Usage)?;
-    }
+    let archive = open_archive(context, &manifest).await?;
     let id = run.id;
     transport.set_run(run);
     let folder = admission::enter(gate, home, &identity, &manifest)?;
@@ -184,11 +187,29 @@ async fn take_part(
             anchor: options.anchor.then_some(AnchorStart::Joins),
             wait_for: 0,
             rebalance: options.rebalance,
-            archive: options.archive.clone(),
+            archive,
+            archive_patience: options.archive_patience,
+            founding: None,
             coordinator: Some(coordinator),
         },
     };
     driver::run(setup, observer).await
+}
+
+/// The archive of this peer in a run, if it has one.
+async fn open_archive(
+    context: &JoinContext,
+    manifest: &Manifest,
+) -> anyhow::Result<Option<Archive>> {
+    let JoinContext { options, bucket, home, .. } = context;
+    if let Some(bucket) = bucket {
+        bucket.refuse_model_of_another(manifest).await.exit_with(Exit::Usage)?;
+        let folder = home.path().join("runs").join(manifest.run_id().to_string());
+        return Ok(Some(Archive::in_bucket(folder, bucket.clone())));
+    }
+    let Some(ArchivePlace::Folder(folder)) = &options.archive else { return Ok(None) };
+    refuse_model_of_another(folder, manifest).exit_with(Exit::Usage)?;
+    Ok(Some(Archive::in_folder(folder.clone())))
 }
 
 /// A peer that takes part in a run, its greeting, and the run.

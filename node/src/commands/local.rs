@@ -15,7 +15,7 @@ use crate::config::RunConfig;
 use crate::data_dir::Files;
 use crate::dataset;
 use crate::driver::resume::refuse_model_of_another;
-use crate::driver::{self, AnchorStart, Leaving, ResourceLimits, RoleSetup, Setup};
+use crate::driver::{self, AnchorStart, Archive, Leaving, ResourceLimits, RoleSetup, Setup};
 use crate::exit::{Exit, ExitWith};
 use crate::observers::Observers;
 
@@ -57,7 +57,9 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
             anchor: Some(AnchorStart::Founds),
             wait_for: 1,
             rebalance: Rebalance::Never,
-            archive: Some(out.clone()),
+            archive: Some(Archive::in_folder(out.clone())),
+            archive_patience: std::time::Duration::ZERO,
+            founding: None,
             coordinator: None,
         },
     };

@@ -1,5 +1,6 @@
 //! The commands of the `shoal` program.
 
+mod bucket;
 mod budget;
 mod chat;
 mod checkpoint;
@@ -12,6 +13,7 @@ mod demo;
 mod doctor;
 mod fetch;
 pub(crate) mod fleet;
+mod founding;
 mod generate;
 mod groups;
 mod healthcheck;

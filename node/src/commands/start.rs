@@ -1,27 +1,29 @@
 //! `shoal start`: starts a run as its first peer.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use shoal_protocol::ids::Member;
 use shoal_protocol::manifest::{AdmissionMode, Manifest};
+use shoal_protocol::message::Founding;
 use shoal_protocol::net::admission::Gate;
 use shoal_protocol::net::identity::Identity;
 use shoal_protocol::net::transport::{Run, Transport, TransportEvent};
 use tokio::sync::mpsc;
 
+use super::founding::{self, Beginning};
 use super::join::LIVES;
 use super::training::{self, Serving, publish};
 use crate::admission::{self, Store};
-use crate::cli::StartOptions;
+use crate::bucket::ArchivePlace;
+use crate::cli::{PeerOptions, StartOptions};
 use crate::config::RunConfig;
 use crate::data_dir::{DataDir, Files};
 use crate::dataset;
 use crate::driver::observer::Observer as _;
 use crate::driver::resume::refuse_model_of_another;
-use crate::driver::{self, AnchorStart, Network, Outcome, RoleSetup, Setup};
+use crate::driver::{self, AnchorStart, Archive, Network, Outcome, RoleSetup, Setup};
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
 use crate::network::{Links, Search};
@@ -50,9 +52,7 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
         manifest.admission.key.get_or_insert(home.identity()?.peer_id());
     }
     let manifest = Arc::new(manifest);
-    let runs = || home.path().join("runs").join(manifest.run_id().to_string());
-    let out = options.out.clone().unwrap_or_else(runs);
-    refuse_model_of_another(&out, &manifest).exit_with(Exit::Usage)?;
+    let archive = open_archive(&options, &home, &manifest).await?;
     let mut observer = Observers::new(
         options.peer.compute.events.as_ref(),
         options.peer.compute.tensorboard.as_deref(),
@@ -65,7 +65,31 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
         options.peer.compute.device,
     )
     .await?;
-    let context = StartContext { options, home, manifest, files, out, gate: Gate::default() };
+    let me = home.identity()?.peer_id();
+    let begun = founding::beginning(&home, &manifest, &archive, me).await;
+    let begun = match begun {
+        Ok(begun) => begun,
+        Err(error) => {
+            serving.close().await;
+            return Err(error);
+        }
+    };
+    let founding = match begun {
+        Beginning::Log => None,
+        Beginning::History(founding, archive) => {
+            let version = founding.version.0;
+            let event = archive.map(|archive| RunEvent::Continued { version, archive });
+            event.iter().for_each(|event| observer.note(event));
+            Some(founding)
+        }
+        Beginning::Complete => {
+            serving.close().await;
+            say_complete(&archive);
+            return Ok(());
+        }
+    };
+    let gate = Gate::default();
+    let context = StartContext { options, home, manifest, files, archive, founding, gate };
     let mut rejoins = 0;
     let outcome = loop {
         match live(&context, &serving, &mut observer).await {
@@ -78,9 +102,13 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
         }
     };
     serving.close().await;
-    let out = &context.out;
-    match outcome? {
-        Outcome::Finished => training::write_report(&observer, out),
+    conclude(outcome?, &context, &observer)
+}
+
+/// Reports how the run ended for this peer.
+fn conclude(outcome: Outcome, context: &StartContext, observer: &Observers) -> anyhow::Result<()> {
+    match outcome {
+        Outcome::Finished => training::write_report(observer, context.archive.folder()),
         Outcome::Drained => {
             progress::say(
                 "left the run: without another anchor it is paused until it is started again",
@@ -88,13 +116,41 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
             Ok(())
         }
         Outcome::Complete => {
-            progress::say(&format!("the run is complete: its checkpoint is in {}", out.display()));
+            say_complete(&context.archive);
             Ok(())
         }
         Outcome::Expelled | Outcome::Orphaned => {
-            bail!("the run expelled this peer {rejoins} times: check its network connection")
+            bail!("the run expelled this peer {LIVES} times: check its network connection")
         }
     }
+}
+
+fn say_complete(archive: &Archive) {
+    let folder = archive.folder().display();
+    progress::say(&format!("the run is complete: its checkpoint is in {folder}"));
+}
+
+/// The archive of the first peer: a folder, with a copy in a bucket if one is given.
+async fn open_archive(
+    options: &StartOptions,
+    home: &DataDir,
+    manifest: &Manifest,
+) -> anyhow::Result<Archive> {
+    let StartOptions { out, peer: PeerOptions { archive, .. }, .. } = options;
+    let folder = match (out, archive) {
+        (Some(_), Some(ArchivePlace::Folder(_))) => {
+            let problem = anyhow!("the first peer archives in one folder: give --out or --archive");
+            return Err(problem).exit_with(Exit::Usage);
+        }
+        (Some(folder), _) | (None, Some(ArchivePlace::Folder(folder))) => folder.clone(),
+        (None, _) => home.path().join("runs").join(manifest.run_id().to_string()),
+    };
+    refuse_model_of_another(&folder, manifest).exit_with(Exit::Usage)?;
+    let bucket = super::bucket::open_archive(archive.as_ref()).await?;
+    if let Some(bucket) = &bucket {
+        bucket.refuse_model_of_another(manifest).await.exit_with(Exit::Usage)?;
+    }
+    Ok(Archive::in_folder(folder).and_bucket(bucket))
 }
 
 /// State shared by all incarnations of the peer.
@@ -103,7 +159,8 @@ struct StartContext {
     home: DataDir,
     manifest: Arc<Manifest>,
     files: Files,
-    out: PathBuf,
+    archive: Archive,
+    founding: Option<Founding>,
     gate: Gate,
 }
 
@@ -148,7 +205,7 @@ async fn take_part(
     let StartContext {
         options: StartOptions { peer: options, address_file, wait_for, .. }, ..
     } = context;
-    let StartContext { home, manifest, files, out, gate, .. } = context;
+    let StartContext { home, manifest, files, archive, founding, gate, .. } = context;
     // Waits for the router, so that the printed address is the one that other peers can reach.
     search.port_map.clone().settled().await;
     let addresses = search.join_addresses(&transport);
@@ -194,7 +251,9 @@ async fn take_part(
             anchor: Some(AnchorStart::Founds),
             wait_for: wait_for.map_or(1, NonZeroUsize::get),
             rebalance: options.rebalance,
-            archive: Some(out.clone()),
+            archive: Some(archive.clone()),
+            archive_patience: options.archive_patience,
+            founding: founding.clone(),
             coordinator: None,
         },
     };

@@ -2,6 +2,7 @@
 //! coordinator.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use shoal_engine::{group_elements, parameter_count};
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{Era, Incarnation, PeerId, Term};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{AnchorMessage, Envelope, LogRecord, Message};
+use shoal_protocol::message::{AnchorMessage, Envelope, Founding, LogRecord, Message};
 use shoal_protocol::net::transport::Transport;
 use shoal_protocol::units::Moment;
 use shoal_protocol::wire;
@@ -21,11 +22,12 @@ use shoal_scheduler::rebalance::Rebalance;
 use shoal_scheduler::router::Routing;
 use tokio::sync::mpsc;
 
+use super::archive::Archive;
 use super::context::Context;
 use super::effect::Effects;
 use super::resume::is_complete;
 use super::setup::{AnchorStart, RoleSetup};
-use crate::anchor::{self, Anchor, AnchorConfig, AnchorEvent, Timing};
+use crate::anchor::{self, Anchor, AnchorConfig, AnchorEvent, Heard, Timing};
 use crate::events::RunEvent;
 
 /// After how long the coordinator sends a message again that shows no effect.
@@ -51,6 +53,14 @@ pub(super) struct AnchorRole {
     wanted: BTreeSet<PeerId>,
     wait_for: usize,
     rebalance: Rebalance,
+    /// The history to found, if the log is empty.
+    founding: Option<Founding>,
+    /// The folder of the log.
+    folder: PathBuf,
+    /// Whether this peer founds logs.
+    founds: bool,
+    /// Whether the log is of an earlier history of the run, and another one takes its place.
+    outdated: bool,
     /// Whether it was reported that too few anchors exist, and that too few of them answer.
     warned: bool,
     paused: bool,
@@ -101,13 +111,13 @@ impl AnchorRole {
     pub(super) async fn open(role: &RoleSetup, context: &Context) -> anyhow::Result<Self> {
         let Context { me, transport, .. } = context;
         let (mut anchor, mut events, alone) = (None, None, transport.is_none());
+        let run = context.manifest.run_id().to_string();
+        let folder = context.data_dir.join("runs").join(run).join("log");
         if let Some(start) = role.anchor {
-            let run = context.manifest.run_id().to_string();
-            let folder = context.data_dir.join("runs").join(run).join("log");
             std::fs::create_dir_all(&folder)
                 .with_context(|| format!("{} cannot be made", folder.display()))?;
             let (first, timing) = (context.manifest.first_version(), Timing::default());
-            let config = AnchorConfig { folder, me: me.peer, first, timing };
+            let config = AnchorConfig { folder: folder.clone(), me: me.peer, first, timing };
             let links = Arc::new(AnchorLinks { me: me.incarnation, transport: transport.clone() });
             let founds = matches!(start, AnchorStart::Founds);
             let (opened, receiver) = Anchor::open(config, founds, links).await?;
@@ -120,6 +130,10 @@ impl AnchorRole {
             wanted: BTreeSet::new(),
             wait_for: role.wait_for,
             rebalance: role.rebalance,
+            founding: role.founding.clone(),
+            folder,
+            founds: matches!(role.anchor, Some(AnchorStart::Founds)),
+            outdated: false,
             warned: alone,
             paused: false,
             too_few: None,
@@ -150,7 +164,7 @@ impl AnchorRole {
     /// Returns whether the run has ended and its model is in the archive. A record that the log is
     /// known to have is agreed on, whether other anchors answer or not.
     pub(super) fn has_completed(&self, context: &Context) -> bool {
-        let archive = context.archive.as_deref();
+        let archive = context.archive.as_ref().map(Archive::folder);
         let complete = |history: History| is_complete(&history, &context.manifest, archive);
         (archive.is_some() || !self.is_alone()) && self.history().is_some_and(complete)
     }
@@ -180,16 +194,25 @@ impl AnchorRole {
         }
     }
 
-    /// Hands a message of another anchor to the local one. Returns whether it was taken: the sender
-    /// must be known as an anchor, or vote.
-    pub(super) fn receive(&self, from: PeerId, message: AnchorMessage, known: bool) -> bool {
-        match &self.anchor {
-            Some(anchor) if known || anchor.voters().contains(&from) => {
-                anchor.heard(from, message);
-                true
-            }
-            _ => false,
-        }
+    /// Hands a message of another anchor to the local one. Returns what became of it; `None` if it was not taken:
+    /// the sender must be known as an anchor, or vote.
+    pub(super) fn receive(
+        &mut self,
+        from: PeerId,
+        message: AnchorMessage,
+        known: bool,
+    ) -> Option<Heard> {
+        let anchor = self.anchor.as_ref();
+        let anchor = anchor.filter(|anchor| known || anchor.voters().contains(&from))?;
+        let heard = anchor.heard(from, message);
+        // A peer that founds logs would found another one.
+        self.outdated |= heard == Heard::NewerHistory && !self.founds;
+        Some(heard)
+    }
+
+    /// Returns whether the log is set aside at the end of this life, so that the next one begins without it.
+    pub(super) fn is_outdated(&self) -> bool {
+        self.outdated
     }
 
     /// Appends a record to the log, in the term of the local coordinator.
@@ -265,6 +288,7 @@ impl AnchorRole {
         let mut coordinator = Coordinator::new(CoordinatorConfig {
             manifest: manifest.clone(),
             history,
+            founding: self.founding.take(),
             anchors: self.voters(),
             wait_for: self.wait_for,
             home: context.me,
@@ -282,11 +306,27 @@ impl AnchorRole {
         out
     }
 
+    /// Moves the log of an earlier history away, so that the next life begins without one.
+    fn set_log_aside(&self) {
+        let aside = self.folder.with_extension("replaced");
+        let moved = match std::fs::remove_dir_all(&aside) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+            _ => std::fs::rename(&self.folder, &aside),
+        };
+        if let Err(error) = moved {
+            let folder = self.folder.display();
+            tracing::error!(%folder, %error, "the log of an earlier history is in the way: remove it");
+        }
+    }
+
     /// Ends the coordinator, the anchor and its writing.
     pub(super) async fn close(&mut self) {
         self.coordinator = None;
         if let Some(anchor) = self.anchor.take() {
             anchor.close().await;
+        }
+        if self.outdated {
+            self.set_log_aside();
         }
     }
 }

@@ -6,6 +6,7 @@ use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use super::checkpoint_collect::Collected;
+use crate::bucket::BucketError;
 
 /// Results that wait for the event loop at most; a task with one more waits for room.
 const QUEUE: usize = 64;
@@ -26,8 +27,10 @@ pub(super) enum BackgroundResult {
 /// The result of bringing files of a checkpoint here.
 #[derive(Debug)]
 pub(super) enum FilesResult {
-    /// A whole checkpoint in the archive.
+    /// A whole checkpoint in the archive's folder.
     Archived { version: Step, outcome: anyhow::Result<Collected> },
+    /// An attempt to bring a checkpoint into a bucket, in which so many requests succeeded.
+    Uploaded { sent: u64, outcome: Result<(), BucketError> },
     /// A copy of a checkpoint's stage, kept for others.
     Kept { version: Step, stage: Stage, outcome: anyhow::Result<()> },
     /// A stage of a snapshot, fetched for this peer.
@@ -38,6 +41,11 @@ impl FilesResult {
     /// Returns whether a checkpoint could not be archived.
     pub(super) fn is_failed_checkpoint(&self) -> bool {
         matches!(self, Self::Archived { outcome: Err(_), .. })
+    }
+
+    /// Returns whether an attempt to upload a checkpoint failed.
+    pub(super) fn is_failed_upload(&self) -> bool {
+        matches!(self, Self::Uploaded { outcome: Err(_), .. })
     }
 }
 

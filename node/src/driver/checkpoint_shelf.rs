@@ -5,17 +5,26 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::Context as _;
-use shoal_protocol::ids::{PeerId, Stage, Step};
+use shoal_protocol::history::History;
+use shoal_protocol::ids::{ContentHash, PeerId, Stage, Step};
+use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{SavedCheckpoint, SnapshotPart, StoredFile, StoredStage};
 use shoal_scheduler::action::PeerInput;
 
+use super::archive::Archive;
 use super::background_results::{Background, FilesResult};
 use super::checkpoint_collect::{Collected, Scattered, checked_name, collect, obtain};
 use super::checkpoint_staging::Staging;
 use super::chunks::Label;
 use super::context::Context;
-use super::effect::Effects;
-use super::resume::{self, FETCHED, KEPT, checkpoint_folder};
+use super::effect::{Effect, Effects};
+use super::resume::{
+    self, FETCHED, KEPT, UPLOADS, checkpoint_folder, forget_archived, newest_archived,
+};
+use super::setup::RoleSetup;
+use super::shutdown::Ending;
+use super::upload_queue::{Attempt, UploadQueue};
+use crate::bucket::{BucketError, Upload, checkpoint_name, fetch_files};
 use crate::events::RunEvent;
 
 /// Steps for which a part outside of every checkpoint is kept: longer than any newcomer takes to
@@ -23,23 +32,78 @@ use crate::events::RunEvent;
 const KEPT_VERSIONS: u64 = 32;
 
 /// The checkpoints that this peer knows of.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct CheckpointShelf {
     /// Versions of checkpoints whose parts are kept here.
     kept: BTreeSet<Step>,
     /// The newest complete checkpoint, with each stage's holders.
     newest: Option<(Step, Vec<StoredStage>)>,
-    /// Checkpoints on their way into the archive.
-    archiving: usize,
+    /// Checkpoints on their way into the archive's folder.
+    collecting: BTreeSet<Step>,
+    /// Checkpoints on their way into a bucket.
+    uploads: UploadQueue,
 }
 
 impl CheckpointShelf {
+    /// A shelf with the checkpoints of earlier lives, as the local log has them.
+    pub(super) fn new(history: Option<&History>, role: &RoleSetup) -> Self {
+        let logged = history.into_iter().flat_map(|history| history.checkpoints.keys());
+        let founded = role.founding.iter().map(|founding| &founding.version);
+        Self {
+            kept: logged.chain(founded).copied().collect(),
+            newest: None,
+            collecting: BTreeSet::new(),
+            uploads: UploadQueue::new(role.archive_patience),
+        }
+    }
+
     pub(super) fn newest(&self) -> Option<&(Step, Vec<StoredStage>)> {
         self.newest.as_ref()
     }
 
     pub(super) fn is_archiving(&self) -> bool {
-        self.archiving > 0
+        !self.collecting.is_empty() || !self.uploads.is_empty()
+    }
+
+    /// Returns why the bucket lacks the run's last checkpoint, if its upload was given up.
+    pub(super) fn lost_upload(&self, manifest: &Manifest) -> Option<&str> {
+        self.uploads.lost(Step(manifest.training.steps))
+    }
+
+    /// Fails if the bucket lacks the last checkpoint of a run that is over.
+    ///
+    /// # Errors
+    /// When its upload was given up, or is interrupted.
+    pub(super) fn check_uploaded(&self, context: &Context) -> anyhow::Result<()> {
+        let Some(archive) = &context.archive else { return Ok(()) };
+        let lost = self.lost_upload(&context.manifest);
+        let reason = lost.or(self.is_archiving().then_some("it was interrupted"));
+        let Some(reason) = reason else { return Ok(()) };
+        let folder = archive.folder().join(checkpoint_name(Step(0), true));
+        anyhow::bail!(
+            "the run is over, its model is in {}, and its upload is not complete: {reason}; start this peer again \
+             to go on",
+            folder.display()
+        )
+    }
+
+    /// Uploads the newest checkpoint of an earlier process that the bucket may lack.
+    pub(super) fn resume(&mut self, context: &Context, background: &Background) {
+        let Some(archive) = &context.archive else { return };
+        if archive.bucket().is_some()
+            && let Some(version) = newest_archived(archive.folder(), context.manifest.run_id())
+        {
+            self.upload(context, background, version);
+        }
+    }
+
+    fn upload(&mut self, context: &Context, background: &Background, version: Step) {
+        let Some(archive) = &context.archive else { return };
+        let Some(bucket) = archive.bucket() else { return };
+        let name = checkpoint_name(version, is_last(context, version));
+        let folder = archive.folder().join(&name);
+        let upload = Upload { folder, name, records: context.data_dir.join(UPLOADS) };
+        self.uploads.add(bucket, background, version, upload);
     }
 
     /// Takes in a complete checkpoint: archives it if this peer archives, and keeps no version
@@ -55,24 +119,40 @@ impl CheckpointShelf {
         self.kept.retain(|kept| *kept >= oldest);
         self.newest = Some((version, stages.clone()));
         let Some(archive) = &context.archive else { return };
-        let last = version.0 == context.manifest.training.steps;
-        let destination = checkpoint_folder(archive, version, last);
+        if !archive.keeps() {
+            let used = |version| self.uploads.needs(version) || self.collecting.contains(&version);
+            forget_archived(archive.folder(), &context.files, oldest, used);
+        }
+        // The coordinator sends the last one again until an archive has it.
+        if self.uploads.needs(version) || !self.collecting.insert(version) {
+            return;
+        }
+        let last = is_last(context, version);
+        let destination = checkpoint_folder(archive.folder(), version, last);
         Staging::forget_others(&destination);
         let scattered = Scattered { version, stages, destination };
         let collecting = collect(scattered, context.run_files());
-        self.archiving += 1;
         background
             .spawn(async move { FilesResult::Archived { version, outcome: collecting.await } });
     }
 
     /// Takes in files that arrived, or could not.
-    pub(super) fn finished(&mut self, result: FilesResult, out: &mut Effects) {
+    pub(super) fn finished(
+        &mut self,
+        context: &Context,
+        background: &Background,
+        result: FilesResult,
+        out: &mut Effects,
+    ) {
         match result {
             FilesResult::Archived { version, outcome } => {
-                self.archiving -= 1;
+                self.collecting.remove(&version);
                 match outcome {
                     Ok(Collected { directory, hash }) => {
-                        out.push(PeerInput::Archived { version }.into());
+                        if context.archive.as_ref().is_some_and(Archive::keeps) {
+                            out.push(PeerInput::Archived { version }.into());
+                        }
+                        self.upload(context, background, version);
                         let (version, directory) = (version.0, directory.display().to_string());
                         out.push(RunEvent::Checkpoint { version, directory, hash }.into());
                     }
@@ -81,6 +161,9 @@ impl CheckpointShelf {
                         tracing::warn!(%version, error, "a checkpoint could not be archived");
                     }
                 }
+            }
+            FilesResult::Uploaded { sent, outcome } => {
+                self.uploaded(context, background, (sent, outcome), out);
             }
             FilesResult::Kept { version, stage, outcome } => {
                 if let Err(error) = &outcome {
@@ -96,6 +179,34 @@ impl CheckpointShelf {
                 }
                 out.push(PeerInput::Fetched { version, stage, whole: outcome.is_ok() }.into());
             }
+        }
+    }
+
+    /// Takes in the outcome of an attempt to upload a checkpoint.
+    fn uploaded(
+        &mut self,
+        context: &Context,
+        background: &Background,
+        (sent, outcome): (u64, Result<(), BucketError>),
+        out: &mut Effects,
+    ) {
+        let Some(archive) = &context.archive else { return };
+        let Some(bucket) = archive.bucket() else { return };
+        let (attempt, event) = self.uploads.attempted(bucket, background, sent, outcome);
+        out.extend(event.map(Effect::Note));
+        match attempt {
+            Attempt::Uploaded(version) if !archive.keeps() => {
+                out.push(PeerInput::Archived { version }.into());
+            }
+            // Only the bucket counts as an archive here, and it cannot have the model.
+            Attempt::Lost(version) if !archive.keeps() => {
+                if let Some(reason) =
+                    self.lost_upload(&context.manifest).filter(|_| is_last(context, version))
+                {
+                    out.push(Ending::NotArchived(reason.to_owned()).into());
+                }
+            }
+            Attempt::Uploaded(_) | Attempt::Lost(_) | Attempt::Again => {}
         }
     }
 
@@ -157,6 +268,10 @@ impl CheckpointShelf {
     }
 }
 
+fn is_last(context: &Context, version: Step) -> bool {
+    version.0 == context.manifest.training.steps
+}
+
 /// Brings the files of a stage into one of the folders for parts, and offers them to other peers.
 fn obtain_part(
     context: &Context,
@@ -167,6 +282,8 @@ fn obtain_part(
     let folder = context.data_dir.join(folder).join(version.to_string());
     let (files, me, run) = (context.files.clone(), context.me.peer, context.manifest.run_id());
     let transport = context.transport.clone();
+    let bucket = context.archive.as_ref().and_then(|archive| archive.bucket().cloned());
+    let name = checkpoint_name(version, is_last(context, version));
     async move {
         tokio::fs::create_dir_all(&folder)
             .await
@@ -174,7 +291,15 @@ fn obtain_part(
         for StoredFile { name, hash, .. } in &part.stored.files {
             write_label(&folder, name, Label { run, hash: *hash })?;
         }
-        obtain(&part.stored, me, &folder, &files, transport.as_ref()).await?;
+        let obtained = obtain(&part.stored, me, &folder, &files, transport.as_ref()).await;
+        if let (Err(error), Some(bucket)) = (&obtained, &bucket) {
+            // No peer has it; the bucket may.
+            let hashes: Vec<ContentHash> = part.stored.files.iter().map(|file| file.hash).collect();
+            let fetched = fetch_files(bucket, &name, &hashes, &folder).await;
+            fetched.with_context(|| format!("{error:#}"))?;
+        } else {
+            obtained?;
+        }
         for file in part.stored.files {
             files.offer(file.hash, folder.join(&file.name));
         }

@@ -10,6 +10,7 @@ use shoal_protocol::net::transport::Transport;
 use shoal_protocol::units::Moment;
 use tokio::sync::watch;
 
+use super::archive::Archive;
 use super::run_files::{FileHolders, RunFiles};
 use crate::data_dir::Files;
 
@@ -20,8 +21,8 @@ pub(super) struct Context {
     pub(super) me: Member,
     /// The folder for this peer's files.
     pub(super) data_dir: PathBuf,
-    /// The folder for whole checkpoints, if this peer archives them.
-    pub(super) archive: Option<PathBuf>,
+    /// The place of whole checkpoints, if this peer archives them.
+    pub(super) archive: Option<Archive>,
     /// The files that other peers may fetch from this one.
     pub(super) files: Files,
     /// Web servers with prepared data.

@@ -22,7 +22,7 @@ use super::run_files::FileHolders;
 use super::shutdown::Ending;
 use tokio::sync::watch;
 
-use crate::anchor::AnchorEvent;
+use crate::anchor::{AnchorEvent, Heard};
 use crate::fault_point::FaultPoint;
 
 /// Era, membership and coordinator of the run.
@@ -239,9 +239,23 @@ impl Coordination {
     }
 
     /// Takes in a message of another anchor.
-    pub(super) fn receive_from_anchor(&self, from: Member, message: AnchorMessage) {
-        if !self.anchor_role.receive(from.peer, message, self.contact.is_anchor(from.peer)) {
-            tracing::debug!(peer = %from, "a message of a peer that is no anchor");
+    pub(super) fn receive_from_anchor(
+        &mut self,
+        from: Member,
+        message: AnchorMessage,
+        out: &mut Effects,
+    ) {
+        let known = self.contact.is_anchor(from.peer);
+        match self.anchor_role.receive(from.peer, message, known) {
+            Some(Heard::Taken | Heard::Dropped) => {}
+            Some(Heard::NewerHistory) => {
+                let reason = "the run was continued from an archive in a later history".to_owned();
+                out.push(match self.anchor_role.is_outdated() {
+                    true => Ending::Expelled(reason).into(),
+                    false => Ending::Stopped(format!("{reason}: join that one")).into(),
+                });
+            }
+            None => tracing::debug!(peer = %from, "a message of a peer that is no anchor"),
         }
     }
 

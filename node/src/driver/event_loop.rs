@@ -50,7 +50,7 @@ use crate::fault_point::FaultPoint;
 pub async fn run(setup: Setup, observer: &mut dyn Observer) -> anyhow::Result<Outcome> {
     let mut driver = Driver::new(setup, observer).await?;
     let completed = driver.coordination.anchor_role().has_completed(&driver.context);
-    let outcome = if completed { Ok(Outcome::Complete) } else { driver.drive().await };
+    let outcome = if completed { driver.finish_upload().await } else { driver.drive().await };
     driver.close().await;
     outcome
 }
@@ -121,7 +121,7 @@ impl<'a> Driver<'a> {
             engine: EngineHost::new(engine),
             network: PeerNetwork::new(me, network, manifest, setup.metrics),
             coordination: Coordination::new(me, role.coordinator, anchor_role, file_holders),
-            checkpoints: CheckpointShelf::default(),
+            checkpoints: CheckpointShelf::new(history.as_ref(), &role),
             background: Background::new(),
             shutdown: Shutdown::new(setup.leaving),
             status: StatusFeed::new(observer, metrics),
@@ -138,6 +138,9 @@ impl<'a> Driver<'a> {
             self.settle();
             self.update_status();
             if let Some(ending) = self.shutdown.take_ending(self.checkpoints.is_archiving()) {
+                if matches!(ending, Ending::Finished) {
+                    self.checkpoints.check_uploaded(&self.context)?;
+                }
                 let anchor_role = self.coordination.anchor_role();
                 return ending.outcome(|| anchor_role.has_completed(&self.context));
             }
@@ -146,8 +149,21 @@ impl<'a> Driver<'a> {
         }
     }
 
+    /// Completes the upload that an earlier process began before the run was over.
+    async fn finish_upload(&mut self) -> anyhow::Result<Outcome> {
+        self.checkpoints.resume(&self.context, &self.background);
+        while self.checkpoints.is_archiving() {
+            let mut out = Effects::new();
+            let result = self.background.next().await;
+            self.background_result(result, &mut out);
+            self.execute(out);
+        }
+        self.checkpoints.check_uploaded(&self.context).map(|()| Outcome::Complete)
+    }
+
     fn begin(&mut self) {
         self.status.started(&self.context.manifest);
+        self.checkpoints.resume(&self.context, &self.background);
         if let Some(history) = self.coordination.anchor_role().history() {
             self.coordination.members_logged(&history.view);
             self.network.members_changed(&history.view);
@@ -319,7 +335,7 @@ impl<'a> Driver<'a> {
             Message::PeerMessage(message) => {
                 out.push(PeerInput::PeerMessage { from, message }.into())
             }
-            Message::Anchor(message) => self.coordination.receive_from_anchor(from, message),
+            Message::Anchor(message) => self.coordination.receive_from_anchor(from, message, out),
             Message::AccessList { signed } => {
                 if let Some(reason) = self.network.receive_access_list(from, &signed) {
                     self.status.metrics().refused(reason);
@@ -385,7 +401,10 @@ impl<'a> Driver<'a> {
                 if result.is_failed_checkpoint() {
                     self.status.metrics().checkpoint_failed();
                 }
-                self.checkpoints.finished(result, out);
+                if result.is_failed_upload() {
+                    self.status.metrics().upload_failed();
+                }
+                self.checkpoints.finished(&self.context, &self.background, result, out);
             }
             BackgroundResult::LogLost(error) => {
                 out.push(Ending::Stopped(format!("{error:#}")).into());

@@ -261,6 +261,11 @@ impl MetricsUpdate {
         self.metrics.checkpoints.time.set(since_1970());
     }
 
+    /// Counts a failed attempt to upload a checkpoint.
+    pub(crate) fn upload_failed(&self) {
+        self.metrics.checkpoints.upload_failures.inc();
+    }
+
     /// Counts a checkpoint that could not be archived.
     pub(crate) fn checkpoint_failed(&self) {
         self.metrics.checkpoints.failures.inc();

@@ -9,6 +9,7 @@
 
 mod admission;
 mod anchor_role;
+mod archive;
 mod background_results;
 mod checkpoint_collect;
 mod checkpoint_shelf;
@@ -46,8 +47,11 @@ mod status_feed;
 mod status_snapshot;
 mod timers;
 mod unpacker;
+mod upload_queue;
 
+pub use self::archive::Archive;
 pub(crate) use self::checkpoint_collect::{Scattered, collect};
+pub(crate) use self::checkpoint_staging::Staging;
 pub use self::event_loop::run;
 pub use self::packer::PackingMode;
 pub use self::resource_budget::ResourceLimits;

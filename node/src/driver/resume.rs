@@ -9,6 +9,7 @@ use shoal_protocol::ids::{RunId, Step};
 use shoal_protocol::manifest::Manifest;
 
 use super::chunks::{self, Label};
+use crate::bucket::checkpoint_name;
 use crate::data_dir::Files;
 
 /// The folders for parts of checkpoints: those written here, fetched to begin from, and kept for
@@ -16,14 +17,45 @@ use crate::data_dir::Files;
 pub(crate) const STORED: &str = "stored";
 pub(crate) const FETCHED: &str = "fetched";
 pub(crate) const KEPT: &str = "kept";
+/// The folder for records of unfinished uploads.
+pub(crate) const UPLOADS: &str = "uploads";
+
 pub(crate) const PARTS: [&str; 3] = [STORED, FETCHED, KEPT];
 
 /// Returns the folder of a version's checkpoint.
 pub(crate) fn checkpoint_folder(archive: &Path, version: Step, last: bool) -> PathBuf {
-    if last {
-        archive.join("checkpoint")
-    } else {
-        archive.join(format!("checkpoints/version-{version}"))
+    archive.join(checkpoint_name(version, last))
+}
+
+/// Returns the folders of whole checkpoints.
+fn checkpoint_folders(archive: &Path) -> Vec<PathBuf> {
+    let last = Some(archive.join("checkpoint")).filter(|folder| folder.is_dir());
+    folders_in(&archive.join("checkpoints")).into_iter().chain(last).collect()
+}
+
+/// Returns the version of a run's newest checkpoint in an archive's folder.
+pub(crate) fn newest_archived(archive: &Path, run: RunId) -> Option<Step> {
+    let folders = checkpoint_folders(archive).into_iter();
+    let found = folders.filter_map(|folder| Checkpoint::open(&folder).ok());
+    found.filter(|found| found.run() == run).map(|found| found.step()).max()
+}
+
+/// Removes the checkpoints of versions before `oldest` from an archive's folder, but those in use.
+pub(crate) fn forget_archived(
+    archive: &Path,
+    files: &Files,
+    oldest: Step,
+    is_used: impl Fn(Step) -> bool,
+) {
+    for folder in folders_in(&archive.join("checkpoints")) {
+        let name = folder.file_name().and_then(|name| name.to_str());
+        let version = name.and_then(|name| name.strip_prefix("version-")?.parse().ok()).map(Step);
+        if version.is_some_and(|version| version < oldest && !is_used(version)) {
+            files.withdraw(&folder);
+            if let Err(error) = std::fs::remove_dir_all(&folder) {
+                tracing::warn!(folder = %folder.display(), %error, "not removed");
+            }
+        }
     }
 }
 
@@ -51,9 +83,10 @@ pub(crate) fn offer_kept(
         }
     }
     let Some(archive) = archive else { return 0 };
-    let last = Some(archive.join("checkpoint")).filter(|folder| folder.is_dir());
-    let whole = folders_in(&archive.join("checkpoints")).into_iter().chain(last);
-    whole.filter(|folder| !offer_checkpoint(folder, run, files)).count()
+    checkpoint_folders(archive)
+        .into_iter()
+        .filter(|folder| !offer_checkpoint(folder, run, files))
+        .count()
 }
 
 /// Offers the files of a whole checkpoint of this run. Returns whether it is one.

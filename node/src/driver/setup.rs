@@ -9,12 +9,13 @@ use shoal_engine::DeviceChoice;
 use shoal_metrics::Metrics;
 use shoal_protocol::ids::Member;
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::StageChoice;
+use shoal_protocol::message::{Founding, StageChoice};
 use shoal_protocol::net::transport::{Transport, TransportEvent};
 use shoal_protocol::units::Price;
 use shoal_scheduler::rebalance::Rebalance;
 use tokio::sync::mpsc;
 
+use super::archive::Archive;
 use super::packer::PackingMode;
 use super::resource_budget::ResourceLimits;
 use crate::data_dir::Files;
@@ -83,12 +84,16 @@ pub struct Network {
 pub struct RoleSetup {
     /// How it begins as an anchor, if it is one.
     pub anchor: Option<AnchorStart>,
+    /// The history to found, if the log is empty and the run continues from an archive.
+    pub founding: Option<Founding>,
     /// Members that the first step waits for, if this peer is the coordinator then.
     pub wait_for: usize,
     /// When members change their stages, while this peer is the coordinator.
     pub rebalance: Rebalance,
-    /// The folder for `checkpoint/` and the earlier `checkpoints/`, if it archives.
-    pub archive: Option<PathBuf>,
+    /// The place of `checkpoint/` and the earlier `checkpoints/`, if it archives.
+    pub archive: Option<Archive>,
+    /// How long the upload of a checkpoint makes no progress before it is given up.
+    pub archive_patience: Duration,
     /// The expected coordinator; `None` for the founder of the run.
     pub coordinator: Option<Member>,
 }

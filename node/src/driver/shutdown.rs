@@ -32,6 +32,8 @@ pub(super) enum Ending {
     Refused(String),
     Expelled(String),
     Orphaned(String),
+    /// The archive of this peer cannot have the last checkpoint.
+    NotArchived(String),
     Drained,
 }
 
@@ -68,6 +70,9 @@ impl Ending {
                 tracing::warn!(%reason, "no coordinator is reachable");
                 Ok(Outcome::Orphaned)
             }
+            Self::NotArchived(reason) => bail!(
+                "the last checkpoint cannot be uploaded: {reason}; start this peer again to go on"
+            ),
             Self::Stopped(reason) => bail!("the run stopped: {reason}"),
             Self::Refused(_) if completed() => Ok(Outcome::Complete),
             Self::Refused(reason) => {
@@ -158,7 +163,8 @@ impl Shutdown {
     /// Returns the reason for the end once this life may end. A finished peer first archives
     /// checkpoints on their way, and informs absent anchors.
     pub(super) fn take_ending(&mut self, archiving: bool) -> Option<Ending> {
-        let waits = archiving || !self.has_informed_anchors();
+        let drained = self.drain_until.is_some_and(|until| Instant::now() >= until);
+        let waits = (archiving && !drained) || !self.has_informed_anchors();
         self.ending.take_if(|ending| !(waits && matches!(ending, Ending::Finished)))
     }
 

@@ -11,6 +11,7 @@ use shoal_protocol::message::{Candidate, Duties, StageChoice};
 use shoal_scheduler::peer::{Peer, PeerConfig, PeerLimits};
 use shoal_scheduler::router::Routing;
 
+use super::archive::Archive;
 use super::context::Context;
 use super::resource_budget::ResourceBudget;
 use super::resume;
@@ -78,7 +79,8 @@ pub(super) async fn new_peer(
 pub(super) async fn offer_kept(context: &Context) -> anyhow::Result<usize> {
     let (data_dir, archive) = (context.data_dir.clone(), context.archive.clone());
     let (run, files) = (context.manifest.run_id(), context.files.clone());
-    let look = move || resume::offer_kept(&data_dir, archive.as_deref(), run, &files);
+    let look =
+        move || resume::offer_kept(&data_dir, archive.as_ref().map(Archive::folder), run, &files);
     tokio::task::spawn_blocking(look).await.context("the search for kept files panicked")
 }
 

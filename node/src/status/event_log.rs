@@ -91,6 +91,9 @@ impl EventLog {
             }
             RunEvent::Finished { .. } | RunEvent::Stopped { .. } => self.ended.clone_from(&text),
             RunEvent::Listening { .. }
+            | RunEvent::Uploaded { .. }
+            | RunEvent::UploadFailed { .. }
+            | RunEvent::Continued { .. }
             | RunEvent::ConnectionRefused { .. }
             | RunEvent::OwnPort(_)
             | RunEvent::AccessList { .. }

@@ -33,6 +33,36 @@ pub enum LogRecord {
     },
     /// All steps are trained and an archive has the result: the run is over.
     Completed,
+    /// The run continues from an archive, because the log before this one is lost. Only the first record of a log.
+    Founded(Founding),
+}
+
+/// The beginning of a history that continues an earlier one from a checkpoint.
+///
+/// Eras and terms of each history are above all those of the ones before it, so no message of an earlier history is
+/// obeyed in a later one.
+#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Founding {
+    /// The number of the history: 1 for the first that continues another.
+    pub number: u16,
+    /// The version of the weights that the history begins at.
+    pub version: Step,
+    /// The stages of that version, in order, and the peers that hold them.
+    pub stages: Vec<StoredStage>,
+}
+
+impl Founding {
+    /// The era that the history begins with. A history has 65536 of them.
+    #[must_use]
+    pub fn era(&self) -> Era {
+        Era(u32::from(self.number) << 16)
+    }
+
+    /// The term before the history's first one.
+    #[must_use]
+    pub fn term(&self) -> Term {
+        Term(u64::from(self.number) << 32)
+    }
 }
 
 /// The final results of one step.

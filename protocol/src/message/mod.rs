@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use self::log::{CommitRecord, LogRecord, SnapshotPart, StoredFile, StoredStage};
+pub use self::log::{CommitRecord, Founding, LogRecord, SnapshotPart, StoredFile, StoredStage};
 pub use self::membership::{
     Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, View, ViewChange, is_stopped,
 };
@@ -95,6 +95,8 @@ pub struct AnchorMessage {
     pub number: u64,
     /// Whether this is the answer.
     pub answer: bool,
+    /// The number of the sender's history; `None` while its log is empty.
+    pub history: Option<u16>,
     /// The encoded message of the log's protocol.
     pub body: Vec<u8>,
 }

@@ -8,6 +8,7 @@ use shoal_protocol::codec::SumCodec;
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{Member, PeerId};
 use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::Founding;
 
 use crate::locality::Load;
 use crate::rebalance::Rebalance;
@@ -33,6 +34,8 @@ pub struct CoordinatorConfig {
     pub manifest: Arc<Manifest>,
     /// The history of the run, from the log.
     pub history: History,
+    /// The history to found, if the log is empty and the run continues from an archive.
+    pub founding: Option<Founding>,
     /// The peers that keep the log.
     pub anchors: BTreeSet<PeerId>,
     /// The number of members that the first step waits for, besides a replica of every stage.

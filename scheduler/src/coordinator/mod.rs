@@ -27,6 +27,7 @@ mod weights;
 mod work;
 
 pub use config::{CoordinatorConfig, round_patience};
+use shoal_protocol::history::History;
 use shoal_protocol::ids::{Era, Member, Term};
 use shoal_protocol::message::{FromCoordinator, LogRecord, Round, RoundId, ToCoordinator};
 use shoal_protocol::units::Moment;
@@ -48,6 +49,8 @@ use crate::membership::Membership;
 /// next. The components read `Context`, which only changes between their calls.
 #[derive(Debug)]
 pub struct Coordinator {
+    /// The first record of an empty log, if the run continues from an archive.
+    founded: Option<LogRecord>,
     context: Context,
     work: Work,
     rounds: Rounds,
@@ -66,11 +69,17 @@ impl Coordinator {
     #[must_use]
     pub fn new(mut config: CoordinatorConfig) -> Self {
         let stages = config.manifest.training.stages;
-        let history = std::mem::take(&mut config.history);
+        let mut history = std::mem::take(&mut config.history);
+        let empty = history == History::default();
+        let founded = config.founding.take().filter(|_| empty).map(LogRecord::Founded);
+        if let Some(founded) = &founded {
+            history.apply(founded).expect("nothing is before it, and its number is not 0");
+        }
         let anchors = std::mem::take(&mut config.anchors);
         let progress = Progress::of(&history);
         let membership = Membership::of(stages, &history);
         Self {
+            founded,
             work: Work::new(progress.term, config.routing),
             rounds: Rounds::default(),
             weights: Weights::new(config.manifest.first_version(), history.checkpoints),
@@ -89,6 +98,7 @@ impl Coordinator {
     /// Begins the term. Called once, before any input.
     pub fn start(&mut self, now: Moment, out: &mut Vec<CoordinatorAction>) {
         self.context.now = now;
+        out.extend(self.founded.take().map(CoordinatorAction::Append));
         out.push(CoordinatorAction::Append(LogRecord::Term(self.context.progress.term)));
     }
 
@@ -280,6 +290,8 @@ impl Coordinator {
                 self.checkpoint_logged((version, stages, oldest), out);
             }
             LogRecord::Completed => self.finish(out),
+            // The term that follows in the log begins the history.
+            LogRecord::Founded(_) => {}
         }
     }
 

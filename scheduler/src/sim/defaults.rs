@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use shoal_protocol::ids::{Stage, WeightGroup};
+use shoal_protocol::ids::{Stage, Step, WeightGroup};
 use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::StageChoice;
@@ -41,6 +41,7 @@ impl Scenario {
             manifest: manifest.into(),
             parameters,
             weight: 1,
+            founded: Step(0),
             until: None,
             peers,
             network,

@@ -9,6 +9,7 @@ mod corruption;
 mod defaults;
 mod engine;
 mod flows;
+mod founded;
 mod integer_model;
 #[cfg(test)]
 mod mending;

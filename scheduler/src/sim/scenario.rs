@@ -35,6 +35,8 @@ pub struct Scenario {
     pub parameters: BTreeMap<WeightGroup, usize>,
     /// Number of real elements whose bytes each element of a round takes on a link.
     pub weight: u64,
+    /// The version of the checkpoint that the run is founded on, because its log is lost; 0 for a new run.
+    pub founded: Step,
     /// The end of the simulation; `None` runs to the end of the training.
     pub until: Option<Duration>,
     /// The peers. The first is also the first coordinator.
@@ -345,6 +347,7 @@ impl Scenario {
             manifest,
             parameters,
             weight: 1,
+            founded: Step(0),
             until: None,
             peers,
             network,
@@ -422,6 +425,7 @@ impl Scenario {
     pub fn alone(&self) -> Self {
         let mut alone = self.clone();
         alone.faults = Faults::default();
+        alone.founded = Step(0);
         alone.peers.truncate(1);
         alone.peers[0].choice = StageChoice::All;
         alone

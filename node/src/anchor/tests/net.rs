@@ -80,7 +80,7 @@ impl Links for End {
             drop(largest);
             let end = self.net.anchors.lock().expect("valid").get(&to).cloned();
             if let Some(end) = end {
-                end.heard(from, message);
+                let _ = end.heard(from, message);
             }
         }
     }

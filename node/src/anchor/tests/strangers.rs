@@ -10,7 +10,7 @@ use super::super::types::{Entry, log_id};
 use super::*;
 
 fn asked(body: Vec<u8>) -> AnchorMessage {
-    AnchorMessage { number: 1, answer: false, body }
+    AnchorMessage { number: 1, answer: false, history: None, body }
 }
 
 fn ballot(term: u64, candidate: PeerId, elected: bool) -> Ballot {
@@ -60,19 +60,23 @@ async fn invalid_requests_are_dropped_and_change_nothing() {
             let node = &group.nodes[&to].anchor;
             // Waits for room in the queue, so that every request is handled.
             until("there is room", || node.requests.capacity() > 0).await;
-            node.heard(peer(9), asked(body.clone()));
+            let _ = node.heard(peer(9), asked(body.clone()));
             let cut = random.next_u32() as usize % body.len();
             until("there is room", || node.requests.capacity() > 0).await;
-            node.heard(peer(9), asked(body[..cut].to_vec()));
-            node.heard(peer(9), AnchorMessage { number: 1, answer: true, body });
+            let _ = node.heard(peer(9), asked(body[..cut].to_vec()));
+            let _ =
+                node.heard(peer(9), AnchorMessage { number: 1, answer: true, history: None, body });
         }
         for length in [0, 1, 7, 300, BODY, BODY + 1, 4 * BODY] {
             let mut body = vec![0; length];
             random.fill_bytes(&mut body);
             let node = &group.nodes[&to].anchor;
             until("there is room", || node.requests.capacity() > 0).await;
-            node.heard(peer(9), asked(body.clone()));
-            node.heard(peer(2), AnchorMessage { number: random.next_u64(), answer: true, body });
+            let _ = node.heard(peer(9), asked(body.clone()));
+            let _ = node.heard(
+                peer(2),
+                AnchorMessage { number: random.next_u64(), answer: true, history: None, body },
+            );
         }
     }
     for (number, _) in (1..).zip(0..20) {
@@ -92,7 +96,7 @@ async fn a_flood_of_requests_is_dropped_at_a_full_queue() {
     let mut group = Group::new(3).await;
     let ask = wire::encode(&Request::WouldVote { last: None }).expect("small");
     for _ in 0..10_000 {
-        group.node(peer(2)).anchor.heard(peer(9), asked(ask.clone()));
+        let _ = group.node(peer(2)).anchor.heard(peer(9), asked(ask.clone()));
     }
     group.node(peer(1)).append(record(1, 1)).await;
     group.agreed(1).await;

@@ -51,6 +51,7 @@ impl Run {
         let config = CoordinatorConfig {
             manifest,
             history,
+            founding: None,
             anchors: [member(0).peer].into(),
             wait_for: 2,
             home: member(0),

@@ -47,6 +47,10 @@ impl Monotone {
                 }
             }
             LogRecord::Completed => {}
+            LogRecord::Founded(founding) => {
+                self.era = Some(founding.era());
+                self.term = Some(founding.term());
+            }
         }
         Ok(())
     }

@@ -134,6 +134,7 @@ impl Swarm<'_> {
         let mut coordinator = Coordinator::new(CoordinatorConfig {
             manifest: self.scenario.manifest.clone(),
             history: self.log.history().clone(),
+            founding: self.founding.clone(),
             anchors: self.log.voters().clone(),
             wait_for: self.scenario.peers.iter().filter(|peer| peer.start.is_some()).count(),
             home: self.nodes[index].me,

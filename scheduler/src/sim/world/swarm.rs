@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use shoal_protocol::ids::{Era, Member, Stage, StageSpan, Step, Term};
-use shoal_protocol::message::{PeerMessage, SnapshotPart, TensorTag, ToCoordinator};
+use shoal_protocol::message::{Founding, PeerMessage, SnapshotPart, TensorTag, ToCoordinator};
 use shoal_protocol::units::Moment;
 
 use super::Held;
@@ -13,12 +13,13 @@ use super::event::{Cargo, Event};
 use super::log::Log;
 use super::nodes::{FIRST, Nodes, archives};
 use super::observation::Observation;
-use super::peer_index::index_of;
+use super::peer_index::{index_of, peer_id};
 use super::queue::EventQueue;
 use super::traffic::Traffic;
 use crate::action::{CoordinatorInput, PeerAction, PeerEvent, PeerInput, Task, TaskResult};
 use crate::sim::corruption::Corruption;
 use crate::sim::engine::{Observed, is_pass};
+use crate::sim::founded::Founded;
 use crate::sim::integer_model::Weights;
 use crate::sim::omitted_rules::Omit;
 use crate::sim::scenario::Scenario;
@@ -39,14 +40,20 @@ pub(super) struct Swarm<'a> {
     pub(super) observation: Observation<'a>,
     /// Stage whose replicas die with the next commit, and the time until they restart.
     pub(super) ambush: Option<(usize, Duration)>,
+    /// The beginning of the log, if the run is founded on a checkpoint.
+    pub(super) founding: Option<Founding>,
 }
 
 impl<'a> Swarm<'a> {
     pub(super) fn new(scenario: &'a Scenario, corruption: Corruption, with_oracles: bool) -> Self {
+        let founded = Founded::of(scenario, peer_id(FIRST));
+        let mut nodes = Nodes::new(scenario);
+        nodes[FIRST].engine.disk.extend(founded.files);
         Self {
+            founding: founded.record,
             scenario,
             queue: EventQueue::new(scenario.seed),
-            nodes: Nodes::new(scenario),
+            nodes,
             traffic: Traffic::new(scenario),
             log: Log::new(scenario, FIRST),
             deviations: Deviations::new(corruption),
