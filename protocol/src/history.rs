@@ -132,7 +132,7 @@ impl History {
     }
 
     fn found(&mut self, founding: &Founding) -> Result<(), HistoryError> {
-        if *self != Self::default() || founding.number == 0 {
+        if *self != Self::beginning_at(self.began_at) || founding.number == 0 {
             return Err(HistoryError::Founding { number: founding.number });
         }
         let Founding { number, version, stages } = founding;

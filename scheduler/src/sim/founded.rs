@@ -16,10 +16,13 @@ pub(super) struct Founded {
 }
 
 impl Founded {
-    /// Nothing for a run that begins at version 0.
+    /// Nothing for a run that begins at its first version.
     pub(super) fn of(scenario: &Scenario, first: PeerId) -> Self {
         let version = scenario.founded;
-        let Some(last) = version.0.checked_sub(1).map(Step) else { return Self::default() };
+        if version <= scenario.manifest.first_version() {
+            return Self::default();
+        }
+        let last = Step(version.0 - 1);
         let mut reference = Reference::of(scenario);
         let reached = reference.reach(last).expect("the run has such a version");
         let files: Vec<_> = (0..)
@@ -50,8 +53,9 @@ mod tests {
 
     /// The scenario with a beginning in the middle of the run; `None` if it has no middle.
     fn founded(scenario: Scenario) -> Option<Scenario> {
-        let steps = scenario.manifest.training.steps;
-        (steps >= 2).then_some(Scenario { founded: Step(steps / 2), ..scenario })
+        let (first, steps) =
+            (scenario.manifest.first_version().0, scenario.manifest.training.steps);
+        (steps >= first + 2).then_some(Scenario { founded: Step((first + steps) / 2), ..scenario })
     }
 
     fn check(scenario: impl Fn(u64) -> Scenario) {
