@@ -253,7 +253,7 @@ impl Swap {
             }
             _ => {
                 vector.state = State::Coming;
-                self.stats.read = self.stats.read + Bytes(bytes as u64);
+                self.stats.read += Bytes(bytes as u64);
                 self.give(Order { place, direction: Direction::In, extent, region })?;
             }
         }
@@ -306,7 +306,7 @@ impl Swap {
             return Ok(());
         }
         self.leaving += padded(bytes);
-        self.stats.written = self.stats.written + Bytes(bytes as u64);
+        self.stats.written += Bytes(bytes as u64);
         self.give(Order { place, direction: Direction::Out, extent, region })
     }
 
