@@ -36,8 +36,10 @@ pub(super) async fn new_peer(
     };
     let swaps = match choice {
         StageChoice::All => budget.swaps(manifest, StageSpan::all(manifest.training.stages)),
-        StageChoice::One(stage) => budget.swaps(manifest, StageSpan::one(*stage)),
-        StageChoice::Auto | StageChoice::None => false,
+        StageChoice::One(stage) if *stage <= manifest.last_stage() => {
+            budget.swaps(manifest, StageSpan::one(*stage))
+        }
+        StageChoice::One(_) | StageChoice::Auto | StageChoice::None => false,
     };
     let mut limits = PeerLimits { swaps, ..PeerLimits::default() };
     if swaps {
