@@ -9,9 +9,11 @@ use std::sync::Arc;
 
 use common::{Trainer, assert_as_pytorch, manifest, samples, text, write};
 use serde_json::{Value, json};
-use shoal_engine::{Checkpoint, Origin, StartFiles, parameters};
+use shoal_engine::{Checkpoint, Origin, Slot, StartFiles, parameters};
 use shoal_protocol::ids::{ContentHash, Microbatch, Step};
-use shoal_protocol::manifest::{Boundary, BoundaryKind, Lora, LoraTarget, Manifest, Start};
+use shoal_protocol::manifest::{
+    Adam, Boundary, BoundaryKind, Lora, LoraTarget, Manifest, Rule, Start,
+};
 
 /// The manifest of a run that goes on from a checkpoint, apart from what `change` changes.
 fn later(folder: &Path, change: impl FnOnce(&mut Manifest)) -> Manifest {
@@ -74,7 +76,8 @@ fn by_name(trainer: &Trainer) -> BTreeMap<String, [Vec<u32>; 3]> {
     for stage in trainer.manifest.stages() {
         let state = trainer.engine.state(stage).expect("hosted");
         for parameter in parameters(&trainer.manifest, stage) {
-            let vectors = [&state.weights, &state.first_moment, &state.second_moment];
+            let moments = [Slot::FirstMoment, Slot::SecondMoment].map(|slot| &state.slots[&slot]);
+            let vectors = [&state.weights, moments[0], moments[1]];
             let bits = vectors.map(|vector| {
                 vector[parameter.range()].iter().map(|number| number.to_bits()).collect()
             });
@@ -166,8 +169,8 @@ fn losses_go_on_as_in_a_pytorch_loop() {
         manifest.training.microbatches = 2;
         manifest.training.microbatch_size = 4;
         manifest.training.steps = 30;
-        manifest.optimizer.beta1 = 0.8;
-        manifest.optimizer.beta2 = 0.99;
+        let adam = Adam { beta1: 0.8, beta2: 0.99, ..Adam::DEFAULT };
+        manifest.optimizer.rule = Rule::Adamw(adam);
     });
     let mut rest: Vec<Value> = (10..20).map(|step| second.batches(step)).collect();
     rest[0]["betas"] = json!([0.8, 0.99]);

@@ -307,14 +307,15 @@ pub(crate) fn assert_as_pytorch(
     steps: &[Value],
     ours: &[(f64, f64)],
 ) {
+    let adam = manifest.optimizer.rule.adam().expect("AdamW");
     let run = json!({
         "checkpoint": first,
         "trained": trained,
         "steps": steps,
         "staleness": manifest.training.staleness,
-        "beta1": manifest.optimizer.beta1,
-        "beta2": manifest.optimizer.beta2,
-        "epsilon": manifest.optimizer.epsilon,
+        "beta1": adam.beta1,
+        "beta2": adam.beta2,
+        "epsilon": adam.epsilon,
         "weight_decay": manifest.optimizer.weight_decay,
         "gradient_clip": manifest.optimizer.gradient_clip,
     });
