@@ -4,19 +4,13 @@
 //! added: neither the tiles nor the width of vectors changes that order. Libtorch's products are faster, since they
 //! fuse multiplications with additions, and their bits depend on the processor.
 
-use std::ops::Range;
-
 use crate::kernel::widest;
 
-/// Rows of a tile, whose sums stay in registers.
-const ROWS: usize = 4;
+/// Terms that are added to an element between its load and its store.
+const TERMS: usize = 8;
 
-/// Columns of a tile.
-const COLUMNS: usize = 32;
-
-/// Terms of the sums between a load and a store of a tile: as many rows of a tile's columns fit into the first
-/// cache.
-const DEPTH: usize = 256;
+/// Columns of a panel: [`TERMS`] rows of it fit into the first cache.
+const PANEL: usize = 512;
 
 /// Rows that one thread computes at a time.
 const BLOCK: usize = 64;
@@ -43,8 +37,6 @@ pub(crate) fn multiply(
 ) {
     let (rows, columns) = (a.len() / inner, b.len() / inner);
     assert!(a.len() == rows * inner && b.len() == columns * inner && c.len() == rows * columns);
-    let panels = pack(b, columns);
-    let panels = &panels;
     let mut shares: Vec<Vec<(usize, &mut [f32])>> = Vec::new();
     shares.resize_with(threads.max(1), Vec::new);
     let count = shares.len();
@@ -53,15 +45,9 @@ pub(crate) fn multiply(
     }
     let run = |share: Vec<(usize, &mut [f32])>| {
         for (first, block) in share {
-            block.fill(0.0);
             let height = block.len() / columns;
-            let from = if symmetry == Symmetry::Symmetric { first / COLUMNS } else { 0 };
-            rows_of_product(
-                &a[first * inner..(first + height) * inner],
-                panels,
-                block,
-                [inner, from],
-            );
+            let from = if symmetry == Symmetry::Symmetric { first } else { 0 };
+            rows_of_product(&a[first * inner..(first + height) * inner], b, block, [inner, from]);
         }
     };
     std::thread::scope(|scope| {
@@ -103,97 +89,49 @@ fn mirror(matrix: &mut [f32], size: usize) {
     }
 }
 
-/// The rows of a matrix in panels of [`COLUMNS`], one after the other, with zeros after the last column.
-fn pack(matrix: &[f32], columns: usize) -> Vec<[f32; COLUMNS]> {
-    let mut panels = Vec::with_capacity(columns.div_ceil(COLUMNS) * (matrix.len() / columns));
-    for start in (0..columns).step_by(COLUMNS) {
-        let width = COLUMNS.min(columns - start);
-        for row in matrix.chunks_exact(columns) {
-            let mut packed = [0.0; COLUMNS];
-            packed[..width].copy_from_slice(&row[start..start + width]);
-            panels.push(packed);
-        }
-    }
-    panels
-}
-
-/// The columns of some rows in tiles of [`ROWS`], with zeros after the last row.
-fn pack_rows(rows: &[f32], inner: usize) -> Vec<[f32; ROWS]> {
-    let height = rows.len() / inner;
-    let mut tiles = Vec::with_capacity(height.div_ceil(ROWS) * inner);
-    for first in (0..height).step_by(ROWS) {
-        for column in 0..inner {
-            tiles.push(std::array::from_fn(|row| {
-                rows.get((first + row) * inner + column).copied().unwrap_or(0.0)
-            }));
-        }
-    }
-    tiles
-}
-
-/// Computes some rows of a product, from a panel on; `out` has as many columns as the whole product.
-fn rows_of_product(
-    rows: &[f32],
-    panels: &[[f32; COLUMNS]],
-    out: &mut [f32],
-    [inner, from]: [usize; 2],
-) {
-    let height = rows.len() / inner;
-    let columns = out.len() / height;
-    let tiles = pack_rows(rows, inner);
-    for start in (0..inner).step_by(DEPTH) {
-        let depth = start..inner.min(start + DEPTH);
-        for (panel, b) in panels.chunks_exact(inner).enumerate().skip(from) {
-            let left = panel * COLUMNS;
-            let across = left..columns.min(left + COLUMNS);
-            for (tile, a) in tiles.chunks_exact(inner).enumerate() {
-                let down = tile * ROWS..height.min((tile + 1) * ROWS);
-                let mut sums = load(out, columns, down.clone(), across.clone());
-                add_products(&a[depth.clone()], &b[depth.clone()], &mut sums);
-                store(&sums, out, columns, down, across.clone());
-            }
-        }
-    }
-}
-
-fn load(
-    out: &[f32],
-    columns: usize,
-    down: Range<usize>,
-    across: Range<usize>,
-) -> [[f32; COLUMNS]; ROWS] {
-    let mut sums = [[0.0; COLUMNS]; ROWS];
-    for (sums, row) in sums.iter_mut().zip(down) {
-        let values = &out[row * columns..][across.clone()];
-        sums[..values.len()].copy_from_slice(values);
-    }
-    sums
-}
-
-fn store(
-    sums: &[[f32; COLUMNS]; ROWS],
-    out: &mut [f32],
-    columns: usize,
-    down: Range<usize>,
-    across: Range<usize>,
-) {
-    for (sums, row) in sums.iter().zip(down) {
-        let values = &mut out[row * columns..][across.clone()];
-        values.copy_from_slice(&sums[..values.len()]);
-    }
-}
-
 widest! {
-    fn add_products(a: &[[f32; ROWS]], b: &[[f32; COLUMNS]], sums: &mut [[f32; COLUMNS]; ROWS]) {
-        let mut held = *sums;
-        for (a, b) in a.iter().zip(b) {
-            for (row, a) in held.iter_mut().zip(a) {
-                for (sum, b) in row.iter_mut().zip(b) {
-                    *sum += a * b;
+    /// Computes some rows of a product, from a column on; `out` has as many columns as the whole product.
+    fn rows_of_product(a: &[f32], b: &[f32], out: &mut [f32], extents: [usize; 2]) {
+        let [inner, from] = extents;
+        let columns = b.len() / inner;
+        out.fill(0.0);
+        let whole = inner / TERMS * TERMS;
+        let mut panel = [[0.0; PANEL]; TERMS];
+        for left in (from..columns).step_by(PANEL) {
+            let across = left..columns.min(left + PANEL);
+            let width = across.len();
+            let part = |k: usize| &b[k * columns..][across.clone()];
+            for k in (0..whole).step_by(TERMS) {
+                // Beside each other, since rows of some lengths apart take the same places in the cache.
+                for (term, packed) in panel.iter_mut().enumerate() {
+                    packed[..width].copy_from_slice(part(k + term));
+                }
+                let rows = panel.each_ref().map(|packed| &packed[..width]);
+                for (a, out) in a.chunks_exact(inner).zip(out.chunks_exact_mut(columns)) {
+                    let factors: [f32; TERMS] = std::array::from_fn(|term| a[k + term]);
+                    add_terms(&mut out[across.clone()], rows, factors);
+                }
+            }
+            for k in whole..inner {
+                for (a, out) in a.chunks_exact(inner).zip(out.chunks_exact_mut(columns)) {
+                    add_terms(&mut out[across.clone()], [part(k)], [a[k]]);
                 }
             }
         }
-        *sums = held;
+    }
+}
+
+/// Adds rows times their factors, one after the other.
+#[inline(always)]
+fn add_terms<const N: usize>(out: &mut [f32], rows: [&[f32]; N], factors: [f32; N]) {
+    let length = out.len();
+    let rows = rows.map(|row| &row[..length]);
+    for column in 0..length {
+        let mut sum = out[column];
+        for term in 0..N {
+            sum += factors[term] * rows[term][column];
+        }
+        out[column] = sum;
     }
 }
 

@@ -123,6 +123,24 @@ fn weights_and_moments_stay_in_other_stages_and_back() {
 }
 
 #[test]
+fn what_other_optimizers_keep_stays_in_other_stages_and_back() {
+    for rule in [common::muon(), common::adafactor(), common::sgd()] {
+        let first = trained(|manifest| {
+            manifest.optimizer.rule = rule;
+            manifest.model.block.tied = true;
+        });
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let (earlier, again) = (place.path().join("earlier"), place.path().join("again"));
+        fs::create_dir(&earlier).expect("writable");
+        fs::create_dir(&again).expect("writable");
+        let second = go_on(&write(&first, 3, &earlier), |manifest| manifest.training.stages = 5);
+        assert_ne!(hashes(&second).len(), hashes(&first).len());
+        let third = go_on(&write(&second, 3, &again), |manifest| manifest.training.stages = 3);
+        assert_eq!(hashes(&first), hashes(&third), "{rule:?}");
+    }
+}
+
+#[test]
 fn both_copies_of_a_tied_matrix_stay() {
     for (stages, others) in [(3, 5), (1, 4)] {
         let first = trained(|manifest| {
