@@ -15,9 +15,8 @@ const PER_PARAMETER: u64 = 20;
 /// The minimum memory of a peer with this span, without libtorch itself (about 300 MiB).
 ///
 /// For every weight: 20 bytes, what the optimizer keeps ([`optimizer_elements`], 8 with AdamW), 2 for its bf16
-/// copy if passes are computed in bf16, 8 for the
-/// rounding errors that a lossy all-reduce keeps, and 12 (14 with its bf16 copy) if steps read the
-/// version before. For every frozen weight, in a run that trains adapters, those of its number format.
+/// copy if passes are computed in bf16, 8 for the rounding errors that a lossy all-reduce keeps, and 12 (14 with
+/// its bf16 copy) for each earlier version that steps read. For every frozen weight, in a run that trains adapters, those of its number format.
 ///
 /// For every stage and every microbatch in flight in each step: with `recompute` its input,
 /// otherwise the tensors that the backward pass reads. For each layer and token these are the
@@ -31,7 +30,7 @@ const PER_PARAMETER: u64 = 20;
 pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
     let training = &manifest.training;
     let narrow = narrow_bytes(manifest);
-    // The weights of the previous version, and a second accumulator.
+    // The weights of earlier versions, and an accumulator for each.
     let stale = (manifest.steps_at_once() - 1) * (4 + narrow + 8);
     let size = training.dtype.size() as u64;
     let input = manifest.boundary_bytes(manifest.codec.activations).0;
@@ -51,11 +50,13 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
 /// The memory of a peer that swaps its stages ([`crate::Engine::swapping`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SwappingFloor {
-    /// What is always in memory: 8 bytes for every weight if the all-reduce is lossy; of the largest stage one microbatch's gradient and graph, and a copy of weights and of the
-    /// optimizer's state for a checkpoint; and the inputs of all microbatches in flight.
+    /// What is always in memory: 8 bytes for every weight if the all-reduce is lossy; of the largest stage one
+    /// microbatch's gradient and graph, and a copy of weights and of the optimizer's state for a checkpoint; and
+    /// the inputs of all microbatches in flight.
     pub resident: Bytes,
     /// The least for the rest: what an update of the largest stage touches, which is 8 bytes a weight
-    /// and what the optimizer keeps (10 with a bf16 copy, and 4 or 6 more if steps read the version before), or its frozen weights.
+    /// (10 with a bf16 copy, and 4 or 6 more for each earlier version that steps read) and what the optimizer
+    /// keeps, or its frozen weights.
     pub swapped: Bytes,
 }
 

@@ -60,8 +60,8 @@ pub(crate) struct StageModel {
     pub(crate) weights: Weights,
     /// The model's weights, in a run that trains adapters.
     pub(crate) frozen: Option<Frozen>,
-    /// The weights of the previous version, if the run's steps read them.
-    pub(crate) stale: Option<Weights>,
+    /// The weights of earlier versions that the run's steps read, the newest first.
+    pub(crate) stale: Vec<Weights>,
     pub(crate) optimizer: OptimizerState,
     /// One for each step that can run at the same time, used in turn.
     pub(crate) accumulators: Vec<Accumulator>,
@@ -123,10 +123,9 @@ impl StageModel {
         }
         let flat = flat.f_to(device.torch)?;
         let unchanged = frozen.as_ref().map(|frozen| &frozen.flat);
-        let stale = match manifest.training.staleness {
-            0 => None,
-            _ => Some(Weights::new(manifest, stage, flat.f_detach_copy()?, unchanged)?),
-        };
+        let stale = (0..manifest.training.staleness)
+            .map(|_| Weights::new(manifest, stage, flat.f_detach_copy()?, unchanged));
+        let stale = stale.collect::<Result<_>>()?;
         let accumulator = |_| Accumulator::new(manifest, count, device.torch);
         Ok(Self {
             stage,
@@ -309,15 +308,13 @@ impl StageModel {
     /// The weights that the passes of this work item read.
     fn weights_of(&self, key: ClaimKey) -> Result<&Weights> {
         self.check_weights()?;
-        let Some(stale) = &self.stale else { return Ok(&self.weights) };
-        let reads = self.manifest.reads(key.step);
-        if reads == self.version {
-            Ok(&self.weights)
-        } else if reads.next() == self.version {
-            Ok(stale)
-        } else {
-            Err(EngineError::WrongVersion { key, version: self.version })
+        if self.stale.is_empty() {
+            return Ok(&self.weights);
         }
+        let age = self.version.0.checked_sub(self.manifest.reads(key.step).0);
+        let held = [&self.weights].into_iter().chain(&self.stale);
+        let read = age.and_then(|age| { held }.nth(usize::try_from(age).ok()?));
+        read.ok_or(EngineError::WrongVersion { key, version: self.version })
     }
 
     fn check_weights(&self) -> Result<()> {
@@ -349,7 +346,7 @@ impl StageModel {
         self.set_state(self.manifest.first_version(), &state)
     }
 
-    /// Takes the first weights and moments from the checkpoint that the run goes on from.
+    /// Takes the first weights and optimizer state from the checkpoint that the run goes on from.
     pub(crate) fn load_start(&mut self, start: &StartFiles) -> Result<()> {
         let state = start.read_stage(self.stage).map_err(EngineError::Start)?;
         self.set_state(self.manifest.first_version(), &state)
@@ -392,10 +389,10 @@ impl StageModel {
         }
         let gradients = self.groups.values().cloned().zip(gradients.iter().copied().map(floats));
         let gradients: Vec<_> = gradients.collect();
-        if let Some(stale) = &mut self.stale {
-            // Work that reads the previous version has been accumulated, or is dropped below.
-            stale.set(&self.weights.flat)?;
-            std::mem::swap(stale, &mut self.weights);
+        if let Some(mut oldest) = self.stale.pop() {
+            // Work that reads the oldest version has been accumulated, or is dropped below.
+            oldest.set(&self.weights.flat)?;
+            self.stale.insert(0, std::mem::replace(&mut self.weights, oldest));
         }
         self.optimizer.apply(
             &mut self.weights.flat,
@@ -432,7 +429,7 @@ impl StageModel {
         let slot = |vector: &SlotVector| Ok((vector.layout.slot, copy(&vector.flat)?));
         Ok(StageState {
             weights: copy(&self.weights.flat)?,
-            stale_weights: self.stale.as_ref().map(|stale| copy(&stale.flat)).transpose()?,
+            stale_weights: self.stale.iter().map(|one| copy(&one.flat)).collect::<Result<_>>()?,
             slots: self.optimizer.slots.iter().map(slot).collect::<Result<_>>()?,
         })
     }
@@ -441,8 +438,8 @@ impl StageModel {
     pub(crate) fn set_state(&mut self, version: Step, state: &StageState) -> Result<()> {
         let _guard = tch::no_grad_guard();
         self.weights.set(&Tensor::f_from_slice(&state.weights)?)?;
-        if let Some(stale) = &mut self.stale {
-            let values = state.stale_weights.as_ref().unwrap_or(&state.weights);
+        for (age, stale) in self.stale.iter_mut().enumerate() {
+            let values = state.stale_weights.get(age).unwrap_or(&state.weights);
             stale.set(&Tensor::f_from_slice(values)?)?;
         }
         for vector in &mut self.optimizer.slots {

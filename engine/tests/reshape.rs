@@ -220,7 +220,7 @@ fn the_first_step_of_a_run_with_stale_reads_reads_the_start() {
             [0, 1].map(|staleness| go_on(&written, |run| run.training.staleness = staleness));
         for stage in stale.manifest.stages() {
             let state = stale.engine.state(stage).expect("hosted");
-            assert_eq!(state.stale_weights, Some(state.weights));
+            assert_eq!(state.stale_weights, [state.weights]);
         }
         assert_eq!(fresh.step(3), stale.step(3));
         assert_eq!(by_name(&fresh), by_name(&stale));

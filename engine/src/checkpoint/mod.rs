@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::{ContentHash, RunId, Stage, Step};
+use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
 
 pub use read::{Checkpoint, read_stage};
@@ -46,8 +47,9 @@ const FORMAT: u32 = 1;
 pub struct StageState {
     /// The weights.
     pub weights: Vec<f32>,
-    /// The weights of the previous version, if the run's steps read them.
-    pub stale_weights: Option<Vec<f32>>,
+    /// The weights of earlier versions that the run's steps read, the newest first; those that are absent are
+    /// the newest weights.
+    pub stale_weights: Vec<Vec<f32>>,
     /// What the optimizer keeps beside the weights, in the order of weights; a slot that is absent has zeros.
     pub slots: BTreeMap<Slot, Vec<f32>>,
 }
@@ -124,14 +126,17 @@ pub fn optimizer_file(manifest: &Manifest, stage: Stage) -> String {
 }
 
 /// The tensors of an optimizer file, each list with the prefix of its names: those of the optimizer's slots
-/// and, if the run's steps read them, the weights of the previous version.
+/// and the weights of earlier versions that the run's steps read.
 fn optimizer_tensors(manifest: &Manifest, stage: Stage) -> Vec<(&'static str, Vec<Parameter>)> {
     let parameters = parameters(manifest, stage);
     let slots = layout(&manifest.optimizer.rule, &parameters);
     let slots = slots.into_iter().map(|slot| (slot.slot.prefix(), slot.tensors));
-    let stale = (manifest.training.staleness > 0).then_some(("stale.", parameters));
-    slots.chain(stale).collect()
+    let stale = STALE.iter().take(usize::from(manifest.training.staleness));
+    slots.chain(stale.map(|prefix| (*prefix, parameters.clone()))).collect()
 }
+
+/// Begin the names of earlier versions of weights in an optimizer file, the newest first.
+const STALE: [&str; limits::STALENESS as usize] = ["stale.", "stale2.", "stale3.", "stale4."];
 
 fn stage_file(kind: &str, manifest: &Manifest, stage: Stage) -> String {
     format!("{kind}-{:05}-of-{:05}.safetensors", stage.0 + 1, manifest.training.stages)

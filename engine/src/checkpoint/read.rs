@@ -178,7 +178,7 @@ impl Checkpoint {
         read_weights(&self.folder, self.manifest(), stage)
     }
 
-    /// Weights and moments of one stage.
+    /// Weights and optimizer state of one stage.
     ///
     /// # Errors
     /// If a file is missing, damaged or does not fit the manifest.
@@ -202,7 +202,7 @@ pub(super) fn check_bytes(path: &Path, file: &CheckpointFile) -> Result<()> {
     Ok(())
 }
 
-/// Weights and moments of one stage, from the files that [`super::write_stage`] wrote.
+/// Weights and optimizer state of one stage, from the files that [`super::write_stage`] wrote.
 ///
 /// # Errors
 /// If a file is missing, damaged or does not fit the manifest.
@@ -211,8 +211,8 @@ pub fn read_stage(folder: &Path, manifest: &Manifest, stage: Stage) -> Result<St
     let lists = optimizer_tensors(manifest, stage);
     let mut vectors: Vec<Vec<f32>> =
         rest.tensors(&lists)?.iter().map(|pieces| flat(pieces)).collect();
-    let stale_weights = if manifest.training.staleness > 0 { vectors.pop() } else { None };
     let slots = layout(&manifest.optimizer.rule, &parameters(manifest, stage));
+    let stale_weights = vectors.split_off(slots.len());
     let slots = slots.iter().map(|layout| layout.slot).zip(vectors).collect();
     Ok(StageState { weights: read_weights(folder, manifest, stage)?, stale_weights, slots })
 }

@@ -63,7 +63,7 @@ impl StartFiles {
         Ok(Self { manifest, description, places: Arc::new(places), find: Arc::new(find) })
     }
 
-    /// The files with weights and moments of a stage of the run.
+    /// The files with weights and optimizer state of a stage of the run.
     ///
     /// # Errors
     /// If the description does not list one.
@@ -82,7 +82,7 @@ impl StartFiles {
         self.manifest.stages().filter(needs).collect()
     }
 
-    /// The two files of a stage of the checkpoint's run: weights, and moments.
+    /// The two files of a stage of the checkpoint's run: weights, and optimizer state.
     fn files_of_earlier(&self, earlier: Stage) -> Result<[&CheckpointFile; 2]> {
         let manifest = &self.description.manifest;
         let listed = |name: String| {
@@ -92,7 +92,7 @@ impl StartFiles {
         Ok([listed(weights_file(manifest, earlier))?, listed(optimizer_file(manifest, earlier))?])
     }
 
-    /// Weights and moments of a stage of the run. Of the two versions that the checkpoint of a run with
+    /// Weights and optimizer state of a stage of the run. Of the versions that the checkpoint of a run with
     /// stale reads has, it takes the newest.
     ///
     /// # Errors
@@ -119,7 +119,7 @@ impl StartFiles {
             }
         }
         let slots = slots.iter().map(|slot| slot.slot).zip(vectors).collect();
-        Ok(StageState { weights, stale_weights: None, slots })
+        Ok(StageState { weights, stale_weights: Vec::new(), slots })
     }
 
     /// The weights of a stage by the stage of the checkpoint that has them, each with its name there.

@@ -78,3 +78,29 @@ pub(super) fn update_on_device(
     let _ = weights.f_sub_(&change)?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::elements;
+
+    #[test]
+    fn both_ways_have_the_same_bits() {
+        let numbers = |scale: f32| (1..200).map(|index| (index as f32).sin() * scale).collect();
+        let (mut weights, gradient): (Vec<f32>, Vec<f32>) = (numbers(2.0), numbers(0.1));
+        let mut moments: [Vec<f32>; 2] = [vec![0.0; weights.len()], vec![0.0; weights.len()]];
+        let [on_device, first, second] =
+            [&weights, &moments[0], &moments[1]].map(|values| Tensor::from_slice(values));
+        for count in 1..5 {
+            let terms =
+                Terms { scale: 0.7, rate: 1e-2, decay: 0.1, count, is_matrix: true, threads: 1 };
+            let scalars = Scalars::new(&Adam { beta2: 0.95, ..Adam::DEFAULT }, &terms);
+            update(&mut weights, &gradient, moments.each_mut().map(|one| &mut one[..]), scalars);
+            let held = [&first, &second].map(Tensor::shallow_clone);
+            let gradient = Tensor::from_slice(&gradient);
+            update_on_device(on_device.shallow_clone(), &gradient, held, scalars).expect("a CPU");
+        }
+        assert_eq!(elements::<f32>(&on_device), weights);
+        assert_eq!([&first, &second].map(elements::<f32>), moments.each_ref().map(|one| &one[..]));
+    }
+}

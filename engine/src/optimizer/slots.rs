@@ -106,7 +106,7 @@ pub fn optimizer_elements(manifest: &Manifest, stage: Stage) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use shoal_protocol::manifest::{Adafactor, Adam, Lion, Muon, RateScale};
+    use shoal_protocol::manifest::{Adafactor, Adam, Lion, Lora, LoraTarget, Muon, RateScale};
 
     use super::*;
     use crate::testing::manifest;
@@ -156,5 +156,12 @@ mod tests {
         let columns = 2 * 8 + 2 * (6 * 8 + 12);
         let expected = [(second, 5 * 8), (Slot::RowFactor, rows), (Slot::ColumnFactor, columns)];
         assert_eq!(sizes(Rule::Adafactor(adafactor)), expected);
+    }
+
+    #[test]
+    fn all_adapters_are_matrices_of_layers() {
+        let mut manifest = manifest();
+        manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+        assert!(parameters(&manifest, Stage(0)).iter().all(Parameter::is_layer_matrix));
     }
 }

@@ -19,7 +19,7 @@ fn write(archive: &Path, manifest: &Manifest, version: u64, last: bool) {
         let vector = || vec![version as f32; parameter_count(manifest, stage)];
         let state = StageState {
             weights: vector(),
-            stale_weights: None,
+            stale_weights: Vec::new(),
             slots: [Slot::FirstMoment, Slot::SecondMoment].map(|slot| (slot, vector())).into(),
         };
         files.extend(write_stage(&folder, manifest, stage, &state).expect("written"));

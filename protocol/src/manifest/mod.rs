@@ -116,8 +116,9 @@ pub struct Training {
     pub recompute: bool,
     /// Weight gradients are rounded to multiples of 2^-gradient_fraction_bits.
     pub gradient_fraction_bits: u8,
-    /// Updates that may be missing from the weights that a step reads: 0 or 1. With 1, the
-    /// all-reduce of a step may take as long as all passes of the next step.
+    /// Updates that may be missing from the weights that a step reads, up to [`limits::STALENESS`]. All-reduces
+    /// go one after the other; with 1, that of a step may take as long as all passes of the next step, and with
+    /// more, single ones may take longer.
     #[serde(default)]
     pub staleness: u8,
 }
@@ -421,7 +422,7 @@ impl Manifest {
         within("training.microbatches", training.microbatches, 1..=limits::MICROBATCHES / 2)?;
         within("training.microbatch_size", training.microbatch_size, 1..=1 << 16)?;
         within("training.gradient_fraction_bits", training.gradient_fraction_bits, 16..=56)?;
-        within("training.staleness", training.staleness, 0..=1)?;
+        within("training.staleness", training.staleness, 0..=limits::STALENESS)?;
         if u32::from(training.stages) > self.model.layers {
             return Err(ManifestError::MoreStagesThanLayers {
                 stages: training.stages,
