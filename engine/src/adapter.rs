@@ -14,7 +14,7 @@ pub(crate) const JOINED: [&[LoraTarget]; 4] = [
 ];
 
 /// Begins the names of adapters, as PEFT has them.
-const PREFIX: &str = "base_model.model.";
+pub(crate) const PREFIX: &str = "base_model.model.";
 
 /// Which of an adapter's two matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -44,7 +44,7 @@ impl Engine {
         Self::with_swap(manifest, span, device, None)
     }
 
-    /// Like [`Engine::new`], with weights, moments and accumulators in at most `memory`; the rest is in a
+    /// Like [`Engine::new`], with weights, optimizer state and accumulators in at most `memory`; the rest is in a
     /// file in `folder`. Graphs are not kept but computed again. No result depends on it.
     ///
     /// # Errors
@@ -315,7 +315,7 @@ impl Engine {
         (0..self.manifest.steps_at_once() as usize).try_for_each(|turn| self.clear(stage, turn))
     }
 
-    /// Hash of a stage's weights and moments: equal on all replicas of a version.
+    /// Hash of a stage's weights and optimizer state: equal on all replicas of a version.
     ///
     /// # Errors
     /// If the stage is not hosted.
@@ -324,7 +324,7 @@ impl Engine {
         self.stage(stage)?.state_hash()
     }
 
-    /// A copy of a stage's weights and moments.
+    /// A copy of a stage's weights and optimizer state.
     ///
     /// # Errors
     /// If the stage is not hosted.
@@ -333,7 +333,7 @@ impl Engine {
         self.stage(stage)?.state()
     }
 
-    /// Loads a stage's weights and moments of a version, and drops its microbatches in flight.
+    /// Loads a stage's weights and optimizer state of a version, and drops its microbatches in flight.
     ///
     /// # Errors
     /// If the stage is not hosted, or the state does not fit this stage.
@@ -402,7 +402,7 @@ impl Engine {
         self.swap.as_ref().map_or(Ok(()), |swap| swap.borrow_mut().forget(stage))
     }
 
-    /// Loads a stage's weights and moments of a version from files written by
+    /// Loads a stage's weights and optimizer state of a version from files written by
     /// [`Engine::write_stage`], and drops its microbatches in flight.
     ///
     /// # Errors

@@ -5,17 +5,18 @@ use shoal_protocol::manifest::{Dtype, Manifest};
 use shoal_protocol::units::Bytes;
 
 use crate::boundary;
+use crate::optimizer::optimizer_elements;
 use crate::parameters::{frozen_count, parameter_count};
 
-/// Bytes per weight while a step is closed: weights 4, moments 8, one microbatch's gradient 4,
+/// Bytes per weight while a step is closed, without the optimizer's: weights 4, one microbatch's gradient 4,
 /// accumulator 8, result of the all-reduce 4.
-const PER_PARAMETER: u64 = 28;
+const PER_PARAMETER: u64 = 20;
 
 /// The minimum memory of a peer with this span, without libtorch itself (about 300 MiB).
 ///
-/// For every weight: 28 bytes, 2 for its bf16 copy if passes are computed in bf16, 8 for the
-/// rounding errors that a lossy all-reduce keeps, and 12 (14 with its bf16 copy) if steps read the
-/// version before. For every frozen weight, in a run that trains adapters, those of its number format.
+/// For every weight: 20 bytes, what the optimizer keeps ([`optimizer_elements`], 8 with AdamW), 2 for its bf16
+/// copy if passes are computed in bf16, 8 for the rounding errors that a lossy all-reduce keeps, and 12 (14 with
+/// its bf16 copy) for each earlier version that steps read. For every frozen weight, in a run that trains adapters, those of its number format.
 ///
 /// For every stage and every microbatch in flight in each step: with `recompute` its input,
 /// otherwise the tensors that the backward pass reads. For each layer and token these are the
@@ -29,7 +30,7 @@ const PER_PARAMETER: u64 = 28;
 pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
     let training = &manifest.training;
     let narrow = narrow_bytes(manifest);
-    // The weights of the previous version, and a second accumulator.
+    // The weights of earlier versions, and an accumulator for each.
     let stale = (manifest.steps_at_once() - 1) * (4 + narrow + 8);
     let size = training.dtype.size() as u64;
     let input = manifest.boundary_bytes(manifest.codec.activations).0;
@@ -41,7 +42,7 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
         let activations =
             if training.recompute { in_flight * input + graph } else { in_flight * graph };
         let frozen = frozen_count(manifest, stage) as u64 * size;
-        Bytes(weights + frozen + activations)
+        Bytes(weights + optimizer_bytes(manifest, stage) + frozen + activations)
     };
     span.stages().map(stage_bytes).sum()
 }
@@ -49,11 +50,13 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
 /// The memory of a peer that swaps its stages ([`crate::Engine::swapping`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SwappingFloor {
-    /// What is always in memory: 8 bytes for every weight if the all-reduce is lossy; of the largest stage one microbatch's gradient and graph, and a copy of weights and moments
-    /// for a checkpoint; and the inputs of all microbatches in flight.
+    /// What is always in memory: 8 bytes for every weight if the all-reduce is lossy; of the largest stage one
+    /// microbatch's gradient and graph, and a copy of weights and of the optimizer's state for a checkpoint; and
+    /// the inputs of all microbatches in flight.
     pub resident: Bytes,
-    /// The least for the rest: what an update of the largest stage touches, which is 16 bytes a weight
-    /// (18 with a bf16 copy, and 4 or 6 more if steps read the version before), or its frozen weights.
+    /// The least for the rest: what an update of the largest stage touches, which is 8 bytes a weight
+    /// (10 with a bf16 copy, and 4 or 6 more for each earlier version that steps read) and what the optimizer
+    /// keeps, or its frozen weights.
     pub swapped: Bytes,
 }
 
@@ -68,8 +71,10 @@ pub fn swapping_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> S
     let largest = |of: &dyn Fn(Stage) -> u64| span.stages().map(of).max().unwrap_or(0);
     let all: u64 = span.stages().map(count).sum();
     let inputs = span.stages().count() as u64 * u64::from(in_flight) * versions * input;
-    let passing = largest(&|stage| (4 + 12) * count(stage) + graph_bytes(manifest, stage));
-    let update = |stage| count(stage) * (8 + 4 + versions * (4 + narrow));
+    let kept = |stage| optimizer_bytes(manifest, stage);
+    let passing =
+        largest(&|stage| (4 + 4) * count(stage) + kept(stage) + graph_bytes(manifest, stage));
+    let update = |stage| count(stage) * (4 + versions * (4 + narrow)) + kept(stage);
     let pass = |stage| {
         count(stage) * versions * (4 + narrow) + frozen_count(manifest, stage) as u64 * size
     };
@@ -77,6 +82,11 @@ pub fn swapping_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> S
         resident: Bytes(all * kept_errors(manifest) + passing + inputs),
         swapped: Bytes(largest(&|stage| update(stage).max(pass(stage)))),
     }
+}
+
+/// Bytes of what the optimizer keeps beside the weights of a stage.
+fn optimizer_bytes(manifest: &Manifest, stage: Stage) -> u64 {
+    4 * optimizer_elements(manifest, stage) as u64
 }
 
 /// Bytes of a weight's copy in the dtype of passes.

@@ -9,6 +9,6 @@ pub struct Origin {
     /// The base: the weights of version 0 or, in a run that trains adapters, those beside them, which
     /// are the same at every version.
     pub base: Option<BaseFiles>,
-    /// The checkpoint that the run goes on from: weights and moments of the first version.
+    /// The checkpoint that the run goes on from: weights and optimizer state of the first version.
     pub start: Option<StartFiles>,
 }

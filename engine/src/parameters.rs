@@ -64,6 +64,14 @@ impl Parameter {
     pub fn decays(&self) -> bool {
         self.shape.len() > 1
     }
+
+    /// Whether it is a matrix of a layer, or of an adapter beside one; not an embedding, a head or a trained
+    /// boundary.
+    #[must_use]
+    pub fn is_layer_matrix(&self) -> bool {
+        let name = self.name.strip_prefix(adapter::PREFIX).unwrap_or(&self.name);
+        self.shape.len() == 2 && name.starts_with("model.layers.")
+    }
 }
 
 /// A growing list of weights.

@@ -21,7 +21,7 @@ use crate::gradient::Piece;
 use crate::init::fill_initial_weights;
 use crate::loss::{IGNORED, Loss, LossGradients, cross_entropy};
 use crate::norm::normalise;
-use crate::optimizer::{Moments, Update};
+use crate::optimizer::{OptimizerState, SlotVector, Update};
 use crate::parameters::{Parameter, parameter_count, parameters, range_in_stage};
 use crate::shim;
 use crate::tensor::{elements, elements_mut, floats, kind};
@@ -43,7 +43,7 @@ pub enum ForwardOutput {
     },
 }
 
-/// One stage: weights, moments, accumulators, and microbatches in flight.
+/// One stage: weights, optimizer state, accumulators, and microbatches in flight.
 #[derive(Debug)]
 pub(crate) struct StageModel {
     pub(crate) stage: Stage,
@@ -60,9 +60,9 @@ pub(crate) struct StageModel {
     pub(crate) weights: Weights,
     /// The model's weights, in a run that trains adapters.
     pub(crate) frozen: Option<Frozen>,
-    /// The weights of the previous version, if the run's steps read them.
-    pub(crate) stale: Option<Weights>,
-    pub(crate) moments: Moments,
+    /// The weights of earlier versions that the run's steps read, the newest first.
+    pub(crate) stale: Vec<Weights>,
+    pub(crate) optimizer: OptimizerState,
     /// One for each step that can run at the same time, used in turn.
     pub(crate) accumulators: Vec<Accumulator>,
     /// Forward passes without a backward pass yet.
@@ -123,10 +123,9 @@ impl StageModel {
         }
         let flat = flat.f_to(device.torch)?;
         let unchanged = frozen.as_ref().map(|frozen| &frozen.flat);
-        let stale = match manifest.training.staleness {
-            0 => None,
-            _ => Some(Weights::new(manifest, stage, flat.f_detach_copy()?, unchanged)?),
-        };
+        let stale = (0..manifest.training.staleness)
+            .map(|_| Weights::new(manifest, stage, flat.f_detach_copy()?, unchanged));
+        let stale = stale.collect::<Result<_>>()?;
         let accumulator = |_| Accumulator::new(manifest, count, device.torch);
         Ok(Self {
             stage,
@@ -134,17 +133,22 @@ impl StageModel {
             last: stage == manifest.last_stage(),
             manifest: manifest.clone(),
             device: device.torch,
-            parameters,
             groups: manifest
                 .groups_of(stage)
                 .map(|weights| (weights, range_in_stage(manifest, stage, weights)))
                 .collect(),
-            moments: Moments::new(count, device.torch)?,
+            optimizer: OptimizerState::new(
+                &manifest.optimizer.rule,
+                &parameters,
+                device.torch,
+                device.threads,
+            )?,
             accumulators: (0..manifest.steps_at_once()).map(accumulator).collect::<Result<_>>()?,
             version: manifest.first_version(),
             weights: Weights::new(manifest, stage, flat, unchanged)?,
             frozen,
             stale,
+            parameters,
             forwards: BTreeMap::new(),
             recomputes: manifest.training.recompute,
             pending: BTreeMap::new(),
@@ -304,15 +308,13 @@ impl StageModel {
     /// The weights that the passes of this work item read.
     fn weights_of(&self, key: ClaimKey) -> Result<&Weights> {
         self.check_weights()?;
-        let Some(stale) = &self.stale else { return Ok(&self.weights) };
-        let reads = self.manifest.reads(key.step);
-        if reads == self.version {
-            Ok(&self.weights)
-        } else if reads.next() == self.version {
-            Ok(stale)
-        } else {
-            Err(EngineError::WrongVersion { key, version: self.version })
+        if self.stale.is_empty() {
+            return Ok(&self.weights);
         }
+        let age = self.version.0.checked_sub(self.manifest.reads(key.step).0);
+        let held = [&self.weights].into_iter().chain(&self.stale);
+        let read = age.and_then(|age| { held }.nth(usize::try_from(age).ok()?));
+        read.ok_or(EngineError::WrongVersion { key, version: self.version })
     }
 
     fn check_weights(&self) -> Result<()> {
@@ -340,18 +342,11 @@ impl StageModel {
             return frozen.load(&StageFiles::open(base, &self.manifest, self.stage)?);
         }
         let weights = stage_weights(base, &self.manifest, self.stage)?;
-        let count = weights.len();
-        let zero = || vec![0.0; count];
-        let state = StageState {
-            weights,
-            first_moment: zero(),
-            second_moment: zero(),
-            stale_weights: None,
-        };
+        let state = StageState { weights, ..StageState::default() };
         self.set_state(self.manifest.first_version(), &state)
     }
 
-    /// Takes the first weights and moments from the checkpoint that the run goes on from.
+    /// Takes the first weights and optimizer state from the checkpoint that the run goes on from.
     pub(crate) fn load_start(&mut self, start: &StartFiles) -> Result<()> {
         let state = start.read_stage(self.stage).map_err(EngineError::Start)?;
         self.set_state(self.manifest.first_version(), &state)
@@ -394,12 +389,12 @@ impl StageModel {
         }
         let gradients = self.groups.values().cloned().zip(gradients.iter().copied().map(floats));
         let gradients: Vec<_> = gradients.collect();
-        if let Some(stale) = &mut self.stale {
-            // Work that reads the previous version has been accumulated, or is dropped below.
-            stale.set(&self.weights.flat)?;
-            std::mem::swap(stale, &mut self.weights);
+        if let Some(mut oldest) = self.stale.pop() {
+            // Work that reads the oldest version has been accumulated, or is dropped below.
+            oldest.set(&self.weights.flat)?;
+            self.stale.insert(0, std::mem::replace(&mut self.weights, oldest));
         }
-        self.moments.apply(
+        self.optimizer.apply(
             &mut self.weights.flat,
             &gradients,
             &self.parameters,
@@ -431,11 +426,11 @@ impl StageModel {
         let copy = |tensor: &Tensor| -> Result<Vec<f32>> {
             Ok(elements(&tensor.f_to(tch::Device::Cpu)?).to_vec())
         };
+        let slot = |vector: &SlotVector| Ok((vector.layout.slot, copy(&vector.flat)?));
         Ok(StageState {
             weights: copy(&self.weights.flat)?,
-            stale_weights: self.stale.as_ref().map(|stale| copy(&stale.flat)).transpose()?,
-            first_moment: copy(&self.moments.first)?,
-            second_moment: copy(&self.moments.second)?,
+            stale_weights: self.stale.iter().map(|one| copy(&one.flat)).collect::<Result<_>>()?,
+            slots: self.optimizer.slots.iter().map(slot).collect::<Result<_>>()?,
         })
     }
 
@@ -443,12 +438,16 @@ impl StageModel {
     pub(crate) fn set_state(&mut self, version: Step, state: &StageState) -> Result<()> {
         let _guard = tch::no_grad_guard();
         self.weights.set(&Tensor::f_from_slice(&state.weights)?)?;
-        if let Some(stale) = &mut self.stale {
-            let values = state.stale_weights.as_ref().unwrap_or(&state.weights);
+        for (age, stale) in self.stale.iter_mut().enumerate() {
+            let values = state.stale_weights.get(age).unwrap_or(&state.weights);
             stale.set(&Tensor::f_from_slice(values)?)?;
         }
-        self.moments.first.f_copy_(&Tensor::f_from_slice(&state.first_moment)?)?;
-        self.moments.second.f_copy_(&Tensor::f_from_slice(&state.second_moment)?)?;
+        for vector in &mut self.optimizer.slots {
+            match state.slots.get(&vector.layout.slot) {
+                Some(values) => vector.flat.f_copy_(&Tensor::f_from_slice(values)?)?,
+                None => _ = vector.flat.f_zero_()?,
+            }
+        }
         self.version = version;
         self.has_weights = true;
         self.drop_in_flight();
@@ -457,12 +456,17 @@ impl StageModel {
 
     /// Hash of the stage's state at its version.
     pub(crate) fn state_hash(&self) -> Result<ContentHash> {
-        let moments = [&self.moments.first, &self.moments.second];
-        let weights = [&self.weights].into_iter().chain(&self.stale).map(|held| &held.flat);
-        let host = |tensor: &Tensor| tensor.f_to(tch::Device::Cpu);
-        let flat: Vec<Tensor> = weights.chain(moments).map(host).collect::<Result<_, _>>()?;
-        let flat: Vec<&[f32]> = flat.iter().map(elements::<f32>).collect();
-        Ok(hash_tensors("shoal stage state v1", &self.parameters, &flat))
+        let weights = [&self.weights].into_iter().chain(&self.stale);
+        let weights = weights.map(|held| (&self.parameters[..], &held.flat));
+        let slots = self.optimizer.slots.iter();
+        let slots = slots.map(|vector| (&vector.layout.tensors[..], &vector.flat));
+        let host = |(parameters, flat): (_, &Tensor)| -> Result<(&[Parameter], Tensor)> {
+            Ok((parameters, flat.f_to(tch::Device::Cpu)?))
+        };
+        let flat: Vec<_> = weights.chain(slots).map(host).collect::<Result<_>>()?;
+        let flat: Vec<(&[Parameter], &[f32])> =
+            flat.iter().map(|(parameters, flat)| (*parameters, elements(flat))).collect();
+        Ok(hash_tensors("shoal stage state v1", &flat))
     }
 
     /// Decodes an activation or gradient at a stage boundary.

@@ -1,7 +1,7 @@
 //! A small run for the tests of this crate.
 
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, Step};
-use shoal_protocol::manifest::{Manifest, Model, Optimizer, Training, example};
+use shoal_protocol::manifest::{Manifest, Model, Optimizer, Schedule, Training, example};
 
 pub(crate) fn manifest() -> Manifest {
     let small = example::small();
@@ -16,7 +16,11 @@ pub(crate) fn manifest() -> Manifest {
             ..small.model
         },
         training: Training { seed: 7, steps: 6, stages: 1, microbatches: 6, ..small.training },
-        optimizer: Optimizer { learning_rate: 3e-3, final_learning_rate: 3e-4, ..small.optimizer },
+        optimizer: Optimizer {
+            learning_rate: 3e-3,
+            schedule: Schedule::Cosine { final_learning_rate: 3e-4 },
+            ..small.optimizer
+        },
         ..small
     }
 }

@@ -77,6 +77,42 @@ fn a_run_resumed_from_a_checkpoint_has_the_same_bits() {
 }
 
 #[test]
+fn what_every_optimizer_keeps_is_in_a_checkpoint() {
+    for (rule, prefixes) in [
+        (common::muon(), &["first_moment", "second_moment", "momentum"][..]),
+        (common::adafactor(), &["second_moment", "row_factor", "column_factor"]),
+        (common::sgd(), &["momentum"]),
+    ] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut run = manifest();
+        run.training.stages = 2;
+        run.optimizer.rule = rule;
+        let mut make = || samples(&mut run, folder.path(), &text());
+        let [one, other] = [make(), make()];
+        let mut first = Trainer::new(&run, one);
+        (0..3).for_each(|step| _ = first.step(step));
+        let place = write(&first, 3, folder.path());
+        let checkpoint = Checkpoint::open(&place).expect("whole");
+        checkpoint.verify().expect("whole");
+        let bytes = fs::read(place.join("optimizer-00001-of-00002.safetensors")).expect("there");
+        let text = String::from_utf8_lossy(&bytes);
+        for prefix in ["first_moment", "second_moment", "momentum", "row_factor", "column_factor"] {
+            let is_there = text.contains(&format!("\"{prefix}.model"));
+            assert_eq!(is_there, prefixes.contains(&prefix), "{prefix} of {rule:?}");
+        }
+        let mut second = Trainer::new(&run, other);
+        for stage in run.stages() {
+            let state = checkpoint.stage(stage).expect("whole");
+            second.engine.set_state(stage, Step(3), &state).expect("the same stage");
+        }
+        for trainer in [&mut first, &mut second] {
+            trainer.step(3);
+        }
+        assert_eq!(first.weights(), second.weights(), "{rule:?}");
+    }
+}
+
+#[test]
 fn damage_is_reported() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let place = write(&trainer(2, folder.path()), 0, folder.path());

@@ -89,6 +89,7 @@ fn train(source: &Path, place: &Path, untie: bool, tokens: &[u32], logits: &[f64
     let description = BaseFiles::in_folder(&last).expect("a base's index");
     base::export(&checkpoint, &description, &export, ExportDtype::F32).expect("exported");
     let optimizer = &manifest.optimizer;
+    let adam = optimizer.rule.adam().expect("AdamW");
     let run = json!({
         "source": source,
         "export": export,
@@ -96,9 +97,9 @@ fn train(source: &Path, place: &Path, untie: bool, tokens: &[u32], logits: &[f64
         "tokens": tokens,
         "steps": steps,
         "staleness": 0,
-        "beta1": optimizer.beta1,
-        "beta2": optimizer.beta2,
-        "epsilon": optimizer.epsilon,
+        "beta1": adam.beta1,
+        "beta2": adam.beta2,
+        "epsilon": adam.epsilon,
         "weight_decay": optimizer.weight_decay,
         "gradient_clip": optimizer.gradient_clip,
     });

@@ -69,6 +69,7 @@ fn train(place: &Path, source: &Path, targets: &[LoraTarget], tokens: &[u32]) ->
     let logits = generator.logits(tokens).expect("logits");
     assert!(matches!(Generator::open(&last, device), Err(EngineError::NeedsBase { .. })));
     let optimizer = &manifest.optimizer;
+    let adam = optimizer.rule.adam().expect("AdamW");
     let run = json!({
         "source": source,
         "first": first,
@@ -77,9 +78,9 @@ fn train(place: &Path, source: &Path, targets: &[LoraTarget], tokens: &[u32]) ->
         "tokens": tokens,
         "steps": steps,
         "staleness": 0,
-        "beta1": optimizer.beta1,
-        "beta2": optimizer.beta2,
-        "epsilon": optimizer.epsilon,
+        "beta1": adam.beta1,
+        "beta2": adam.beta2,
+        "epsilon": adam.epsilon,
         "weight_decay": optimizer.weight_decay,
         "gradient_clip": optimizer.gradient_clip,
     });

@@ -9,9 +9,11 @@ use std::sync::Arc;
 
 use common::{Trainer, assert_as_pytorch, manifest, samples, text, write};
 use serde_json::{Value, json};
-use shoal_engine::{Checkpoint, Origin, StartFiles, parameters};
+use shoal_engine::{Checkpoint, Origin, Slot, StartFiles, parameters};
 use shoal_protocol::ids::{ContentHash, Microbatch, Step};
-use shoal_protocol::manifest::{Boundary, BoundaryKind, Lora, LoraTarget, Manifest, Start};
+use shoal_protocol::manifest::{
+    Adam, Boundary, BoundaryKind, Lora, LoraTarget, Manifest, Rule, Start,
+};
 
 /// The manifest of a run that goes on from a checkpoint, apart from what `change` changes.
 fn later(folder: &Path, change: impl FnOnce(&mut Manifest)) -> Manifest {
@@ -74,7 +76,8 @@ fn by_name(trainer: &Trainer) -> BTreeMap<String, [Vec<u32>; 3]> {
     for stage in trainer.manifest.stages() {
         let state = trainer.engine.state(stage).expect("hosted");
         for parameter in parameters(&trainer.manifest, stage) {
-            let vectors = [&state.weights, &state.first_moment, &state.second_moment];
+            let moments = [Slot::FirstMoment, Slot::SecondMoment].map(|slot| &state.slots[&slot]);
+            let vectors = [&state.weights, moments[0], moments[1]];
             let bits = vectors.map(|vector| {
                 vector[parameter.range()].iter().map(|number| number.to_bits()).collect()
             });
@@ -117,6 +120,24 @@ fn assert_kept(first: &Trainer, stages: u16) {
 #[test]
 fn weights_and_moments_stay_in_other_stages_and_back() {
     assert_kept(&trained(|_| {}), 5);
+}
+
+#[test]
+fn what_other_optimizers_keep_stays_in_other_stages_and_back() {
+    for rule in [common::muon(), common::adafactor(), common::sgd()] {
+        let first = trained(|manifest| {
+            manifest.optimizer.rule = rule;
+            manifest.model.block.tied = true;
+        });
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let (earlier, again) = (place.path().join("earlier"), place.path().join("again"));
+        fs::create_dir(&earlier).expect("writable");
+        fs::create_dir(&again).expect("writable");
+        let second = go_on(&write(&first, 3, &earlier), |manifest| manifest.training.stages = 5);
+        assert_ne!(hashes(&second).len(), hashes(&first).len());
+        let third = go_on(&write(&second, 3, &again), |manifest| manifest.training.stages = 3);
+        assert_eq!(hashes(&first), hashes(&third), "{rule:?}");
+    }
 }
 
 #[test]
@@ -166,8 +187,8 @@ fn losses_go_on_as_in_a_pytorch_loop() {
         manifest.training.microbatches = 2;
         manifest.training.microbatch_size = 4;
         manifest.training.steps = 30;
-        manifest.optimizer.beta1 = 0.8;
-        manifest.optimizer.beta2 = 0.99;
+        let adam = Adam { beta1: 0.8, beta2: 0.99, ..Adam::DEFAULT };
+        manifest.optimizer.rule = Rule::Adamw(adam);
     });
     let mut rest: Vec<Value> = (10..20).map(|step| second.batches(step)).collect();
     rest[0]["betas"] = json!([0.8, 0.99]);
@@ -199,7 +220,7 @@ fn the_first_step_of_a_run_with_stale_reads_reads_the_start() {
             [0, 1].map(|staleness| go_on(&written, |run| run.training.staleness = staleness));
         for stage in stale.manifest.stages() {
             let state = stale.engine.state(stage).expect("hosted");
-            assert_eq!(state.stale_weights, Some(state.weights));
+            assert_eq!(state.stale_weights, [state.weights]);
         }
         assert_eq!(fresh.step(3), stale.step(3));
         assert_eq!(by_name(&fresh), by_name(&stale));

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use common::{Trainer, key, manifest, samples, text};
 use shoal_engine::{
-    Device, DeviceChoice, EngineError, ForwardOutput, fingerprint, group_elements, initial_weights,
-    parameters,
+    Device, DeviceChoice, EngineError, ForwardOutput, Slot, fingerprint, group_elements,
+    initial_weights, parameters,
 };
 use shoal_protocol::ids::{Stage, Step, WeightGroup};
 use shoal_protocol::manifest::{Boundary, BoundaryKind, Codecs, Dtype, Manifest};
@@ -150,7 +150,8 @@ fn a_tied_model_is_the_same_in_one_stage_and_cut() {
         let losses: Vec<u64> = (0..4).map(|step| trainer.step(step).0.to_bits()).collect();
         let state = |stage| trainer.engine.state(stage).expect("hosted");
         let weights = weights_by_name(&manifest, |stage| state(stage).weights);
-        let moments = weights_by_name(&manifest, |stage| state(stage).second_moment);
+        let moments =
+            weights_by_name(&manifest, |stage| state(stage).slots[&Slot::SecondMoment].clone());
         (losses, [weights, moments])
     };
     let (losses, whole) = trained(1);

@@ -32,16 +32,17 @@ fn set_states(trainer: &mut Trainer, version: u64, states: &[StageState]) {
     }
 }
 
-/// The expected state of every version if each step's gradient is computed with the previous
-/// version: an engine without staleness gets the older weights for the passes and the newer ones
+/// The expected state of every version if each step's gradient is computed with a version so many updates
+/// older: an engine without staleness gets the older weights for the passes and the newer ones
 /// for the update.
-fn reference(dtype: Dtype) -> Vec<Vec<StageState>> {
+fn reference(staleness: u8, dtype: Dtype) -> Vec<Vec<StageState>> {
     let mut trainer = trainer(0, dtype, false);
     let microbatches = trainer.manifest.training.microbatches;
     let mut versions = vec![states(&trainer)];
     for step in 0..STEPS {
         let gradients: Vec<_> = {
-            set_states(&mut trainer, step, &versions[step.saturating_sub(1) as usize]);
+            let reads = step.saturating_sub(u64::from(staleness));
+            set_states(&mut trainer, step, &versions[reads as usize]);
             for microbatch in 0..microbatches {
                 trainer.forward(step, microbatch);
                 trainer.backward(step, microbatch);
@@ -61,7 +62,7 @@ fn passes_of_the_next_step_may_run_before_and_after_the_update() {
         let mut trainer = trainer(1, dtype, recompute);
         let microbatches = trainer.manifest.training.microbatches;
         let all = |step| (0..microbatches).map(move |microbatch| (step, microbatch));
-        let expected = reference(dtype);
+        let expected = reference(1, dtype);
         all(0).for_each(|(step, microbatch)| {
             trainer.forward(step, microbatch);
             trainer.backward(step, microbatch);
@@ -78,10 +79,35 @@ fn passes_of_the_next_step_may_run_before_and_after_the_update() {
             let version = step + 1;
             for (here, expected) in states(&trainer).iter().zip(&expected[version as usize]) {
                 assert_eq!(here.weights, expected.weights, "version {version}, {dtype:?}");
-                assert_eq!(here.second_moment, expected.second_moment);
+                assert_eq!(here.slots, expected.slots);
             }
             for (here, before) in states(&trainer).iter().zip(&expected[step as usize]) {
-                assert_eq!(here.stale_weights.as_ref(), Some(&before.weights));
+                assert_eq!(here.stale_weights, [before.weights.clone()]);
+            }
+        }
+    }
+}
+
+#[test]
+fn passes_may_run_four_steps_ahead() {
+    for (staleness, dtype) in [(2, Dtype::F32), (4, Dtype::Bf16), (4, Dtype::F32)] {
+        let mut trainer = trainer(staleness, dtype, false);
+        let microbatches = trainer.manifest.training.microbatches;
+        let expected = reference(staleness, dtype);
+        let pass = |trainer: &mut Trainer, step| {
+            for microbatch in 0..microbatches {
+                trainer.forward(step, microbatch);
+                trainer.backward(step, microbatch);
+            }
+        };
+        (0..u64::from(staleness)).for_each(|step| pass(&mut trainer, step));
+        for step in 0..STEPS {
+            pass(&mut trainer, step + u64::from(staleness));
+            trainer.finish(step);
+            let version = step + 1;
+            for (here, expected) in states(&trainer).iter().zip(&expected[version as usize]) {
+                assert_eq!(here.weights, expected.weights, "version {version}, {staleness} late");
+                assert_eq!(here.stale_weights.len(), usize::from(staleness));
             }
         }
     }
@@ -89,9 +115,13 @@ fn passes_of_the_next_step_may_run_before_and_after_the_update() {
 
 #[test]
 fn a_run_resumed_from_files_has_the_same_bits() {
+    [1, 3].into_iter().for_each(assert_resumes);
+}
+
+fn assert_resumes(staleness: u8) {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let mut first = trainer(1, Dtype::F32, false);
-    let mut second = trainer(1, Dtype::F32, false);
+    let mut first = trainer(staleness, Dtype::F32, false);
+    let mut second = trainer(staleness, Dtype::F32, false);
     for step in 0..3 {
         first.step(step);
     }

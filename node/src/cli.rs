@@ -243,7 +243,7 @@ pub struct LocalArgs {
     #[command(flatten)]
     compute: ComputeArgs,
     /// Memory limit (as 8GiB), without libtorch itself; default: the free memory. A model that takes more is
-    /// swapped: weights, moments and accumulators of most stages are in a file in the output folder.
+    /// swapped: weights, optimizer state and accumulators of most stages are in a file in the output folder.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
 }

@@ -7,6 +7,8 @@
 mod data_section;
 #[path = "config/model_section.rs"]
 mod model_section;
+#[path = "config/optimizer_section.rs"]
+mod optimizer_section;
 #[path = "config/start_section.rs"]
 mod start_section;
 
@@ -20,9 +22,9 @@ use serde::Deserialize;
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
-    Admission, AdmissionMode, Base, Block, Checkpoint, ChunkPacking, Codecs, Data, Dtype,
-    Evaluation, GradientRounding, Lora, Manifest, ManifestError, Model, Optimizer, Prepared,
-    TokenWidth, Tokenizer, Tokens, Training,
+    Adam, Admission, AdmissionMode, Base, Block, Checkpoint, ChunkPacking, Codecs, Data, Dtype,
+    Evaluation, GradientRounding, Lora, Manifest, ManifestError, Model, Optimizer, Prepared, Rule,
+    Schedule, TokenWidth, Tokenizer, Tokens, Training,
 };
 use shoal_protocol::units::Bytes;
 use toml::Spanned;
@@ -263,14 +265,7 @@ impl RunConfig {
                 ChunkPacking::None => "\"none\"",
                 ChunkPacking::Zstd => "\"zstd\"",
             },
-            learning_rate = optimizer.learning_rate,
-            final_learning_rate = optimizer.final_learning_rate,
-            warmup_steps = optimizer.warmup_steps,
-            beta1 = optimizer.beta1,
-            beta2 = optimizer.beta2,
-            epsilon = optimizer.epsilon,
-            weight_decay = optimizer.weight_decay,
-            gradient_clip = optimizer.gradient_clip,
+            optimizer = optimizer_section::to_toml(optimizer),
             held_out = evaluation.held_out,
             evaluate_every = evaluation.every,
             evaluation_microbatches = evaluation.microbatches,
@@ -326,13 +321,11 @@ impl Default for RunConfig {
             codec: Codecs::default(),
             optimizer: Optimizer {
                 learning_rate: 1.5e-3,
-                final_learning_rate: 1.5e-4,
+                schedule: Schedule::Cosine { final_learning_rate: 1.5e-4 },
                 warmup_steps: 20,
-                beta1: 0.9,
-                beta2: 0.95,
-                epsilon: 1e-8,
                 weight_decay: 0.1,
                 gradient_clip: 1.0,
+                rule: Rule::Adamw(Adam { beta2: 0.95, ..Adam::DEFAULT }),
             },
             evaluation: Evaluation { held_out: 0.1, every: 50, microbatches: 8 },
             checkpoint: Checkpoint { every: 0, keep: 2 },
@@ -424,7 +417,7 @@ pub(crate) const DECODER: shoal_protocol::decoder::Decoder = shoal_protocol::dec
 #[cfg(test)]
 mod tests {
     use shoal_protocol::ids::PeerId;
-    use shoal_protocol::manifest::{Boundary, BoundaryKind};
+    use shoal_protocol::manifest::{Boundary, BoundaryKind, Sgd};
 
     use super::*;
 
@@ -450,7 +443,8 @@ mod tests {
         other.codec.activations = "int8:1024".parse().expect("a codec");
         other.codec.gradient_rounding = GradientRounding::Stochastic;
         other.optimizer.learning_rate = 1e-5;
-        other.optimizer.final_learning_rate = 0.0;
+        other.optimizer.schedule = Schedule::Wsd { final_learning_rate: 0.0, decay_steps: 50 };
+        other.optimizer.rule = Rule::Sgd(Sgd { momentum: 0.5, nesterov: true });
         other.data.path = Some("/a \"quoted\" \\ folder/text.txt".into());
         other.model.boundary = Some(Boundary { kind: BoundaryKind::Maxout, width: 16 });
         other.admission.mode = AdmissionMode::Invite;
@@ -479,6 +473,15 @@ mod tests {
     }
 
     #[test]
+    fn a_key_of_another_optimizer_is_named() {
+        let text = RunConfig::default().to_toml().replace("kind = \"adamw\"", "kind = \"sgd\"");
+        let line = 1 + text.lines().position(|line| line == "[optimizer]").expect("there");
+        let error = refusal(&text);
+        let expected = "unknown key `beta1`: kind = \"sgd\" does not have it";
+        assert!(error.contains(&format!("run.toml:{line}: {expected}")), "{error}");
+    }
+
+    #[test]
     fn a_missing_key_is_named() {
         let error = refusal(&RunConfig::default().to_toml().replace("\nlayers =", "\n# layers ="));
         assert!(error.contains("missing key `layers`"), "{error}");
@@ -491,7 +494,7 @@ mod tests {
         let error = refusal(&config.to_toml());
         assert!(error.contains("training.stages = 5 is more than model.layers = 4"), "{error}");
         config.training.stages = 2;
-        config.optimizer.beta1 = 1.0;
+        config.optimizer.rule = Rule::Adamw(Adam { beta1: 1.0, ..Adam::DEFAULT });
         assert!(refusal(&config.to_toml()).contains("optimizer.beta1 = 1 is out of range"));
     }
 

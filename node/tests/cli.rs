@@ -297,6 +297,11 @@ fn an_invalid_run_is_refused_by_every_command() {
     refused(&["training.stages = 3 is more than model.layers = 2"]);
     place.configure(|config| config.optimizer.learning_rate = -1.0);
     refused(&["optimizer.learning_rate = -1 is out of range"]);
+    place.configure(|_| {});
+    let text = fs::read_to_string(place.path("run.toml")).expect("read");
+    fs::write(place.path("run.toml"), text.replace("kind = \"adamw\"", "kind = \"lion\""))
+        .expect("written");
+    refused(&["run.toml:", "unknown key `epsilon`: kind = \"lion\" does not have it"]);
     place.configure(|config| config.data.path = Some("none.txt".into()));
     refused(&["none.txt", "No such file"]);
     place.configure(|_| {});

@@ -7,6 +7,9 @@ use crate::units::Bytes;
 /// Version of the whole protocol between peers; peers of different versions do not connect.
 pub const PROTOCOL_VERSION: u32 = 14;
 
+/// Updates that may be missing from the weights that a step reads.
+pub const STALENESS: u8 = 4;
+
 /// The size of one encoded control message.
 pub const CONTROL_MESSAGE: Bytes = Bytes(256 << 10);
 

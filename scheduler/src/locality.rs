@@ -27,11 +27,8 @@ const SAMPLE: usize = 16;
 /// reflect the load of the machines.
 const ONE_PLACE: Duration = Duration::from_millis(5);
 
-/// Bytes per element of a gradient.
+/// Bytes per element of a gradient, a weight or what the optimizer keeps.
 const NUMBER: u64 = 4;
-
-/// A stage's weights and both Adam moments, relative to the size of its gradient.
-const STATE: u64 = 3;
 
 /// Link estimates that peers reported.
 #[derive(Debug, Clone, Default)]
@@ -147,24 +144,33 @@ pub struct Load {
     pub activations: Bytes,
     /// The gradient of each stage.
     pub gradients: Vec<Bytes>,
+    /// Weights and optimizer state of each stage, which a new replica fetches.
+    pub states: Vec<Bytes>,
 }
 
 impl Load {
-    /// The load of a run whose stages have these numbers of parameters.
+    /// The load of a run whose stages have these numbers of parameters, and of numbers that the optimizer
+    /// keeps beside them.
     #[must_use]
-    pub fn of(manifest: &Manifest, parameters: impl Fn(Stage) -> u64) -> Self {
+    pub fn of(
+        manifest: &Manifest,
+        parameters: impl Fn(Stage) -> u64,
+        kept: impl Fn(Stage) -> u64,
+    ) -> Self {
         let microbatches = u64::from(manifest.training.microbatches);
         let gradient = |stage| Bytes(parameters(stage).saturating_mul(NUMBER));
+        let state =
+            |stage| Bytes(parameters(stage).saturating_add(kept(stage)).saturating_mul(NUMBER));
         Self {
             activations: Bytes(manifest.activation_bytes().0.saturating_mul(microbatches)),
             gradients: manifest.stages().map(gradient).collect(),
+            states: manifest.stages().map(state).collect(),
         }
     }
 
     /// Size of a stage's weights and optimizer state, which a new replica fetches.
     pub(crate) fn state(&self, stage: Stage) -> Bytes {
-        let gradient = self.gradients.get(usize::from(stage.0)).copied().unwrap_or_default();
-        Bytes(gradient.0.saturating_mul(STATE))
+        self.states.get(usize::from(stage.0)).copied().unwrap_or_default()
     }
 
     /// Data that one of `replicas` replicas of a stage sends.
@@ -178,7 +184,14 @@ impl Load {
     /// The load of stages that send nothing.
     #[cfg(test)]
     pub(crate) fn of_stages(stages: usize) -> Self {
-        Self { activations: Bytes(0), gradients: vec![Bytes(0); stages] }
+        Self::with_gradients(Bytes(0), vec![Bytes(0); stages])
+    }
+
+    /// The load of stages with these gradients, and an optimizer that keeps two numbers per weight.
+    #[cfg(test)]
+    pub(crate) fn with_gradients(activations: Bytes, gradients: Vec<Bytes>) -> Self {
+        let states = gradients.iter().map(|gradient| Bytes(3 * gradient.0)).collect();
+        Self { activations, gradients, states }
     }
 }
 
@@ -346,7 +359,7 @@ mod tests {
     #[test]
     fn large_gradients_favour_near_replicas_and_large_activations_near_neighbour_stages() {
         let gradients = vec![Bytes(3_000_000); 2];
-        let sums = Load { activations: Bytes(0), gradients };
+        let sums = Load::with_gradients(Bytes(0), gradients);
         // Two others of three replicas: for each, a third of the gradient and the latency, in both
         // directions; and the latency to the other place and back.
         let milliseconds = |load, number, stage| cost(load, number, stage).as_millis();
@@ -355,7 +368,7 @@ mod tests {
         assert!(cost(&sums, 13, 1) < cost(&sums, 13, 0));
         // Activations go to the other stage: then its place is near.
         let none = vec![Bytes(0); 2];
-        let passing = Load { activations: Bytes(300_000_000), gradients: none };
+        let passing = Load::with_gradients(Bytes(300_000_000), none);
         let equal = cost(&passing, 3, 1).abs_diff(cost(&passing, 3, 0));
         assert!(equal < Duration::from_millis(400), "rates are the same everywhere: {equal:?}");
         assert!(cost(&passing, 3, 1) != cost(&passing, 3, 0));
@@ -363,7 +376,7 @@ mod tests {
 
     #[test]
     fn without_estimates_all_stages_are_equally_near() {
-        let load = Load { activations: Bytes(5), gradients: vec![Bytes(5); 3] };
+        let load = Load::with_gradients(Bytes(5), vec![Bytes(5); 3]);
         let link_estimates = LinkEstimates::default();
         let hosts = [(peer(1), Stage(0)), (peer(2), Stage(1))];
         let locality = Locality::new(&link_estimates, &load, hosts.into_iter(), 7);

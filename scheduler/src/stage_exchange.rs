@@ -281,7 +281,7 @@ mod tests {
     }
 
     fn sums() -> Load {
-        Load { activations: Bytes(1000), gradients: vec![Bytes(100_000_000); 2] }
+        Load::with_gradients(Bytes(1000), vec![Bytes(100_000_000); 2])
     }
 
     #[test]

@@ -47,7 +47,22 @@ impl Run {
     /// When `tiny.toml` has no such section.
     #[must_use]
     pub fn tiny(changes: &[(&str, toml::Value)]) -> Self {
+        Self::changed(include_str!("tiny.toml").parse().expect("valid TOML"), changes)
+    }
+
+    /// [`Self::tiny`] with another optimizer: a section `[optimizer]` in TOML.
+    ///
+    /// # Panics
+    /// When the section is no TOML, or as [`Self::tiny`].
+    #[must_use]
+    pub fn with_optimizer(section: &str, changes: &[(&str, toml::Value)]) -> Self {
         let mut config: toml::Table = include_str!("tiny.toml").parse().expect("valid TOML");
+        let section: toml::Table = section.parse().expect("valid TOML");
+        config.insert("optimizer".to_owned(), section.into());
+        Self::changed(config, changes)
+    }
+
+    fn changed(mut config: toml::Table, changes: &[(&str, toml::Value)]) -> Self {
         for (name, value) in changes {
             let (section, key) = name.split_once('.').expect("a name is section.key");
             let found = config.get_mut(section).and_then(toml::Value::as_table_mut);

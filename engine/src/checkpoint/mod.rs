@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! model-00001-of-0000S.safetensors      weights of each stage, f32, Hugging Face's names
-//! optimizer-00001-of-0000S.safetensors  its moments: first_moment.NAME and second_moment.NAME
+//! optimizer-00001-of-0000S.safetensors  what its optimizer keeps, as first_moment.NAME (see Slot)
 //! model.safetensors.index.json          which file holds which weight
 //! config.json, generation_config.json, tokenizer.json, tokenizer_config.json
 //! shoal.json                            run, version, manifest, and every file's size and hash
@@ -16,8 +16,11 @@ mod read;
 mod start;
 mod write;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::{ContentHash, RunId, Stage, Step};
+use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
 
 pub use read::{Checkpoint, read_stage};
@@ -26,7 +29,8 @@ pub use write::{publish, write_index, write_stage};
 
 pub use crate::checkpoint_error::CheckpointError;
 use crate::checkpoint_error::DESCRIPTION;
-use crate::parameters::Parameter;
+use crate::optimizer::{Slot, layout};
+use crate::parameters::{Parameter, parameters};
 use crate::safetensors_file::HEADER_CAP;
 
 /// The file that describes the folder.
@@ -43,12 +47,11 @@ const FORMAT: u32 = 1;
 pub struct StageState {
     /// The weights.
     pub weights: Vec<f32>,
-    /// The weights of the previous version, if the run's steps read them.
-    pub stale_weights: Option<Vec<f32>>,
-    /// AdamW's mean of gradients.
-    pub first_moment: Vec<f32>,
-    /// AdamW's mean of squared gradients.
-    pub second_moment: Vec<f32>,
+    /// The weights of earlier versions that the run's steps read, the newest first; those that are absent are
+    /// the newest weights.
+    pub stale_weights: Vec<Vec<f32>>,
+    /// What the optimizer keeps beside the weights, in the order of weights; a slot that is absent has zeros.
+    pub slots: BTreeMap<Slot, Vec<f32>>,
 }
 
 /// One file of a checkpoint.
@@ -122,12 +125,18 @@ pub fn optimizer_file(manifest: &Manifest, stage: Stage) -> String {
     stage_file("optimizer", manifest, stage)
 }
 
-/// Prefixes of the names in an optimizer file: the moments and, if the run's steps read them, the
-/// weights of the previous version.
-fn optimizer_prefixes(manifest: &Manifest) -> &'static [&'static str] {
-    let all = &["first_moment.", "second_moment.", "stale."];
-    if manifest.training.staleness > 0 { all } else { &all[..2] }
+/// The tensors of an optimizer file, each list with the prefix of its names: those of the optimizer's slots
+/// and the weights of earlier versions that the run's steps read.
+fn optimizer_tensors(manifest: &Manifest, stage: Stage) -> Vec<(&'static str, Vec<Parameter>)> {
+    let parameters = parameters(manifest, stage);
+    let slots = layout(&manifest.optimizer.rule, &parameters);
+    let slots = slots.into_iter().map(|slot| (slot.slot.prefix(), slot.tensors));
+    let stale = STALE.iter().take(usize::from(manifest.training.staleness));
+    slots.chain(stale.map(|prefix| (*prefix, parameters.clone()))).collect()
 }
+
+/// Begin the names of earlier versions of weights in an optimizer file, the newest first.
+const STALE: [&str; limits::STALENESS as usize] = ["stale.", "stale2.", "stale3.", "stale4."];
 
 fn stage_file(kind: &str, manifest: &Manifest, stage: Stage) -> String {
     format!("{kind}-{:05}-of-{:05}.safetensors", stage.0 + 1, manifest.training.stages)
@@ -191,17 +200,13 @@ impl TensorHasher {
     }
 }
 
-/// Hash of several vectors with the same parameters, one vector after the other.
-pub(crate) fn hash_tensors(
-    context: &str,
-    parameters: &[Parameter],
-    vectors: &[&[f32]],
-) -> ContentHash {
-    let mut sorted: Vec<&Parameter> = parameters.iter().collect();
-    sorted.sort_by(|one, other| one.name.cmp(&other.name));
+/// Hash of several flat vectors with their tensors, one vector after the other.
+pub(crate) fn hash_tensors(context: &str, vectors: &[(&[Parameter], &[f32])]) -> ContentHash {
     let mut hasher = TensorHasher::new(context);
-    for vector in vectors {
-        for parameter in &sorted {
+    for (parameters, vector) in vectors {
+        let mut sorted: Vec<&Parameter> = parameters.iter().collect();
+        sorted.sort_by(|one, other| one.name.cmp(&other.name));
+        for parameter in sorted {
             let data = bytemuck::cast_slice(&vector[parameter.range()]);
             hasher.add(&parameter.name, &parameter.shape, data);
         }

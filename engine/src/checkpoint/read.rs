@@ -11,8 +11,9 @@ use shoal_protocol::manifest::Manifest;
 
 use super::{
     CheckpointError, CheckpointFile, DESCRIPTION, Description, StageState, TensorHasher,
-    optimizer_file, optimizer_prefixes, weights_file,
+    optimizer_file, optimizer_tensors, weights_file,
 };
+use crate::optimizer::layout;
 use crate::parameters::{Parameter, parameters};
 use crate::safetensors_file::{FileProblem, FileTensor, HEADER_CAP, SafetensorsFile};
 
@@ -131,11 +132,9 @@ impl Checkpoint {
         }
         for stage in self.manifest().stages() {
             TensorFile::open(&self.folder.join(weights_file(self.manifest(), stage)))?
-                .tensors(&parameters(self.manifest(), stage), &[""])?;
-            TensorFile::open(&self.folder.join(optimizer_file(self.manifest(), stage)))?.tensors(
-                &parameters(self.manifest(), stage),
-                optimizer_prefixes(self.manifest()),
-            )?;
+                .tensors(&[("", parameters(self.manifest(), stage))])?;
+            TensorFile::open(&self.folder.join(optimizer_file(self.manifest(), stage)))?
+                .tensors(&optimizer_tensors(self.manifest(), stage))?;
         }
         Ok(())
     }
@@ -157,8 +156,9 @@ impl Checkpoint {
             .collect::<Result<Vec<_>>>()?;
         let mut all = BTreeMap::new();
         for (stage, file) in manifest.stages().zip(&files) {
-            let parameters = parameters(manifest, stage);
-            let data = file.tensors(&parameters, &[""])?;
+            let lists = [("", parameters(manifest, stage))];
+            let data = file.tensors(&lists)?.into_iter().flatten();
+            let [(_, parameters)] = lists;
             for (parameter, data) in parameters.into_iter().zip(data) {
                 all.insert(parameter.name, (parameter.shape, data));
             }
@@ -178,7 +178,7 @@ impl Checkpoint {
         read_weights(&self.folder, self.manifest(), stage)
     }
 
-    /// Weights and moments of one stage.
+    /// Weights and optimizer state of one stage.
     ///
     /// # Errors
     /// If a file is missing, damaged or does not fit the manifest.
@@ -202,27 +202,25 @@ pub(super) fn check_bytes(path: &Path, file: &CheckpointFile) -> Result<()> {
     Ok(())
 }
 
-/// Weights and moments of one stage, from the files that [`super::write_stage`] wrote.
+/// Weights and optimizer state of one stage, from the files that [`super::write_stage`] wrote.
 ///
 /// # Errors
 /// If a file is missing, damaged or does not fit the manifest.
 pub fn read_stage(folder: &Path, manifest: &Manifest, stage: Stage) -> Result<StageState> {
-    let parameters = parameters(manifest, stage);
     let rest = TensorFile::open(&folder.join(optimizer_file(manifest, stage)))?;
-    let rest = rest.tensors(&parameters, optimizer_prefixes(manifest))?;
-    let mut vectors = rest.chunks(parameters.len()).map(flat);
-    let mut next = || vectors.next().expect("as many as prefixes");
-    Ok(StageState {
-        weights: read_weights(folder, manifest, stage)?,
-        first_moment: next(),
-        second_moment: next(),
-        stale_weights: (manifest.training.staleness > 0).then(next),
-    })
+    let lists = optimizer_tensors(manifest, stage);
+    let mut vectors: Vec<Vec<f32>> =
+        rest.tensors(&lists)?.iter().map(|pieces| flat(pieces)).collect();
+    let slots = layout(&manifest.optimizer.rule, &parameters(manifest, stage));
+    let stale_weights = vectors.split_off(slots.len());
+    let slots = slots.iter().map(|layout| layout.slot).zip(vectors).collect();
+    Ok(StageState { weights: read_weights(folder, manifest, stage)?, stale_weights, slots })
 }
 
 fn read_weights(folder: &Path, manifest: &Manifest, stage: Stage) -> Result<Vec<f32>> {
     let file = TensorFile::open(&folder.join(weights_file(manifest, stage)))?;
-    Ok(flat(&file.tensors(&parameters(manifest, stage), &[""])?))
+    let lists = file.tensors(&[("", parameters(manifest, stage))])?;
+    Ok(lists.iter().flat_map(|pieces| flat(pieces)).collect())
 }
 
 fn flat(pieces: &[&[u8]]) -> Vec<f32> {
@@ -245,34 +243,31 @@ impl TensorFile {
         Ok(Self { path: path.to_owned(), file })
     }
 
-    /// Data of exactly these tensors: each prefix with each parameter, in that order.
-    pub(super) fn tensors(
-        &self,
-        parameters: &[Parameter],
-        prefixes: &[&str],
-    ) -> Result<Vec<&[u8]>> {
+    /// Data of exactly these tensors: for each list, whose names begin with its prefix.
+    pub(super) fn tensors(&self, lists: &[(&str, Vec<Parameter>)]) -> Result<Vec<Vec<&[u8]>>> {
         let mismatch = |reason| CheckpointError::Mismatch { path: self.path.clone(), reason };
         let mut found = Vec::new();
-        for prefix in prefixes {
-            for parameter in parameters {
-                let name = format!("{prefix}{}", parameter.name);
-                let FileTensor { dtype, shape, data } = self
-                    .file
-                    .tensor(&name)
-                    .ok_or_else(|| mismatch(format!("{name} is missing")))?;
-                if dtype != Dtype::F32 || shape != parameter.shape {
-                    return Err(mismatch(format!(
-                        "{name} is {dtype:?} {shape:?} instead of F32 {:?}",
-                        parameter.shape
-                    )));
-                }
-                found.push(data);
-            }
+        for (prefix, parameters) in lists {
+            let of_list = parameters.iter().map(|parameter| self.tensor(prefix, parameter));
+            found.push(of_list.collect::<Result<Vec<_>>>()?);
         }
-        let (count, expected) = (self.file.names().len(), found.len());
+        let count = self.file.names().len();
+        let expected: usize = found.iter().map(Vec::len).sum();
         if count != expected {
             return Err(mismatch(format!("it has {count} tensors instead of {expected}")));
         }
         Ok(found)
+    }
+
+    fn tensor(&self, prefix: &str, parameter: &Parameter) -> Result<&[u8]> {
+        let mismatch = |reason| CheckpointError::Mismatch { path: self.path.clone(), reason };
+        let name = format!("{prefix}{}", parameter.name);
+        let FileTensor { dtype, shape, data } =
+            self.file.tensor(&name).ok_or_else(|| mismatch(format!("{name} is missing")))?;
+        if dtype == Dtype::F32 && shape == parameter.shape {
+            return Ok(data);
+        }
+        let expected = &parameter.shape;
+        Err(mismatch(format!("{name} is {dtype:?} {shape:?} instead of F32 {expected:?}")))
     }
 }

@@ -10,10 +10,11 @@ use shoal_protocol::manifest::Manifest;
 
 use super::read::{TensorFile, check_bytes};
 use super::{
-    CheckpointError, CheckpointFile, Description, StageState, optimizer_file, optimizer_prefixes,
+    CheckpointError, CheckpointFile, Description, StageState, optimizer_file, optimizer_tensors,
     weights_file,
 };
 use crate::base::Find;
+use crate::optimizer::layout;
 use crate::parameters::{Parameter, parameter_count, parameters, source_of};
 
 type Result<T> = std::result::Result<T, CheckpointError>;
@@ -23,13 +24,10 @@ type Result<T> = std::result::Result<T, CheckpointError>;
 pub struct StartFiles {
     manifest: Arc<Manifest>,
     description: Arc<Description>,
-    /// The place of each weight in the checkpoint.
-    places: Arc<BTreeMap<String, Place>>,
+    /// The stage of the checkpoint's run that has each weight.
+    places: Arc<BTreeMap<String, Stage>>,
     find: Arc<Find>,
 }
-
-/// The place of a weight in a checkpoint: a stage of its run, and a place in that stage's list of weights.
-type Place = (Stage, usize);
 
 impl fmt::Debug for StartFiles {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -58,14 +56,14 @@ impl StartFiles {
         let mut places = BTreeMap::new();
         for earlier in description.manifest.stages() {
             let listed = parameters(&description.manifest, earlier);
-            for (place, parameter) in listed.into_iter().enumerate() {
-                places.entry(parameter.name).or_insert((earlier, place));
+            for parameter in listed {
+                places.entry(parameter.name).or_insert(earlier);
             }
         }
         Ok(Self { manifest, description, places: Arc::new(places), find: Arc::new(find) })
     }
 
-    /// The files with weights and moments of a stage of the run.
+    /// The files with weights and optimizer state of a stage of the run.
     ///
     /// # Errors
     /// If the description does not list one.
@@ -84,7 +82,7 @@ impl StartFiles {
         self.manifest.stages().filter(needs).collect()
     }
 
-    /// The two files of a stage of the checkpoint's run: weights, and moments.
+    /// The two files of a stage of the checkpoint's run: weights, and optimizer state.
     fn files_of_earlier(&self, earlier: Stage) -> Result<[&CheckpointFile; 2]> {
         let manifest = &self.description.manifest;
         let listed = |name: String| {
@@ -94,41 +92,44 @@ impl StartFiles {
         Ok([listed(weights_file(manifest, earlier))?, listed(optimizer_file(manifest, earlier))?])
     }
 
-    /// Weights and moments of a stage of the run. Of the two versions that the checkpoint of a run with
+    /// Weights and optimizer state of a stage of the run. Of the versions that the checkpoint of a run with
     /// stale reads has, it takes the newest.
     ///
     /// # Errors
     /// If a file is missing or damaged, or has no such weights.
     pub fn read_stage(&self, stage: Stage) -> Result<StageState> {
-        let count = parameter_count(&self.manifest, stage);
-        let [mut weights, mut first_moment, mut second_moment] = [(); 3].map(|()| vec![0.0; count]);
+        let slots = layout(&self.manifest.optimizer.rule, &parameters(&self.manifest, stage));
+        let mut weights = vec![0.0; parameter_count(&self.manifest, stage)];
+        let mut vectors: Vec<Vec<f32>> = slots.iter().map(|slot| vec![0.0; slot.len()]).collect();
         let of_checkpoint = &self.description.manifest;
         for (earlier, wanted) in self.sources(stage) {
             let [of_weights, of_optimizer] = self.files_of_earlier(earlier)?;
             let (of_weights, of_optimizer) = (self.open(of_weights)?, self.open(of_optimizer)?);
-            let listed = parameters(of_checkpoint, earlier);
-            let of_weights = of_weights.tensors(&listed, &[""])?;
-            let rest = of_optimizer.tensors(&listed, optimizer_prefixes(of_checkpoint))?;
-            for (place, parameter) in wanted {
-                let range = parameter.range();
-                copy(of_weights[place], &mut weights[range.clone()]);
-                copy(rest[place], &mut first_moment[range.clone()]);
-                copy(rest[listed.len() + place], &mut second_moment[range]);
+            let of_weights = by_name(&of_weights, &[("", parameters(of_checkpoint, earlier))])?;
+            let rest = by_name(&of_optimizer, &optimizer_tensors(of_checkpoint, earlier))?;
+            for (source, parameter) in wanted {
+                copy(of_weights[&source], &mut weights[parameter.range()]);
+                for (slot, vector) in slots.iter().zip(&mut vectors) {
+                    let tensor = slot.tensors.iter().find(|one| one.name == parameter.name);
+                    let Some(tensor) = tensor else { continue };
+                    let kept = rest.get(&format!("{}{source}", slot.slot.prefix()));
+                    let kept = kept.expect("both runs keep the same beside their weights");
+                    copy(kept, &mut vector[tensor.range()]);
+                }
             }
         }
-        Ok(StageState { weights, stale_weights: None, first_moment, second_moment })
+        let slots = slots.iter().map(|slot| slot.slot).zip(vectors).collect();
+        Ok(StageState { weights, stale_weights: Vec::new(), slots })
     }
 
-    /// Where each weight of a stage is in the checkpoint: for each stage there, places in its list of
-    /// weights.
-    fn sources(&self, stage: Stage) -> BTreeMap<Stage, Vec<(usize, Parameter)>> {
-        let mut sources: BTreeMap<Stage, Vec<(usize, Parameter)>> = BTreeMap::new();
+    /// The weights of a stage by the stage of the checkpoint that has them, each with its name there.
+    fn sources(&self, stage: Stage) -> BTreeMap<Stage, Vec<(String, Parameter)>> {
+        let mut sources: BTreeMap<Stage, Vec<(String, Parameter)>> = BTreeMap::new();
         for parameter in parameters(&self.manifest, stage) {
             // Both copies of a tied matrix get the same updates.
-            let name = source_of(&parameter, self.manifest.model.block.tied);
-            let (earlier, place) =
-                *self.places.get(name).expect("both runs train the same weights");
-            sources.entry(earlier).or_default().push((place, parameter));
+            let name = source_of(&parameter, self.manifest.model.block.tied).to_owned();
+            let earlier = *self.places.get(&name).expect("both runs train the same weights");
+            sources.entry(earlier).or_default().push((name, parameter));
         }
         sources
     }
@@ -140,6 +141,17 @@ impl StartFiles {
         check_bytes(&path, file)?;
         TensorFile::open(&path)
     }
+}
+
+/// The data of all tensors of a file by their names.
+fn by_name<'a>(
+    file: &'a TensorFile,
+    lists: &[(&str, Vec<Parameter>)],
+) -> Result<BTreeMap<String, &'a [u8]>> {
+    let names = lists.iter().flat_map(|(prefix, parameters)| {
+        parameters.iter().map(move |parameter| format!("{prefix}{}", parameter.name))
+    });
+    Ok(names.zip(file.tensors(lists)?.into_iter().flatten()).collect())
 }
 
 fn copy(from: &[u8], to: &mut [f32]) {

@@ -12,7 +12,7 @@ use shoal_protocol::manifest::Manifest;
 
 use super::{
     CheckpointError, CheckpointFile, DESCRIPTION, Description, FORMAT, StageState, optimizer_file,
-    optimizer_prefixes, weights_file,
+    optimizer_tensors, weights_file,
 };
 use crate::base::{self, BaseFiles};
 use crate::parameters::{Parameter, parameters};
@@ -35,10 +35,11 @@ pub fn write_stage(
 ) -> Result<Vec<CheckpointFile>> {
     let parameters = parameters(manifest, stage);
     let weights = named(&parameters, "", &state.weights);
-    let vectors = [&state.first_moment, &state.second_moment].into_iter();
-    let vectors = optimizer_prefixes(manifest).iter().zip(vectors.chain(&state.stale_weights));
+    let tensors = optimizer_tensors(manifest, stage);
+    let vectors = state.slots.values().chain(&state.stale_weights);
+    let rest = tensors.iter().zip(vectors);
     let rest: Vec<_> =
-        vectors.flat_map(|(prefix, vector)| named(&parameters, prefix, vector)).collect();
+        rest.flat_map(|((prefix, tensors), vector)| named(tensors, prefix, vector)).collect();
     Ok(vec![
         write_tensors(folder, weights_file(manifest, stage), &weights)?,
         write_tensors(folder, optimizer_file(manifest, stage), &rest)?,

@@ -24,6 +24,7 @@ use self::file::{Extent, SwapFile};
 pub(crate) use self::parts::Use;
 use self::region::{Region, padded};
 use crate::error::{EngineError, Result};
+use crate::optimizer::Slot;
 use crate::shim;
 use crate::tensor::bytes_of;
 
@@ -34,8 +35,8 @@ pub(crate) enum Part {
     /// A copy in the dtype of passes.
     Narrow(usize),
     Frozen,
-    FirstMoment,
-    SecondMoment,
+    /// What the optimizer keeps beside the weights.
+    Slot(Slot),
     Sums(usize),
     /// The mean gradient of an all-reduce, at the first hosted stage of its weight group.
     Mean(WeightGroup),
@@ -433,7 +434,7 @@ mod tests {
     fn what_is_needed_at_once_must_fit() {
         let (_folder, mut swap) = swap(1);
         let tensor = || Tensor::zeros([COUNT as i64], (Kind::Float, Device::Cpu));
-        let parts = [Part::FirstMoment, Part::SecondMoment];
+        let parts = [Part::Slot(Slot::FirstMoment), Part::Slot(Slot::SecondMoment)];
         let all = parts.map(|part| Swappable { part, tensor: tensor(), is_zero: true });
         swap.adopt(Stage(0), all.into()).expect("no room is needed yet");
         let places = parts.map(|part| (Stage(0), part));

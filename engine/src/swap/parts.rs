@@ -15,7 +15,7 @@ pub(crate) enum Use {
     Sums(Step),
     /// An update, or the replacement of all values.
     Update,
-    /// Reads weights and moments.
+    /// Reads weights and what the optimizer keeps.
     State,
     /// Replaces the frozen weights.
     Frozen,
@@ -37,8 +37,8 @@ impl StageModel {
             );
         }
         all.extend(self.frozen.iter().map(|frozen| whole(Part::Frozen, &frozen.flat, false)));
-        all.push(whole(Part::FirstMoment, &self.moments.first, is_fresh));
-        all.push(whole(Part::SecondMoment, &self.moments.second, is_fresh));
+        let slots = self.optimizer.slots.iter();
+        all.extend(slots.map(|one| whole(Part::Slot(one.layout.slot), &one.flat, is_fresh)));
         let sums = self.accumulators.iter().enumerate();
         all.extend(sums.map(|(turn, of)| whole(Part::Sums(turn), &of.sums, is_fresh)));
         all
@@ -54,7 +54,7 @@ impl StageModel {
         let narrow = self.weights.narrow.is_some();
         let weights = versions.clone().map(Part::Weights);
         let narrows = versions.filter(|_| narrow).map(Part::Narrow);
-        let moments = [Part::FirstMoment, Part::SecondMoment];
+        let slots = self.optimizer.slots.iter().map(|one| Part::Slot(one.layout.slot));
         match work {
             Use::Pass => {
                 // An embedding that is trained is read in f32.
@@ -63,8 +63,8 @@ impl StageModel {
                 weights.filter(|_| reads_flat).chain(narrows).chain(frozen).collect()
             }
             Use::Sums(step) => vec![Part::Sums(self.turn(step))],
-            Use::Update => weights.chain(narrows).chain(moments).collect(),
-            Use::State => weights.chain(moments).collect(),
+            Use::Update => weights.chain(narrows).chain(slots).collect(),
+            Use::State => weights.chain(slots).collect(),
             Use::Frozen => self.frozen.iter().map(|_| Part::Frozen).collect(),
         }
     }

@@ -19,7 +19,9 @@ use shoal_engine::{
 };
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::label::Label;
-use shoal_protocol::manifest::{Data, Manifest, Model, Tokenizer};
+use shoal_protocol::manifest::{
+    Adafactor, Adam, Data, Manifest, Model, Muon, RateScale, Rule, Sgd, Tokenizer,
+};
 use shoal_protocol::units;
 
 /// The small run of the crate's own tests, a little larger.
@@ -38,6 +40,32 @@ pub(crate) fn manifest() -> Manifest {
     run.training.microbatches = 3;
     run.optimizer.warmup_steps = 4;
     run
+}
+
+/// Muon with the constants of its author.
+pub(crate) fn muon() -> Rule {
+    Rule::Muon(Muon {
+        momentum: 0.95,
+        nesterov: true,
+        rate_scale: RateScale::Original,
+        rest_learning_rate: 1e-3,
+        rest: Adam::DEFAULT,
+    })
+}
+
+/// Adafactor with the constants of its paper.
+pub(crate) fn adafactor() -> Rule {
+    Rule::Adafactor(Adafactor {
+        decay_exponent: 0.8,
+        epsilon: 1e-15,
+        scale_epsilon: 1e-3,
+        clip_threshold: 1.0,
+    })
+}
+
+/// Gradient descent with momentum.
+pub(crate) fn sgd() -> Rule {
+    Rule::Sgd(Sgd { momentum: 0.9, nesterov: false })
 }
 
 /// Writes a text's token file into `folder`, adds it to the manifest and returns the samples.
@@ -307,14 +335,15 @@ pub(crate) fn assert_as_pytorch(
     steps: &[Value],
     ours: &[(f64, f64)],
 ) {
+    let adam = manifest.optimizer.rule.adam().expect("AdamW");
     let run = json!({
         "checkpoint": first,
         "trained": trained,
         "steps": steps,
         "staleness": manifest.training.staleness,
-        "beta1": manifest.optimizer.beta1,
-        "beta2": manifest.optimizer.beta2,
-        "epsilon": manifest.optimizer.epsilon,
+        "beta1": adam.beta1,
+        "beta2": adam.beta2,
+        "epsilon": adam.epsilon,
         "weight_decay": manifest.optimizer.weight_decay,
         "gradient_clip": manifest.optimizer.gradient_clip,
     });

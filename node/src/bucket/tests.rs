@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use shoal_engine::checkpoint::{INDEX, write_index, write_stage};
-use shoal_engine::{CheckpointFile, StageState, parameter_count};
+use shoal_engine::{CheckpointFile, Slot, StageState, parameter_count};
 use shoal_protocol::ids::Step;
 use shoal_protocol::manifest::{Manifest, example};
 
@@ -19,9 +19,8 @@ fn write(archive: &Path, manifest: &Manifest, version: u64, last: bool) {
         let vector = || vec![version as f32; parameter_count(manifest, stage)];
         let state = StageState {
             weights: vector(),
-            stale_weights: None,
-            first_moment: vector(),
-            second_moment: vector(),
+            stale_weights: Vec::new(),
+            slots: [Slot::FirstMoment, Slot::SecondMoment].map(|slot| (slot, vector())).into(),
         };
         files.extend(write_stage(&folder, manifest, stage, &state).expect("written"));
     }

@@ -24,8 +24,9 @@ pub enum CheckpointCommand {
 
 /// What may differ, and what stays.
 const RESHAPE: &str = "\
-The new run begins with the checkpoint's weights and moments, at its step. Stages, microbatches, precision,
-optimizer, schedule, codecs, context and data may differ from the checkpoint's run; the model may not.
+The new run begins with the checkpoint's weights and optimizer state, at its step. Stages, microbatches,
+precision, the optimizer's constants, schedule, codecs, context and data may differ from the checkpoint's run;
+the model and the optimizer's kind may not.
 Nothing is copied: the configuration names the checkpoint by its content, and its folder must stay until
 the new run has a checkpoint of its own.";
 

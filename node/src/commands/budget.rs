@@ -1,6 +1,7 @@
 //! Recommends devices of a fleet and a size of microbatches, for `shoal plan`.
 
 use serde::{Deserialize, Serialize};
+use shoal_protocol::limits;
 use shoal_scheduler::planner::{
     Advice, CostModel, Device, Effort, Network, Placement, PlanError, Work, advise, search,
 };
@@ -55,7 +56,7 @@ impl Training {
             && times.iter().all(|time| (0.0..=1e3).contains(time))
             && bytes.iter().all(|bytes| (0.0..=1e18).contains(bytes))
             && self.budget.is_none_or(|budget| (0.0..=1e12).contains(&budget))
-            && self.staleness <= 1;
+            && self.staleness <= limits::STALENESS;
         if valid { Ok(()) } else { Err(FleetError::Training) }
     }
 
@@ -194,7 +195,7 @@ fn describe(
 ) -> Choice {
     let passes = advice.passes.as_secs_f64();
     let all_reduce = placed.cost.data_parallel.as_secs_f64();
-    let step = if training.staleness == 1 { passes.max(all_reduce) } else { passes + all_reduce };
+    let step = if training.staleness > 0 { passes.max(all_reduce) } else { passes + all_reduce };
     let device = |at| fleet.home(Device(at)).0;
     let count = |region| (0..fleet.devices()).filter(|at| device(*at) == region).count();
     let regions = 0..fleet.regions();
@@ -297,7 +298,7 @@ forward = 1.0
     #[test]
     fn invalid_training_values_are_refused() {
         for more in
-            ["budget = -1", "memory = nan", "staleness = 2", "overhead = 1e4", "backward = -1"]
+            ["budget = -1", "memory = nan", "staleness = 5", "overhead = 1e4", "backward = -1"]
         {
             let error = Fleet::parse(&format!("{FLEET}{more}\n")).expect_err(more).to_string();
             assert!(error.contains("[training]"), "{more}: {error}");

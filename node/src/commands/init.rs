@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use shoal_data::prepared::{INDEX_FILE, Index};
 use shoal_engine::BaseIndex;
-use shoal_protocol::manifest::{Base, Dtype, Model};
+use shoal_protocol::manifest::{Adam, Base, Dtype, Model, Rule, Schedule};
 
 use crate::cli::InitArgs;
 use crate::config::RunConfig;
@@ -88,8 +88,8 @@ fn fine_tuning(folder: &Path) -> anyhow::Result<RunConfig> {
     // Large models diverge at rates at which small ones learn little.
     let rate = if bytes > 2 << 30 { 1e-5 } else { 5e-5 };
     config.optimizer.learning_rate = rate;
-    config.optimizer.final_learning_rate = rate / 10.0;
-    config.optimizer.beta2 = 0.999;
+    config.optimizer.schedule = Schedule::Cosine { final_learning_rate: rate / 10.0 };
+    config.optimizer.rule = Rule::Adamw(Adam::DEFAULT);
     config.optimizer.weight_decay = 0.01;
     config.evaluation.held_out = 0.05;
     Ok(config)

@@ -35,7 +35,7 @@ pub(super) fn run(args: &ReshapeArgs) -> anyhow::Result<()> {
     let manifest = dataset::prepare(&config, scratch.path())?.manifest;
     let hash = checkpoint.hash().exit_with(Exit::Corrupt)?;
     println!("from version {} of run {}", checkpoint.step(), checkpoint.run());
-    println!("kept: weights {hash}, and both moments of each");
+    println!("kept: weights {hash}, and the optimizer's state of each");
     for line in changes(checkpoint.manifest(), &manifest) {
         println!("{line}");
     }
@@ -101,6 +101,7 @@ fn flatten(path: String, value: Value, leaves: &mut Map<String, Value>) {
 #[cfg(test)]
 mod tests {
     use shoal_protocol::manifest::example::small;
+    use shoal_protocol::manifest::{Adam, Rule};
 
     use super::*;
 
@@ -109,7 +110,7 @@ mod tests {
         let mut other = small();
         assert!(changes(&small(), &other).is_empty());
         other.training.stages = 5;
-        other.optimizer.beta2 = 0.99;
+        other.optimizer.rule = Rule::Adamw(Adam { beta2: 0.99, ..Adam::DEFAULT });
         assert_eq!(
             changes(&small(), &other),
             ["optimizer.beta2: 0.95 before, 0.99 now", "training.stages: 2 before, 5 now"]

@@ -68,7 +68,7 @@ pub(super) enum ScenarioError {
     #[error("times are in seconds, from 0 to a million")]
     Time,
     /// The staleness is out of range.
-    #[error("staleness is 0 or 1")]
+    #[error("staleness is from 0 to {}", limits::STALENESS)]
     Staleness,
     /// There are too many deaths.
     #[error("more than {DEATHS} deaths: raise crash_every")]
@@ -213,7 +213,7 @@ impl Described {
             self.rebalance,
             self.until,
         ];
-        if self.staleness > 1 {
+        if self.staleness > limits::STALENESS {
             return Err(ScenarioError::Staleness);
         }
         if !times.into_iter().all(time) {
@@ -393,7 +393,7 @@ mod tests {
             "hidden = 4000000000",
             "peers = 16385",
             "rebalance = -1.0",
-            "staleness = 2",
+            "staleness = 5",
         ] {
             assert!(Described::parse(text).is_err(), "{text}");
         }

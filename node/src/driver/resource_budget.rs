@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use nix::sys::statvfs::statvfs;
-use shoal_engine::{memory_floor, parameter_count, swapping_floor};
+use shoal_engine::{memory_floor, optimizer_elements, parameter_count, swapping_floor};
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::StageChoice;
@@ -17,15 +17,15 @@ use shoal_scheduler::placement::NO_ROOM_ADVICE;
 use super::spill::SpillFile;
 use crate::memory::HostMemory;
 
-/// Bytes on the disk per weight: weights and moments of two versions, one kept and one being
-/// written.
-const DISK_PER_PARAMETER: u64 = 24;
+/// Versions of weights and of the optimizer's state on the disk: one kept and one being written.
+const DISK_VERSIONS: u64 = 2;
 
 /// Bytes on the disk per weight of an older version that steps still read.
 const DISK_PER_STALE_PARAMETER: u64 = 8;
 
-/// Bytes on the disk per swapped weight: weights, moments, accumulator, mean gradient and a copy in bf16.
-const DISK_PER_SWAPPED_PARAMETER: u64 = 26;
+/// Bytes on the disk per swapped weight beside the optimizer's state: weights, accumulator, mean gradient and
+/// a copy in bf16.
+const DISK_PER_SWAPPED_PARAMETER: u64 = 18;
 
 /// A peer that swaps its stages gives this part of its memory to the output log, at most.
 const SWAPPING_LOG_SHARE: u64 = 8;
@@ -272,12 +272,14 @@ impl ResourceBudget {
     fn disk_for(&self, manifest: &Manifest, span: StageSpan) -> Bytes {
         let log = self.spilled(manifest, span) * manifest.largest_logged().0;
         let weights: usize = span.stages().map(|stage| parameter_count(manifest, stage)).sum();
+        let kept: usize = span.stages().map(|stage| optimizer_elements(manifest, stage)).sum();
+        let (weights, kept) = (weights as u64, 4 * kept as u64);
         let stale = (manifest.steps_at_once() - 1) * DISK_PER_STALE_PARAMETER;
         let swapped = match self.swaps(manifest, span) {
-            true => DISK_PER_SWAPPED_PARAMETER + 2 * stale,
+            true => weights * (DISK_PER_SWAPPED_PARAMETER + 2 * stale) + kept,
             false => 0,
         };
-        Bytes(log + weights as u64 * (DISK_PER_PARAMETER + stale + swapped))
+        Bytes(log + DISK_VERSIONS * (4 * weights + kept) + weights * stale + swapped)
     }
 
     /// Returns the memory for these stages with so many microbatches in flight.

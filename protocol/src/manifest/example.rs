@@ -1,8 +1,8 @@
 //! An example manifest for tests, the simulator and fuzzing.
 
 use super::{
-    Admission, Block, Checkpoint, Codecs, Data, Dtype, Evaluation, Manifest, Model, Optimizer,
-    TokenWidth, Tokenizer, Tokens, Training,
+    Adam, Admission, Block, Checkpoint, Codecs, Data, Dtype, Evaluation, Manifest, Model,
+    Optimizer, Rule, Schedule, TokenWidth, Tokenizer, Tokens, Training,
 };
 use crate::ids::ContentHash;
 
@@ -39,13 +39,11 @@ pub fn small() -> Manifest {
         codec: Codecs::default(),
         optimizer: Optimizer {
             learning_rate: 1e-3,
-            final_learning_rate: 1e-4,
+            schedule: Schedule::Cosine { final_learning_rate: 1e-4 },
             warmup_steps: 2,
-            beta1: 0.9,
-            beta2: 0.95,
-            epsilon: 1e-8,
             weight_decay: 0.1,
             gradient_clip: 1.0,
+            rule: Rule::Adamw(Adam { beta2: 0.95, ..Adam::DEFAULT }),
         },
         evaluation: Evaluation { held_out: 0.1, every: 5, microbatches: 2 },
         checkpoint: Checkpoint { every: 0, keep: 2 },

@@ -11,6 +11,7 @@ mod data;
 pub mod example;
 mod lora;
 mod model;
+mod optimizer;
 mod start;
 mod weight_groups;
 
@@ -34,6 +35,9 @@ pub use codecs::{ChunkPacking, Codecs, GradientRounding};
 pub use data::{Data, Prepared, TokenWidth, Tokenizer, Tokens};
 pub use lora::{Lora, LoraTarget};
 pub use model::{Base, Model};
+pub use optimizer::{
+    Adafactor, Adam, Lars, Lion, Muon, Optimizer, RateScale, Rule, Schedule, Sgd, UnknownKey,
+};
 pub use start::{SampleNumbers, Start};
 
 /// Bytes of one label, which travels beside its activation.
@@ -112,32 +116,11 @@ pub struct Training {
     pub recompute: bool,
     /// Weight gradients are rounded to multiples of 2^-gradient_fraction_bits.
     pub gradient_fraction_bits: u8,
-    /// Updates that may be missing from the weights that a step reads: 0 or 1. With 1, the
-    /// all-reduce of a step may take as long as all passes of the next step.
+    /// Updates that may be missing from the weights that a step reads, up to [`limits::STALENESS`]. All-reduces
+    /// go one after the other; with 1, that of a step may take as long as all passes of the next step, and with
+    /// more, single ones may take longer.
     #[serde(default)]
     pub staleness: u8,
-}
-
-/// AdamW with decoupled decay, linear warm-up and a cosine schedule.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
-#[serde(deny_unknown_fields)]
-pub struct Optimizer {
-    /// Learning rate after the warm-up.
-    pub learning_rate: f64,
-    /// Learning rate at the last step.
-    pub final_learning_rate: f64,
-    /// Steps of linear warm-up.
-    pub warmup_steps: u64,
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub epsilon: f64,
-    /// Decoupled weight decay; vectors (the norms' weights) have none.
-    pub weight_decay: f64,
-    /// The largest global gradient norm that is not scaled down; 0 disables clipping.
-    pub gradient_clip: f64,
 }
 
 /// The frequency and size of evaluations on the held-out text.
@@ -244,6 +227,18 @@ pub enum ManifestError {
          export its model and import it as a base"
     )]
     StartWithoutAdapters,
+    /// A start whose optimizer keeps other vectors beside the weights.
+    #[error(
+        "the checkpoint to go on from has the state of optimizer.kind = \"{earlier}\", which {here} cannot \
+         go on with: keep the kind (and, for sgd and lars, whether there is momentum), or export its model and \
+         import it as a base"
+    )]
+    StartOfAnotherOptimizer {
+        /// The rule of the checkpoint's run.
+        earlier: &'static str,
+        /// The rule of this run.
+        here: &'static str,
+    },
     /// A checkpoint of adapters in a run that trains all weights.
     #[error(
         "the checkpoint to go on from has adapters alone, and this run trains all weights: add its \
@@ -414,7 +409,7 @@ impl Manifest {
     pub fn check(&self) -> Result<(), ManifestError> {
         self.model.check()?;
         self.check_training()?;
-        self.check_optimizer()?;
+        self.optimizer.check()?;
         self.check_evaluation()?;
         self.check_start()?;
         self.check_data()
@@ -427,7 +422,7 @@ impl Manifest {
         within("training.microbatches", training.microbatches, 1..=limits::MICROBATCHES / 2)?;
         within("training.microbatch_size", training.microbatch_size, 1..=1 << 16)?;
         within("training.gradient_fraction_bits", training.gradient_fraction_bits, 16..=56)?;
-        within("training.staleness", training.staleness, 0..=1)?;
+        within("training.staleness", training.staleness, 0..=limits::STALENESS)?;
         if u32::from(training.stages) > self.model.layers {
             return Err(ManifestError::MoreStagesThanLayers {
                 stages: training.stages,
@@ -442,22 +437,6 @@ impl Manifest {
         let cap = 1..=limits::TENSOR.0;
         within("bytes of one activation", bytes(self.codec.activations), cap.clone())?;
         within("bytes of an activation's gradient", bytes(self.codec.activation_gradients), cap)
-    }
-
-    fn check_optimizer(&self) -> Result<(), ManifestError> {
-        let optimizer = &self.optimizer;
-        within("optimizer.learning_rate", optimizer.learning_rate, 0.0..=10.0)?;
-        within(
-            "optimizer.final_learning_rate",
-            optimizer.final_learning_rate,
-            0.0..=optimizer.learning_rate,
-        )?;
-        within("optimizer.warmup_steps", optimizer.warmup_steps, 0..=1 << 40)?;
-        within("optimizer.beta1", optimizer.beta1, 0.0..=0.999_999)?;
-        within("optimizer.beta2", optimizer.beta2, 0.0..=0.999_999_9)?;
-        within("optimizer.epsilon", optimizer.epsilon, 1e-20..=1.0)?;
-        within("optimizer.weight_decay", optimizer.weight_decay, 0.0..=10.0)?;
-        within("optimizer.gradient_clip", optimizer.gradient_clip, 0.0..=1e9)
     }
 
     fn check_evaluation(&self) -> Result<(), ManifestError> {
@@ -501,7 +480,7 @@ mod tests {
     #[test]
     fn every_value_is_part_of_the_run_id() {
         let mut other = small();
-        other.optimizer.beta2 += 1e-9;
+        other.optimizer.weight_decay += 1e-9;
         assert_ne!(other.run_id(), small().run_id());
     }
 
@@ -526,9 +505,9 @@ mod tests {
             Err(ManifestError::MoreStagesThanLayers { stages: 6, layers: 5 })
         );
         let mut manifest = small();
-        manifest.optimizer.beta1 = f64::NAN;
+        manifest.optimizer.weight_decay = f64::NAN;
         let error = manifest.check().expect_err("not a number is in no range").to_string();
-        assert!(error.starts_with("optimizer.beta1 = NaN"), "{error}");
+        assert!(error.starts_with("optimizer.weight_decay = NaN"), "{error}");
         let mut manifest = small();
         manifest.data = Data::Text(Tokens { count: 16, ..example::tokens() });
         assert!(matches!(manifest.check(), Err(ManifestError::TextTooShort { .. })));

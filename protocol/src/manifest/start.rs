@@ -100,7 +100,8 @@ impl Manifest {
     }
 
     /// Checks that the trained weights of an `earlier` run are those of this one, in name, shape and
-    /// meaning. Stages, batch, number formats, optimizer, data and context may differ.
+    /// meaning, and that the optimizer keeps the same beside them. Stages, batch, number formats, the
+    /// optimizer's constants, data and context may differ.
     ///
     /// # Errors
     /// The first difference.
@@ -124,7 +125,14 @@ impl Manifest {
         if self.model.boundary.is_some() && old != new {
             return Err(ManifestError::StartWithBoundary { earlier: old, here: new });
         }
-        Ok(())
+        let [old, new] = [earlier, self].map(|manifest| &manifest.optimizer.rule);
+        match new.takes_state_of(old) {
+            true => Ok(()),
+            false => Err(ManifestError::StartOfAnotherOptimizer {
+                earlier: old.name(),
+                here: new.name(),
+            }),
+        }
     }
 
     pub(super) fn check_start(&self) -> Result<(), ManifestError> {
@@ -161,7 +169,7 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::super::example::small;
-    use super::super::{Lora, LoraTarget};
+    use super::super::{Lion, Lora, LoraTarget, Rule};
     use super::*;
 
     fn start(step: u64, samples: u64) -> Option<Start> {
@@ -225,11 +233,14 @@ mod tests {
             later.training.stages = 5;
             later.training.microbatches = 1;
             later.model.context = 8;
-            later.optimizer.beta2 = 0.99;
+            later.optimizer.weight_decay = 0.0;
         };
         assert_eq!(refusal(&free), Ok(()));
         let error = refusal(&|later| later.model.hidden = 64).expect_err("refused");
         assert!(error.contains("model.hidden = 32 there and 64 here"), "{error}");
+        let lion = Rule::Lion(Lion { beta1: 0.9, beta2: 0.99 });
+        let error = refusal(&|later| later.optimizer.rule = lion).expect_err("refused");
+        assert!(error.contains("optimizer.kind = \"adamw\", which lion cannot"), "{error}");
         let lora = Lora { rank: 4, alpha: 8.0, targets: vec![LoraTarget::QProj] };
         let error = refusal(&|later| later.lora = Some(lora.clone())).expect_err("refused");
         assert!(error.contains("has no adapters"), "{error}");

@@ -30,6 +30,9 @@ const MOST_ON_WAY: usize = 1 << 18;
 /// Default size of one stage's file in a snapshot.
 const SNAPSHOT: Bytes = Bytes(8);
 
+/// Numbers that the optimizer keeps per weight: AdamW's moments.
+const MOMENTS: u64 = 2;
+
 impl Scenario {
     /// A run of these peers without faults.
     #[must_use]
@@ -99,7 +102,8 @@ impl Scenario {
     pub(super) fn load(&self) -> Load {
         let elements = |weights| self.parameters.get(&weights).map_or(0, |count| *count as u64);
         let of_stage = |stage| self.manifest.groups_of(stage).map(elements).sum::<u64>();
-        Load::of(&self.manifest, |stage| of_stage(stage).saturating_mul(self.weight))
+        let parameters = |stage| of_stage(stage).saturating_mul(self.weight);
+        Load::of(&self.manifest, parameters, |stage| parameters(stage).saturating_mul(MOMENTS))
     }
 }
 

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step};
+use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::FixedLoss;
 
@@ -19,11 +20,12 @@ pub(super) fn mix(words: &[u64]) -> u64 {
     })
 }
 
-/// A stage's weights at a version and, if the manifest allows stale reads, at the version before.
+/// A stage's weights at a version and, if the manifest allows stale reads, at those before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Weights {
     pub(super) newest: u64,
-    pub(super) before: Option<u64>,
+    /// The newest first; `None` for those that no step reads.
+    pub(super) before: [Option<u64>; limits::STALENESS as usize],
 }
 
 impl Weights {
@@ -33,23 +35,27 @@ impl Weights {
         if let Some(start) = manifest.start {
             newest = mix(&[newest, 10, start.step.0]);
         }
-        Self { newest, before: (manifest.training.staleness > 0).then_some(newest) }
+        let is_read = |age| age < usize::from(manifest.training.staleness);
+        let before = std::array::from_fn(|age| is_read(age).then_some(newest));
+        Self { newest, before }
     }
 
     /// The weights after an update.
     pub(super) fn updated(self, sums: &[i64], gradient_norm: f64) -> Self {
         let newest = updated(self.newest, sums, gradient_norm);
-        Self { newest, before: self.before.map(|_| self.newest) }
+        let mut before = self.before;
+        let mut newer = self.newest;
+        for held in before.iter_mut().flatten() {
+            std::mem::swap(held, &mut newer);
+        }
+        Self { newest, before }
     }
 
     /// The weights that a step reads, given those of a version.
     pub(super) fn read_by(self, step: Step, version: Step, manifest: &Manifest) -> Option<u64> {
-        let reads = manifest.reads(step);
-        if reads == version {
-            Some(self.newest)
-        } else {
-            self.before.filter(|_| reads.next() == version)
-        }
+        let age = version.0.checked_sub(manifest.reads(step).0)?;
+        let mut held = [self.newest].into_iter().chain(self.before.into_iter().flatten());
+        held.nth(usize::try_from(age).ok()?)
     }
 }
 
@@ -109,7 +115,8 @@ fn updated(weights: u64, sums: &[i64], gradient_norm: f64) -> u64 {
 
 /// The content of a stage's file in a checkpoint.
 pub(super) fn file_hash(version: Step, stage: Stage, weights: Weights) -> ContentHash {
-    let words = [9, version.0, u64::from(stage.0), weights.newest, weights.before.unwrap_or(0)];
+    let before = mix(&weights.before.map(|held| held.unwrap_or(0)));
+    let words = [9, version.0, u64::from(stage.0), weights.newest, before];
     ContentHash::of(&mix(&words).to_le_bytes())
 }
 

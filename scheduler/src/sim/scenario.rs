@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use shoal_protocol::codec::{Codec, SumCodec};
 use shoal_protocol::ids::{ContentHash, Stage, StageSpan, Step, WeightGroup};
+use shoal_protocol::limits;
 use shoal_protocol::manifest::{Evaluation, Manifest, Model, Start, Training, example};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
@@ -469,7 +470,9 @@ fn manifest(rng: &mut Rng, stages: u16) -> Manifest {
     let exact = SumCodec::Exact;
     let sums = [exact, exact, SumCodec::Rounded(Codec::F32), SumCodec::Rounded(Codec::Bf16)];
     manifest.codec.all_reduce = sums[(manifest.training.seed % 4) as usize];
-    manifest.training.staleness = u8::from((manifest.training.seed / 4).is_multiple_of(3));
+    // Half of all runs wait for each update.
+    let staleness = (manifest.training.seed / 4 % 8) as u8;
+    manifest.training.staleness = if staleness > limits::STALENESS { 0 } else { staleness };
     manifest.model.block.tied = (manifest.training.seed / 12).is_multiple_of(2);
     manifest.evaluation.every = rng.within(0..=2);
     if manifest.evaluation.every > 0 {

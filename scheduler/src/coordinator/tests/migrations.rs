@@ -14,7 +14,7 @@ const STEPS: u64 = 10;
 fn uneven(second: u8, rate: Option<u64>) -> Run {
     let mut run = Run::new(2, 1, STEPS);
     run.coordinator.context.config.load =
-        Load { activations: Bytes(0), gradients: vec![Bytes(100_000_000); 2] };
+        Load::with_gradients(Bytes(0), vec![Bytes(100_000_000); 2]);
     run.coordinator.context.config.wait_for = usize::from(second) + 1;
     run.coordinator.context.config.rebalance = Rebalance::every_so_often(Duration::from_secs(60));
     for number in 0..=second {

@@ -1,6 +1,7 @@
 //! The trace of all events, by which two runs are compared.
 
 use shoal_protocol::ids::{Member, PeerId, Stage, Step};
+use shoal_protocol::limits;
 use shoal_protocol::message::LinkEstimate;
 use shoal_protocol::units::Moment;
 
@@ -94,7 +95,9 @@ impl Trace {
 
     fn weights(&mut self, weights: Option<Weights>) {
         self.word(weights.map_or(0, |held| held.newest));
-        self.word(weights.and_then(|held| held.before).unwrap_or(0));
+        for held in weights.map_or([None; limits::STALENESS as usize], |held| held.before) {
+            self.word(held.unwrap_or(0));
+        }
     }
 
     fn cargo(&mut self, cargo: &Cargo) {

@@ -1,0 +1,106 @@
+//! AdamW (Loshchilov and Hutter, arXiv 1711.05101), in the order of unfused `torch.optim.AdamW`.
+
+use shoal_protocol::manifest::Adam;
+use tch::Tensor;
+
+use super::Terms;
+use crate::error::Result;
+use crate::kernel::widest;
+
+/// The scalars of an update, rounded once to f32.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scalars {
+    pub(super) scale: f32,
+    keep: f32,
+    pub(super) one_minus_beta1: f32,
+    pub(super) beta2: f32,
+    pub(super) one_minus_beta2: f32,
+    pub(super) root_correction2: f32,
+    step_size: f32,
+    pub(super) epsilon: f32,
+}
+
+impl Scalars {
+    pub(super) fn new(adam: &Adam, terms: &Terms) -> Self {
+        let count = terms.count as f64;
+        let correction1 = 1.0 - libm::pow(adam.beta1, count);
+        let correction2 = 1.0 - libm::pow(adam.beta2, count);
+        Self {
+            scale: terms.scale,
+            keep: (1.0 - terms.rate * terms.decay) as f32,
+            one_minus_beta1: (1.0 - adam.beta1) as f32,
+            beta2: adam.beta2 as f32,
+            one_minus_beta2: (1.0 - adam.beta2) as f32,
+            root_correction2: libm::sqrt(correction2) as f32,
+            step_size: (terms.rate / correction1) as f32,
+            epsilon: adam.epsilon as f32,
+        }
+    }
+}
+
+widest! {
+    /// One pass over weights, gradient and moments of equal length.
+    pub(super) fn update(
+        weights: &mut [f32],
+        gradient: &[f32],
+        moments: [&mut [f32]; 2],
+        scalars: Scalars,
+    ) {
+        let [first, second] = moments;
+        let moments = first.iter_mut().zip(second);
+        for ((weight, gradient), (first, second)) in weights.iter_mut().zip(gradient).zip(moments) {
+            let gradient = gradient * scalars.scale;
+            let kept = *weight * scalars.keep;
+            *first += (gradient - *first) * scalars.one_minus_beta1;
+            *second = *second * scalars.beta2 + gradient * gradient * scalars.one_minus_beta2;
+            let denominator = second.sqrt() / scalars.root_correction2 + scalars.epsilon;
+            *weight = kept - *first / denominator * scalars.step_size;
+        }
+    }
+}
+
+/// The same operations in the same order as [`update`], one kernel each.
+pub(super) fn update_on_device(
+    mut weights: Tensor,
+    gradient: &Tensor,
+    [mut first, mut second]: [Tensor; 2],
+    scalars: Scalars,
+) -> Result<()> {
+    let gradient = gradient.f_mul_scalar(f64::from(scalars.scale))?;
+    let _ = weights.f_mul_scalar_(f64::from(scalars.keep))?;
+    let change = gradient.f_sub(&first)?.f_mul_scalar(f64::from(scalars.one_minus_beta1))?;
+    let _ = first.f_add_(&change)?;
+    let square = gradient.f_mul(&gradient)?.f_mul_scalar(f64::from(scalars.one_minus_beta2))?;
+    let _ = second.f_mul_scalar_(f64::from(scalars.beta2))?.f_add_(&square)?;
+    let root = second.f_sqrt()?.f_div_scalar(f64::from(scalars.root_correction2))?;
+    let denominator = root.f_add_scalar(f64::from(scalars.epsilon))?;
+    let change = first.f_div(&denominator)?.f_mul_scalar(f64::from(scalars.step_size))?;
+    let _ = weights.f_sub_(&change)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::elements;
+
+    #[test]
+    fn both_ways_have_the_same_bits() {
+        let numbers = |scale: f32| (1..200).map(|index| (index as f32).sin() * scale).collect();
+        let (mut weights, gradient): (Vec<f32>, Vec<f32>) = (numbers(2.0), numbers(0.1));
+        let mut moments: [Vec<f32>; 2] = [vec![0.0; weights.len()], vec![0.0; weights.len()]];
+        let [on_device, first, second] =
+            [&weights, &moments[0], &moments[1]].map(|values| Tensor::from_slice(values));
+        for count in 1..5 {
+            let terms =
+                Terms { scale: 0.7, rate: 1e-2, decay: 0.1, count, is_matrix: true, threads: 1 };
+            let scalars = Scalars::new(&Adam { beta2: 0.95, ..Adam::DEFAULT }, &terms);
+            update(&mut weights, &gradient, moments.each_mut().map(|one| &mut one[..]), scalars);
+            let held = [&first, &second].map(Tensor::shallow_clone);
+            let gradient = Tensor::from_slice(&gradient);
+            update_on_device(on_device.shallow_clone(), &gradient, held, scalars).expect("a CPU");
+        }
+        assert_eq!(elements::<f32>(&on_device), weights);
+        assert_eq!([&first, &second].map(elements::<f32>), moments.each_ref().map(|one| &one[..]));
+    }
+}

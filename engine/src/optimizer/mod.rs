@@ -1,0 +1,269 @@
+//! Updates of a stage's flat vector, one file for each rule.
+//!
+//! Each element is updated by f32 IEEE operations in a fixed order, that of the rule's reference in PyTorch, and
+//! sums over a weight have a fixed order, so replicas on any processor get the same bits. Scalars (learning rate,
+//! bias corrections, clip scale, norms) are computed in f64 in Rust and rounded once to f32.
+
+mod adafactor;
+mod adamw;
+mod lamb;
+mod lars;
+mod lion;
+mod muon;
+mod schedule;
+mod sgd;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use shoal_protocol::ids::Step;
+use shoal_protocol::manifest::{Manifest, Muon, Rule};
+use tch::{Device, Kind, Tensor};
+
+pub use self::schedule::{clip_scale, learning_rate};
+pub use self::slots::{Slot, optimizer_elements};
+pub(crate) use self::slots::{SlotLayout, layout};
+use crate::accumulator::square_norm;
+use crate::error::Result;
+use crate::parameters::Parameter;
+use crate::tensor::elements_mut;
+
+/// One optimizer update.
+#[derive(Debug, Clone, Copy)]
+pub struct Update<'a> {
+    /// The step that the gradient is of.
+    pub step: Step,
+    /// The mean over all tokens, for each of the stage's weight groups in their order: f32,
+    /// little-endian.
+    pub gradients: &'a [&'a [u8]],
+    /// Norm over all stages of the mean over targets.
+    pub gradient_norm: f64,
+    /// Tokens of the step that count towards the loss.
+    pub targets: u64,
+}
+
+/// What the update of a weight depends on beside the rule's constants.
+#[derive(Debug, Clone, Copy)]
+struct Terms {
+    /// Factor on the gradient: of clipping, and of the mean over targets.
+    scale: f32,
+    rate: f64,
+    decay: f64,
+    /// Number of this update in the run, from 1.
+    count: u64,
+    is_matrix: bool,
+    /// Threads for products of matrices.
+    threads: usize,
+}
+
+impl Terms {
+    fn new(manifest: &Manifest, update: &Update<'_>, is_matrix: bool, threads: usize) -> Self {
+        let Update { step, gradient_norm, targets, .. } = *update;
+        let optimizer = &manifest.optimizer;
+        let scale = clip_scale(optimizer, gradient_norm) * manifest.gradient_scale(targets);
+        Self {
+            scale: scale as f32,
+            rate: learning_rate(manifest, step),
+            decay: if is_matrix { optimizer.weight_decay } else { 0.0 },
+            count: step.0 + 1,
+            is_matrix,
+            threads,
+        }
+    }
+
+    /// The terms of the weights that Muon leaves to AdamW: the schedule is the same, from another rate.
+    fn of_rest(self, muon: &Muon, learning_rate: f64) -> Self {
+        let share = if learning_rate == 0.0 { 0.0 } else { self.rate / learning_rate };
+        Self { rate: muon.rest_learning_rate * share, ..self }
+    }
+}
+
+/// Norm of some numbers, in a fixed order of additions.
+fn norm(values: &[f32]) -> f64 {
+    libm::sqrt(square_norm(bytemuck::cast_slice(values)))
+}
+
+/// One slot of a stage.
+#[derive(Debug)]
+pub(crate) struct SlotVector {
+    pub(crate) layout: SlotLayout,
+    /// All of its tensors, flat f32.
+    pub(crate) flat: Tensor,
+    /// The range of each weight's tensor, by the weight's offset in the stage.
+    ranges: BTreeMap<usize, Range<usize>>,
+}
+
+/// What the optimizer keeps beside a stage's weights. AdamW updates on the stage's device and keeps its moments
+/// there; other rules update on the processor, whose sums have the same bits everywhere.
+#[derive(Debug)]
+pub(crate) struct OptimizerState {
+    pub(crate) slots: Vec<SlotVector>,
+    threads: usize,
+}
+
+impl OptimizerState {
+    /// Zeros.
+    pub(crate) fn new(
+        rule: &Rule,
+        parameters: &[Parameter],
+        device: Device,
+        threads: usize,
+    ) -> Result<Self> {
+        let place = if matches!(rule, Rule::Adamw(_)) { device } else { Device::Cpu };
+        let offsets: BTreeMap<&str, usize> =
+            parameters.iter().map(|one| (one.name.as_str(), one.offset)).collect();
+        let vector = |layout: SlotLayout| -> Result<SlotVector> {
+            let range = |tensor: &Parameter| (offsets[tensor.name.as_str()], tensor.range());
+            let ranges = layout.tensors.iter().map(range).collect();
+            let flat = Tensor::f_zeros([layout.len() as i64], (Kind::Float, place))?;
+            Ok(SlotVector { layout, flat, ranges })
+        };
+        let slots = layout(rule, parameters).into_iter().map(vector).collect::<Result<_>>()?;
+        Ok(Self { slots, threads })
+    }
+
+    /// Updates flat `weights` by the mean gradient of a step: ranges of the flat vector, none of which
+    /// ends within a parameter.
+    pub(crate) fn apply(
+        &mut self,
+        weights: &mut Tensor,
+        gradients: &[(Range<usize>, Cow<'_, [f32]>)],
+        parameters: &[Parameter],
+        manifest: &Manifest,
+        update: &Update<'_>,
+    ) -> Result<()> {
+        let _guard = tch::no_grad_guard();
+        let threads = self.threads;
+        let terms = [false, true].map(|is_matrix| Terms::new(manifest, update, is_matrix, threads));
+        let is_on_device = weights.device() != Device::Cpu;
+        let mut copied = match is_on_device && !matches!(manifest.optimizer.rule, Rule::Adamw(_)) {
+            true => Some(weights.f_to(Device::Cpu)?),
+            false => None,
+        };
+        for (place, gradient) in gradients {
+            let on_device = match is_on_device && copied.is_none() {
+                true => Some(Tensor::f_from_slice(gradient)?.f_to(weights.device())?),
+                false => None,
+            };
+            for parameter in parameters.iter().filter(|one| place.contains(&one.offset)) {
+                let terms = terms[usize::from(parameter.decays())];
+                let (range, start) = (parameter.range(), parameter.offset - place.start);
+                if let Some(gradient) = &on_device {
+                    let gradient = gradient.f_narrow(0, start as i64, range.len() as i64)?;
+                    self.update_on_device(weights, &gradient, parameter, manifest, &terms)?;
+                    continue;
+                }
+                let gradient = &gradient[start..start + range.len()];
+                let flat = copied.as_mut().unwrap_or(&mut *weights);
+                let weights = &mut elements_mut(flat)[range];
+                self.update(weights, gradient, parameter, manifest, &terms);
+            }
+        }
+        if let Some(copied) = &copied {
+            weights.f_copy_(copied)?;
+        }
+        Ok(())
+    }
+
+    /// Updates one parameter on the processor.
+    fn update(
+        &mut self,
+        weights: &mut [f32],
+        gradient: &[f32],
+        parameter: &Parameter,
+        manifest: &Manifest,
+        terms: &Terms,
+    ) {
+        let learning_rate = manifest.optimizer.learning_rate;
+        let mut slots = self.slices(parameter);
+        match &manifest.optimizer.rule {
+            Rule::Adamw(adam) => {
+                let scalars = adamw::Scalars::new(adam, terms);
+                adamw::update(weights, gradient, slots.moments(), scalars);
+            }
+            Rule::Sgd(sgd) => {
+                let scalars = sgd::Scalars::new(sgd, terms, 1.0);
+                sgd::update(weights, gradient, slots.find(Slot::Momentum), scalars);
+            }
+            Rule::Lion(lion) => {
+                let scalars = lion::Scalars::new(lion, terms);
+                lion::update(weights, gradient, slots.take(Slot::Momentum), scalars);
+            }
+            Rule::Muon(muon) if parameter.is_layer_matrix() => {
+                let momentum = slots.take(Slot::Momentum);
+                let extents = [parameter.shape[0], parameter.shape[1]];
+                muon::update(muon, terms, weights, gradient, momentum, extents);
+            }
+            Rule::Muon(muon) => {
+                let terms = terms.of_rest(muon, learning_rate);
+                let scalars = adamw::Scalars::new(&muon.rest, &terms);
+                adamw::update(weights, gradient, slots.moments(), scalars);
+            }
+            Rule::Lamb(adam) => lamb::update(adam, terms, weights, gradient, slots.moments()),
+            Rule::Lars(lars) => {
+                let momentum = slots.find(Slot::Momentum);
+                lars::update(lars, terms, weights, gradient, momentum);
+            }
+            Rule::Adafactor(adafactor) if terms.is_matrix => {
+                let factors = [Slot::RowFactor, Slot::ColumnFactor].map(|slot| slots.take(slot));
+                adafactor::update_matrix(adafactor, terms, weights, gradient, factors);
+            }
+            Rule::Adafactor(adafactor) => {
+                let second = slots.take(Slot::SecondMoment);
+                adafactor::update_vector(adafactor, terms, weights, gradient, second);
+            }
+        }
+    }
+
+    /// What is kept for one parameter.
+    fn slices(&mut self, parameter: &Parameter) -> Slices<'_> {
+        let mut slices = BTreeMap::new();
+        for SlotVector { layout, flat, ranges } in &mut self.slots {
+            if let Some(range) = ranges.get(&parameter.offset) {
+                slices.insert(layout.slot, &mut elements_mut(flat)[range.clone()]);
+            }
+        }
+        Slices(slices)
+    }
+
+    /// AdamW's update of one parameter where weights and moments are on a device.
+    fn update_on_device(
+        &self,
+        weights: &Tensor,
+        gradient: &Tensor,
+        parameter: &Parameter,
+        manifest: &Manifest,
+        terms: &Terms,
+    ) -> Result<()> {
+        let Rule::Adamw(adam) = &manifest.optimizer.rule else {
+            unreachable!("the weights of other rules are copied")
+        };
+        let (start, length) = (parameter.offset as i64, parameter.len() as i64);
+        let narrow = |tensor: &Tensor| tensor.f_narrow(0, start, length);
+        let [first, second] = &self.slots[..] else { unreachable!("AdamW has two slots") };
+        let moments = [narrow(&first.flat)?, narrow(&second.flat)?];
+        let scalars = adamw::Scalars::new(adam, terms);
+        adamw::update_on_device(narrow(weights)?, gradient, moments, scalars)
+    }
+}
+
+/// What is kept for one parameter, by slot.
+struct Slices<'a>(BTreeMap<Slot, &'a mut [f32]>);
+
+impl<'a> Slices<'a> {
+    fn find(&mut self, slot: Slot) -> Option<&'a mut [f32]> {
+        self.0.remove(&slot)
+    }
+
+    fn take(&mut self, slot: Slot) -> &'a mut [f32] {
+        self.find(slot).expect("the layout has a tensor for this weight")
+    }
+
+    fn moments(&mut self) -> [&'a mut [f32]; 2] {
+        [Slot::FirstMoment, Slot::SecondMoment].map(|slot| self.take(slot))
+    }
+}
