@@ -18,6 +18,7 @@ help:
 	@echo 'make bench-transport measure throughput over long, full and lossy links (13 minutes; root)'
 	@echo 'make bench-convergence DATA=TEXT  measure the effect of codecs on the loss (19 minutes)'
 	@echo 'make bench-prepare   measure the preparation of data beside datasets (30 minutes)'
+	@echo 'make bench-swap      measure training with a third of its memory, beside DeepSpeed (15 minutes)'
 	@echo 'make bench-generate  measure the generation of text beside transformers (4 minutes)'
 	@echo 'make bench-chunks    measure downloads of a file from several peers (10 minutes; root)'
 	@echo 'make bench-placement compare placements of 64 devices with DT-FM (3 minutes)'
@@ -156,6 +157,14 @@ bench-prepare: build
 	-.venv/bin/python scripts/check_real/fixtures.py bench/results/tools/real $(smollm2)
 	.venv/bin/python bench/prepare.py --shoal target/release/shoal --datasets $(datasets) --tokenizer $(smollm2)
 
+# DeepSpeed compiles its reads and writes of the disk when it first runs: ninja, a C++ compiler, libaio-dev.
+deepspeed := bench/results/tools/deepspeed
+bench-swap: build
+	@scripts/setup.sh --tests
+	-.venv/bin/python -m pip install --quiet --target $(deepspeed) --upgrade --no-deps deepspeed==0.19.8 \
+		hjson==3.1.0 ninja py-cpuinfo msgpack einops psutil pydantic pydantic_core==2.50.5 annotated-types typing-inspection
+	.venv/bin/python bench/swap.py --shoal target/release/shoal --peers $(deepspeed)
+
 bench-generate: setup
 	@scripts/setup.sh --tests
 	cargo build --release -p shoal-engine --example generate_speed
@@ -227,5 +236,5 @@ check-real: build
 
 .PHONY: help setup build demo test programs test-system test-deployment bench-smoke bench bench-recovery \
 	bench-overhead bench-codec bench-all-reduce bench-all-reduce-links bench-links bench-transport bench-chunks \
-	bench-convergence bench-prepare bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
+	bench-convergence bench-prepare bench-swap bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
 	bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak lint check-gpu check-real

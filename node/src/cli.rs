@@ -277,6 +277,9 @@ pub struct InitArgs {
     /// Start from the weights of this base (`shoal import`), with values for fine-tuning.
     #[arg(long, value_name = "BASE")]
     pub from: Option<PathBuf>,
+    /// Train adapters of this rank beside the frozen weights of the base (LoRA).
+    #[arg(long, value_name = "RANK", requires = "from", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub lora: Option<u32>,
     /// Data to train on: prepared data (`shoal data prepare`), or a text file or a folder of text files.
     #[arg(long, value_name = "DATA")]
     pub data: Option<PathBuf>,

@@ -288,6 +288,14 @@ fn the_commands_of_a_fine_tuning_work_as_they_are() {
     let mut command = shoal(["generate", "--prompt", "<|im_start|>user", "--tokens", "8"]);
     command.arg(trained.checkpoint());
     assert!(Process::start("generate", command).end().success().starts_with("<|im_start|>user"));
+    let adapted = run.path("adapted.toml");
+    let mut command = shoal(["init", "--lora", "4", "--from"]);
+    command.arg(&base).arg("--data").arg(&data).arg("-o").arg(&adapted);
+    let _ = Process::start("init", command).end().success();
+    let text = fs::read_to_string(&adapted).expect("written");
+    assert!(text.contains("[lora]\nrank = 4\n"), "{text}");
+    fs::write(&adapted, text.replace("steps = 300", "steps = 2")).expect("room for a file");
+    assert_eq!(shoal_tests::run::local(&adapted, &run.path("adapters")).losses().len(), 2);
     let mut command = shoal(["data", "stats"]);
     command.arg(&data);
     assert!(Process::start("stats", command).end().success().contains("held out"));
