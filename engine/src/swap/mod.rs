@@ -186,6 +186,11 @@ impl Swap {
         self.needs += 1;
         let start = Instant::now();
         for place in places {
+            // The rest of the stage is about to be used too.
+            let others = self.vectors.iter_mut().filter(|(other, _)| other.0 == place.0);
+            others.for_each(|(_, other)| other.used = other.used.max(self.needs - 1));
+        }
+        for place in places {
             self.vector_mut(*place).used = self.needs;
         }
         for place in places {

@@ -192,9 +192,12 @@ impl Tiers {
     /// Brings parts into memory for a task. Returns the time at which all are there.
     pub(super) fn need(&mut self, now: Moment, places: &[Place], omit: Omit) -> Moment {
         self.needs += 1;
-        for place in places {
-            if let Some(resident) = self.device.get_mut(place) {
+        for (place, resident) in &mut self.device {
+            if places.contains(place) {
                 resident.used = self.needs;
+            } else if places.iter().any(|(stage, _)| *stage == place.0) {
+                // The rest of the stage is about to be used too.
+                resident.used = resident.used.max(self.needs - 1);
             }
         }
         let mut ready = now;
@@ -221,9 +224,15 @@ impl Tiers {
         }
     }
 
-    /// Begins to fetch what was asked for, as far as it has room beside the parts of the last need.
+    /// Begins to fetch what was noted.
     pub(super) fn begin_fetching(&mut self, now: Moment, omit: Omit) {
-        for place in std::mem::take(&mut self.ahead) {
+        let noted = std::mem::take(&mut self.ahead);
+        self.fetch(now, noted, omit);
+    }
+
+    /// Begins to fetch parts, as far as they have room beside those of the last need.
+    pub(super) fn fetch(&mut self, now: Moment, places: Vec<Place>, omit: Omit) {
+        for place in places {
             let Some(value) = self.below.get(&place).cloned() else { continue };
             if self.device.contains_key(&place) {
                 continue;

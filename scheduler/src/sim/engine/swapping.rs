@@ -56,6 +56,15 @@ impl Engine {
             tiers.forget(*stage, |_| true);
         }
         let ready = tiers.need(now, &places, omit);
+        if matches!(task, Task::Apply { .. }) {
+            let updates = |task: &Task| match task {
+                Task::Apply { stage, .. } => Some(*stage),
+                _ => None,
+            };
+            let next = self.queue.iter().find_map(updates);
+            let parts = next.map(|stage| [Part::Weights, Part::Moments].map(|part| (stage, part)));
+            tiers.fetch(now, parts.into_iter().flatten().collect(), omit);
+        }
         if super::is_pass(task) {
             tiers.read_fetched(&places);
             tiers.begin_fetching(now, omit);
