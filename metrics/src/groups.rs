@@ -141,6 +141,10 @@ group! {
         log_limit_bytes: Gauge = "shoal_output_log_limit_bytes";
         /// Bytes of the output logs of the open steps on disk.
         log_disk_bytes: IntGauge = "shoal_output_log_disk_bytes";
+        /// Bytes of swapped stages that this peer read from its disk or wrote to it.
+        stage_swap_bytes: Family<Swap, IntCounter> = "shoal_stage_swap_bytes_total";
+        /// Time that this peer's engine waited for tensors of swapped stages.
+        stage_swap_wait: Counter = "shoal_stage_swap_wait_seconds_total";
         /// Parts of output logs that could not be written to disk and stay in memory.
         spill_failures: IntCounter = "shoal_spill_failures_total";
     }

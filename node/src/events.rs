@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use shoal_engine::SwapStats;
 use shoal_protocol::ids::{ContentHash, PeerId, RunId, StageSpan};
 use shoal_protocol::message::MoveReason;
 
@@ -238,6 +239,8 @@ pub enum RunEvent {
     Finished {
         /// Bytes that this peer's data plane sent.
         sent: Traffic,
+        /// What this peer's engine swapped.
+        swapped: Swapped,
     },
     /// The run cannot continue.
     Stopped {
@@ -310,6 +313,24 @@ impl StepReport {
     #[must_use]
     pub fn tokens_per_second(&self) -> f64 {
         self.tokens as f64 / self.seconds.max(1e-9)
+    }
+}
+
+/// Tensors of stages that did not fit into memory, moved to and from the disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Swapped {
+    /// Bytes read.
+    pub read: u64,
+    /// Bytes written.
+    pub written: u64,
+    /// Seconds for which the engine waited.
+    pub waited_seconds: f64,
+}
+
+impl From<SwapStats> for Swapped {
+    fn from(stats: SwapStats) -> Self {
+        let SwapStats { read, written, waited, .. } = stats;
+        Self { read: read.0, written: written.0, waited_seconds: waited.as_secs_f64() }
     }
 }
 

@@ -12,6 +12,8 @@ pub(crate) enum FaultPoint {
     Reducing,
     /// The result of an all-reduce is here and reported, but not committed.
     Reduced,
+    /// The next stage of a peer that swaps is on its way into memory.
+    Swapping,
     /// A part of a checkpoint is written, but not reported.
     Storing,
     /// The coordinator has decided on a commit that is not in the log yet.
@@ -53,6 +55,7 @@ mod armed {
                 Self::GradientUnsent => "gradient-unsent",
                 Self::Reducing => "reducing",
                 Self::Reduced => "reduced",
+                Self::Swapping => "swapping",
                 Self::Storing => "storing",
                 Self::Committing => "committing",
                 Self::Committed => "committed",

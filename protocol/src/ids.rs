@@ -280,6 +280,9 @@ pub enum ParseIdError {
     /// Not 64 hexadecimal digits.
     #[error("not a hash: it must be 64 hexadecimal digits")]
     Hash,
+    /// Neither one stage nor two in order.
+    #[error("not a span of stages: it must be a number from 0, or the first and the last as 0-3")]
+    Span,
 }
 
 /// One incarnation of a peer in a run.
@@ -447,6 +450,18 @@ impl fmt::Display for StageSpan {
     }
 }
 
+/// The form that [`StageSpan`] is displayed in: a stage, or the first and the last with `-` between.
+impl FromStr for StageSpan {
+    type Err = ParseIdError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let stage = |text: &str| text.parse().map(Stage).map_err(|_| ParseIdError::Span);
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let span = Self { first: stage(first)?, last: stage(last)? };
+        if span.is_empty() { Err(ParseIdError::Span) } else { Ok(span) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -470,6 +485,17 @@ mod tests {
         let text = id.to_string();
         assert!(text.starts_with("12D3KooW"), "{text}");
         assert_eq!(text.parse(), Ok(id));
+    }
+
+    #[test]
+    fn a_span_reads_back_its_own_text() {
+        let span = |first, last| StageSpan { first: Stage(first), last: Stage(last) };
+        for (text, read) in [("0", span(0, 0)), ("4-7", span(4, 7)), ("3-3", span(3, 3))] {
+            assert_eq!(text.parse(), Ok(read));
+        }
+        for text in ["", "-", "3-", "-3", "3-2", "1-2-3", "65536", "a"] {
+            assert_eq!(text.parse::<StageSpan>(), Err(ParseIdError::Span), "{text}");
+        }
     }
 
     #[test]

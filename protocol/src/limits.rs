@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::units::Bytes;
 
 /// Version of the whole protocol between peers; peers of different versions do not connect.
-pub const PROTOCOL_VERSION: u32 = 13;
+pub const PROTOCOL_VERSION: u32 = 14;
 
 /// The size of one encoded control message.
 pub const CONTROL_MESSAGE: Bytes = Bytes(256 << 10);

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use shoal_protocol::ids::Stage;
+use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Moment;
 use shoal_scheduler::router::Routing;
@@ -112,7 +112,7 @@ fn scenario(microbatches: u32, routing: Routing) -> Scenario {
     let peers = replicas.map(|(slower, stage)| {
         let compute =
             ComputeScenario::passes(FORWARD * slower, BACKWARD * slower, JITTER_PER_MILLE);
-        PeerScenario::plain(StageChoice::One(Stage(stage)), STAGES, compute)
+        PeerScenario::plain(StageChoice::Span(StageSpan::one(Stage(stage))), STAGES, compute)
     });
     let network = NetworkScenario::even(LATENCY, Duration::ZERO, None);
     let mut scenario = Scenario::plain(manifest, peers.collect(), network);

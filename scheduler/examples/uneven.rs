@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use shoal_protocol::ids::Stage;
+use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Moment;
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn scenario(manifest: Manifest, peers: &[(Stage, ComputeScenario)]) -> Scenario {
     let stages = manifest.training.stages;
     let plain = |(stage, compute): &(Stage, ComputeScenario)| {
-        PeerScenario::plain(StageChoice::One(*stage), stages, compute.clone())
+        PeerScenario::plain(StageChoice::Span(StageSpan::one(*stage)), stages, compute.clone())
     };
     let network = NetworkScenario::even(LATENCY, LATENCY, None);
     Scenario::plain(manifest, peers.iter().map(plain).collect(), network)

@@ -53,13 +53,15 @@ pub fn place<'a>(
     assert!(stages > 0, "a run has stages");
     let last = Stage(stages - 1);
     match choice {
-        // Only the peer itself can tell whether all of them fit together.
+        // Only the peer itself can tell whether several stages fit together.
         StageChoice::All => Ok(StageSpan::all(stages)),
-        StageChoice::One(stage) if stage > last => Err(PlacementError::NoSuchStage { stage, last }),
-        StageChoice::One(stage) if !fits.contains(&stage) => {
-            Err(PlacementError::NoRoom { stage: Some(stage) })
+        StageChoice::Span(span) if span.last > last => {
+            Err(PlacementError::NoSuchStage { stage: span.last, last })
         }
-        StageChoice::One(stage) => Ok(StageSpan::one(stage)),
+        StageChoice::Span(span) => match span.stages().find(|stage| !fits.contains(stage)) {
+            Some(stage) => Err(PlacementError::NoRoom { stage: Some(stage) }),
+            None => Ok(span),
+        },
         StageChoice::None => Ok(StageSpan::none()),
         StageChoice::Auto => {
             let neediest = throughput.neediest(fits, newcomer);
@@ -139,9 +141,13 @@ mod tests {
     fn a_choice_is_honoured_or_refused() {
         let placed = |choice| super::tests::placed(NEWCOMER, choice, &all(2), &[5, 0]);
         assert_eq!(placed(StageChoice::All), Ok(StageSpan::all(2)));
-        assert_eq!(placed(StageChoice::One(Stage(0))), Ok(StageSpan::one(Stage(0))));
+        assert_eq!(
+            placed(StageChoice::Span(StageSpan::one(Stage(0)))),
+            Ok(StageSpan::one(Stage(0)))
+        );
         assert_eq!(placed(StageChoice::None), Ok(StageSpan::none()));
-        let refused = placed(StageChoice::One(Stage(2))).expect_err("no such stage");
+        let refused =
+            placed(StageChoice::Span(StageSpan::one(Stage(2)))).expect_err("no such stage");
         assert_eq!(refused.to_string(), "the run has no stage 2: choose one from 0 to 1, or auto");
     }
 
@@ -151,7 +157,7 @@ mod tests {
         let placed = |choice| super::tests::placed(NEWCOMER, choice, &fits, &[0, 4, 5]);
         assert_eq!(placed(StageChoice::Auto), Ok(StageSpan::one(Stage(1))));
         let no_room = PlacementError::NoRoom { stage: Some(Stage(0)) };
-        assert_eq!(placed(StageChoice::One(Stage(0))), Err(no_room));
+        assert_eq!(placed(StageChoice::Span(StageSpan::one(Stage(0)))), Err(no_room));
         let none = super::tests::placed(NEWCOMER, StageChoice::Auto, &BTreeSet::new(), &[0; 3]);
         assert_eq!(none, Err(PlacementError::NoRoom { stage: None }));
     }

@@ -4,6 +4,7 @@
 //!
 //! Every wait ends with its event, or after [`PATIENCE`] with a message that names the missing event.
 
+pub mod cgroup;
 pub mod emulator;
 pub mod http;
 pub mod namespace;

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use clap::Args;
 use shoal_engine::DeviceChoice;
-use shoal_protocol::ids::Stage;
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Price};
 use shoal_scheduler::rebalance::Rebalance;
@@ -21,16 +20,17 @@ use crate::observers::EventSink;
 /// More threads than any machine has processors for; libtorch would start them all.
 const THREADS: usize = 1024;
 
+/// The forms of `--stage`.
+const STAGE_FORMS: &str =
+    "stages are `auto`, `all`, `none`, a number from 0, or the first and the last as 0-3";
+
 /// Reads which stages a peer wants to host.
 fn parse_stage(text: &str) -> Result<StageChoice, &'static str> {
     match text {
         "auto" => Ok(StageChoice::Auto),
         "all" => Ok(StageChoice::All),
         "none" => Ok(StageChoice::None),
-        number => number
-            .parse()
-            .map(|stage| StageChoice::One(Stage(stage)))
-            .map_err(|_| "a stage is `auto`, `all`, `none` or a number from 0"),
+        span => span.parse().map(StageChoice::Span).map_err(|_| STAGE_FORMS),
     }
 }
 
@@ -111,9 +111,9 @@ pub struct PeerArgs {
     /// machine can connect; `none` turns it off.
     #[arg(long, visible_alias = "metrics", value_name = "ADDR", default_value_t = HttpAddress::default())]
     http: HttpAddress,
-    /// Stage to host: `auto` takes the one with the least throughput, `none` computes nothing (with --anchor
-    /// or --archive; with neither, the peer observes).
-    #[arg(long, value_name = "auto|N|all|none", default_value = "auto", value_parser = parse_stage)]
+    /// Stages to host: `auto` takes the one with the least throughput, `none` computes nothing (with --anchor
+    /// or --archive; with neither, the peer observes). Those that memory does not hold at once are swapped.
+    #[arg(long, value_name = "auto|N|A-B|all|none", default_value = "auto", value_parser = parse_stage)]
     stage: StageChoice,
     #[command(flatten)]
     compute: ComputeArgs,

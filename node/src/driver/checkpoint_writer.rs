@@ -1,10 +1,13 @@
 //! The one thread that writes parts of checkpoints, while the engine computes.
 
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Instant;
 
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use shoal_engine::checkpoint::write_stage;
 use shoal_engine::{CheckpointError, CheckpointFile, StageState};
 use shoal_protocol::ids::{Stage, Step};
@@ -27,6 +30,9 @@ pub(crate) struct PartWriter {
     pub(crate) stored: PathBuf,
     /// The files offered to other peers.
     pub(crate) files: Files,
+    /// Whether the page cache may keep what was written. Its pages count towards the memory limit of a
+    /// container, which a peer that swaps its stages has no room in.
+    pub(crate) cached: bool,
 }
 
 impl PartWriter {
@@ -85,8 +91,9 @@ fn write_all(parts: &PartWriter, queue: &Receiver<Copied>, results: &Sender<JobD
     for Copied { version, stage, state } in queue {
         let start = Instant::now();
         let result = parts.write(version, stage, &state);
+        let done = JobDone { result: Ok(result), busy: start.elapsed(), swapped: None };
         // The receiver is gone only while the process ends.
-        let _ = results.blocking_send(JobDone { result: Ok(result), busy: start.elapsed() });
+        let _ = results.blocking_send(done);
     }
 }
 
@@ -105,6 +112,12 @@ fn write(
         let path = folder.clone();
         label.write(&folder, name).map_err(|source| CheckpointError::Io { path, source })?;
     }
+    if !parts.cached {
+        for CheckpointFile { name, .. } in &written {
+            let path = folder.join(name);
+            uncache(&path).map_err(|source| CheckpointError::Io { path, source })?;
+        }
+    }
     let offer = |CheckpointFile { name, bytes, hash }| {
         parts.files.offer(hash, folder.join(&name));
         StoredFile { name, hash, size: units::Bytes(bytes) }
@@ -112,6 +125,12 @@ fn write(
     let files = written.into_iter().map(offer).collect();
     FaultPoint::Storing.pass();
     Ok(files)
+}
+
+/// Takes a file that is on the disk out of the page cache.
+fn uncache(path: &Path) -> io::Result<()> {
+    let file = File::open(path)?;
+    Ok(posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?)
 }
 
 fn make(folder: &Path) -> Result<(), CheckpointError> {

@@ -92,7 +92,7 @@ impl EngineHost {
                 let origin = run_files.obtain_origin(stage, version, true);
                 engine.load(stage, &runtime.block_on(origin)?)?;
             }
-            let parts = PartWriter { manifest, stored, files };
+            let parts = PartWriter { manifest, stored, files, cached: swapped.is_none() };
             Ok(EngineResources {
                 engine,
                 samples,

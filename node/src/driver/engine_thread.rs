@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bytes::Bytes;
-use shoal_engine::{AllReduce, Engine, EngineError, ForwardOutput, Origin, Update};
+use shoal_engine::{AllReduce, Engine, EngineError, ForwardOutput, Origin, SwapStats, Update};
 use shoal_protocol::codec::{Codec, SumCodec};
 use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, Stage, Step, WeightGroup};
@@ -25,6 +25,8 @@ use super::checkpoint_writer::{CheckpointWriter, PartWriter};
 use super::payload::{Held, Payloads, Tensor, Tensors};
 use super::run_files::RunFiles;
 use super::samples::Samples;
+use super::swap_watch::SwapWatch;
+use crate::fault_point::FaultPoint;
 
 /// Tasks that wait at most. The scheduler gives a few passes and short tasks at a time, and one task
 /// for each piece of a round.
@@ -45,6 +47,8 @@ pub(crate) struct Job {
 pub(crate) struct JobDone {
     pub(crate) result: anyhow::Result<TaskResult>,
     pub(crate) busy: Duration,
+    /// All that was swapped so far; `None` where nothing is swapped, or the engine did not do the job.
+    pub(crate) swapped: Option<SwapStats>,
 }
 
 /// Everything that the thread owns.
@@ -111,16 +115,22 @@ impl EngineThread {
                 match make().and_then(|resources| EngineWorker::new(resources, &results)) {
                     Ok(bench) => bench,
                     Err(error) => {
-                        let failed = JobDone { result: Err(error), busy: Duration::ZERO };
+                        let (result, busy) = (Err(error), Duration::ZERO);
+                        let failed = JobDone { result, busy, swapped: None };
                         // The receiver is gone only while the process ends.
                         let _ = results.blocking_send(failed);
                         return;
                     }
                 };
+            let mut watch = SwapWatch::default();
             while let Some(job) = queue.blocking_recv() {
                 let start = Instant::now();
                 let Some(result) = worker.carry_out(job).transpose() else { continue };
-                if results.blocking_send(JobDone { result, busy: start.elapsed() }).is_err() {
+                let (busy, swapped) = (start.elapsed(), worker.resources.engine.swap_stats());
+                if let Some(share) = swapped.and_then(|swapped| watch.computed(busy, swapped)) {
+                    warn_of_slow_disk(share);
+                }
+                if results.blocking_send(JobDone { result, busy, swapped }).is_err() {
                     return;
                 }
             }
@@ -140,6 +150,14 @@ impl EngineThread {
     pub(crate) async fn done(&mut self) -> Option<JobDone> {
         self.done.recv().await
     }
+}
+
+fn warn_of_slow_disk(share: f64) {
+    tracing::warn!(
+        "the engine waits for swapped stages in {:.0} % of its time: more microbatches in a step, more memory \
+         or a faster disk would help",
+        100.0 * share
+    );
 }
 
 /// The all-reduce of one weight group, for one round after the other.
@@ -199,6 +217,7 @@ impl EngineWorker {
             }
             Task::FetchAhead { stage, sums } => {
                 self.resources.engine.fetch_ahead(stage, sums)?;
+                FaultPoint::Swapping.pass();
                 return Ok(None);
             }
             Task::Export { round, to, piece, range } => {

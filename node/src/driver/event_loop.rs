@@ -284,9 +284,12 @@ impl<'a> Driver<'a> {
     }
 
     fn engine_done(&mut self, done: Option<JobDone>, out: &mut Effects) -> anyhow::Result<()> {
-        let JobDone { result, busy } = done.context("the engine's thread panicked")?;
+        let JobDone { result, busy, swapped } = done.context("the engine's thread panicked")?;
         let result = result?;
         self.status.metrics().computed(&result, busy);
+        if let Some(swapped) = swapped {
+            self.status.metrics().swapped(swapped);
+        }
         if matches!(result, TaskResult::Summarised { .. }) {
             // The report of the round's result carries the measured links.
             let links = self.network.measured_links(self.coordination.view());
@@ -593,7 +596,8 @@ impl<'a> Driver<'a> {
     }
 
     fn finished(&mut self, out: &mut Effects) {
-        out.push(RunEvent::Finished { sent: self.network.sent() }.into());
+        let swapped = self.status.metrics().swap_stats().into();
+        out.push(RunEvent::Finished { sent: self.network.sent(), swapped }.into());
         self.status.metrics().is(NodeState::Finished);
         let (voters, view) = (self.coordination.anchor_role().voters(), self.coordination.view());
         out.extend(self.shutdown.finish(voters, view, self.context.me).map(Effect::Note));

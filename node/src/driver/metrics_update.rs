@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
 
-use shoal_engine::{PassFlops, pass_flops};
+use shoal_engine::{PassFlops, SwapStats, pass_flops};
 use shoal_metrics::{
     Direction, Fault, Label, LinkPacking, Metrics, MoveCause, NodeState, Path, PeerState, Phase,
-    PortState, Preemption, Queue, Refusal, RefusedConnection, Repeat, RoundFailure, TrafficKind,
+    PortState, Preemption, Queue, Refusal, RefusedConnection, Repeat, RoundFailure, Swap,
+    TrafficKind,
 };
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{ClaimKey, Era, Member, Step};
@@ -36,6 +37,8 @@ pub(crate) struct MetricsUpdate {
     flops: Vec<PassFlops>,
     traffic: Traffic,
     spill_failures: u64,
+    /// What the engine had swapped.
+    swapped: SwapStats,
     looked: Option<Instant>,
     /// The beginning of this life, until the peer serves.
     joining: Option<Instant>,
@@ -56,6 +59,7 @@ impl MetricsUpdate {
             flops: manifest.stages().map(|stage| pass_flops(manifest, stage)).collect(),
             traffic: Traffic::default(),
             spill_failures: 0,
+            swapped: SwapStats::default(),
             looked: None,
             joining: Some(Instant::now()),
             lost: None,
@@ -178,6 +182,23 @@ impl MetricsUpdate {
         };
         node.compute_busy.inc_by(seconds);
         node.phase_duration.of(phase).observe(seconds);
+    }
+
+    /// Sets what the engine has swapped so far. An engine that begins anew counts from zero.
+    pub(crate) fn swapped(&mut self, now: SwapStats) {
+        let before = std::mem::replace(&mut self.swapped, now);
+        let before = if now.read < before.read { SwapStats::default() } else { before };
+        let memory = &self.metrics.memory;
+        let bytes = [(Swap::In, now.read, before.read), (Swap::Out, now.written, before.written)];
+        for (direction, now, before) in bytes {
+            memory.stage_swap_bytes.of(direction).inc_by(now.0 - before.0);
+        }
+        memory.stage_swap_wait.inc_by((now.waited - before.waited).as_secs_f64());
+    }
+
+    /// Returns what the engine has swapped.
+    pub(crate) fn swap_stats(&self) -> SwapStats {
+        self.swapped
     }
 
     /// Counts an event of the local coordinator.

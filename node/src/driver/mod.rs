@@ -45,6 +45,7 @@ mod spill;
 mod startup_probes;
 mod status_feed;
 mod status_snapshot;
+mod swap_watch;
 mod timers;
 mod unpacker;
 mod upload_queue;

@@ -166,8 +166,8 @@ impl ResourceBudget {
             StageChoice::None => {}
             StageChoice::All => self.check(manifest, StageSpan::all(manifest.training.stages))?,
             // The coordinator knows which stages there are.
-            StageChoice::One(stage) if stage > manifest.last_stage() => {}
-            StageChoice::One(stage) => self.check(manifest, StageSpan::one(stage))?,
+            StageChoice::Span(span) if span.last > manifest.last_stage() => {}
+            StageChoice::Span(span) => self.check(manifest, span)?,
             StageChoice::Auto if fitting.is_empty() => {
                 self.check(manifest, StageSpan::one(Stage(0)))?;
             }
@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn an_error_names_the_room_needed_and_the_room_there_is() {
         let manifest = manifest();
-        let one = |stage| StageChoice::One(Stage(stage));
+        let one = |stage| StageChoice::Span(StageSpan::one(Stage(stage)));
         let enough = budget(1 << 30, 1 << 30);
         let all: BTreeSet<Stage> = manifest.stages().collect();
         for choice in [StageChoice::Auto, StageChoice::All, StageChoice::None, one(1), one(9)] {

@@ -36,10 +36,10 @@ pub(super) async fn new_peer(
     };
     let swaps = match choice {
         StageChoice::All => budget.swaps(manifest, StageSpan::all(manifest.training.stages)),
-        StageChoice::One(stage) if *stage <= manifest.last_stage() => {
-            budget.swaps(manifest, StageSpan::one(*stage))
+        StageChoice::Span(span) if span.last <= manifest.last_stage() => {
+            budget.swaps(manifest, *span)
         }
-        StageChoice::One(_) | StageChoice::Auto | StageChoice::None => false,
+        StageChoice::Span(_) | StageChoice::Auto | StageChoice::None => false,
     };
     let mut limits = PeerLimits { swaps, ..PeerLimits::default() };
     if swaps {

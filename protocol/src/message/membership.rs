@@ -13,8 +13,8 @@ use crate::units::Price;
 pub enum StageChoice {
     /// The stage that lacks replicas most.
     Auto,
-    /// This stage.
-    One(Stage),
+    /// These stages.
+    Span(StageSpan),
     /// Every stage.
     All,
     /// No stage: the peer keeps the log or an archive and computes nothing.

@@ -108,7 +108,7 @@ impl PeerScenario {
     #[must_use]
     pub fn plain(choice: StageChoice, stages: u16, compute: ComputeScenario) -> Self {
         let fits: BTreeSet<Stage> = match choice {
-            StageChoice::One(stage) => [stage].into(),
+            StageChoice::Span(span) => span.stages().collect(),
             _ => (0..stages).map(Stage).collect(),
         };
         Self {

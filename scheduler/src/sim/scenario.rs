@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shoal_protocol::codec::{Codec, SumCodec};
-use shoal_protocol::ids::{ContentHash, Stage, Step, WeightGroup};
+use shoal_protocol::ids::{ContentHash, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::{Evaluation, Manifest, Model, Start, Training, example};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
@@ -321,7 +321,7 @@ impl Scenario {
                     StageChoice::All
                 } else if rng.chance(50) {
                     // If it insisted on a stage, too few peers might remain for another stage.
-                    let middle = StageChoice::One(Stage((stages / 2) as u16));
+                    let middle = StageChoice::Span(StageSpan::one(Stage((stages / 2) as u16)));
                     if every_stage { middle } else { StageChoice::All }
                 } else {
                     StageChoice::Auto

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Stage, Step};
+use shoal_protocol::ids::{Stage, StageSpan, Step};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Moment;
 
@@ -24,9 +24,13 @@ const OF_THE_MIDDLE: usize = STAGES as usize + 1;
 /// Equal replicas, links with a latency of a tenth of a forward pass.
 fn swarm(forward: Duration, steps: u64) -> Scenario {
     let compute = ComputeScenario::passes(forward, forward * 2, 50);
-    let peers = (0..REPLICAS)
-        .flat_map(|_| 0..STAGES)
-        .map(|stage| PeerScenario::plain(StageChoice::One(Stage(stage)), STAGES, compute.clone()));
+    let peers = (0..REPLICAS).flat_map(|_| 0..STAGES).map(|stage| {
+        PeerScenario::plain(
+            StageChoice::Span(StageSpan::one(Stage(stage))),
+            STAGES,
+            compute.clone(),
+        )
+    });
     let manifest = Scenario::small_manifest(STAGES, MICROBATCHES, steps);
     let network = NetworkScenario::even(forward / 10, Duration::ZERO, None);
     let mut scenario = Scenario::plain(manifest, peers.collect(), network);

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use shoal_protocol::ids::{Stage, WeightGroup};
+use shoal_protocol::ids::{Stage, StageSpan, WeightGroup};
 use shoal_protocol::message::{MoveReason, StageChoice};
 use shoal_protocol::units::Moment;
 
@@ -341,7 +341,11 @@ fn pipeline(stages: u16, microbatches: u32, latency: u32) -> Scenario {
     let compute = ComputeScenario { other: Duration::ZERO, ..passes };
     let host = |stage| PeerScenario {
         region: usize::from(stage),
-        ..PeerScenario::plain(StageChoice::One(Stage(stage)), stages, compute.clone())
+        ..PeerScenario::plain(
+            StageChoice::Span(StageSpan::one(Stage(stage))),
+            stages,
+            compute.clone(),
+        )
     };
     let manifest = Scenario::small_manifest(stages, microbatches, 8);
     Scenario::plain(manifest, (0..stages).map(host).collect(), network)

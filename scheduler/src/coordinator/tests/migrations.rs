@@ -18,7 +18,7 @@ fn uneven(second: u8, rate: Option<u64>) -> Run {
     run.coordinator.context.config.wait_for = usize::from(second) + 1;
     run.coordinator.context.config.rebalance = Rebalance::every_so_often(Duration::from_secs(60));
     for number in 0..=second {
-        let choice = StageChoice::One(Stage(u16::from(number > 0)));
+        let choice = StageChoice::Span(StageSpan::one(Stage(u16::from(number > 0))));
         let ToCoordinator::Register(candidate) = register(choice) else { unreachable!("it does") };
         run.receive(number, ToCoordinator::Register(Candidate { mobile: true, ..candidate }));
         let other = member(u8::from(number == 0)).peer;
@@ -90,7 +90,8 @@ fn a_draining_member_is_replaced() {
     run.coordinator.context.members.current.set_position(Era(0), moved);
     assert_eq!(run.begun(60), []);
     // With a fifth member, the second stage has one more.
-    let ToCoordinator::Register(candidate) = register(StageChoice::One(Stage(1))) else {
+    let ToCoordinator::Register(candidate) = register(StageChoice::Span(StageSpan::one(Stage(1))))
+    else {
         unreachable!("it does")
     };
     run.receive(4, ToCoordinator::Register(Candidate { mobile: true, ..candidate }));

@@ -263,7 +263,7 @@ fn a_registration_for_an_unknown_stage_is_refused() {
         ] => reason.clone(),
         other => panic!("{other:?}"),
     };
-    let wrong = run.receive(0, register(StageChoice::One(Stage(1))));
+    let wrong = run.receive(0, register(StageChoice::Span(StageSpan::one(Stage(1)))));
     assert_eq!(refusal(&wrong), "the run has no stage 1: choose one from 0 to 0, or auto");
     let mut run = Run::opened(1, 1);
     // A repeated registration is answered again.

@@ -59,11 +59,7 @@ impl Probe {
             manifest,
             candidate: Candidate {
                 link_estimates: None,
-                choice: if span.is_empty() {
-                    StageChoice::None
-                } else {
-                    StageChoice::One(span.first)
-                },
+                choice: if span.is_empty() { StageChoice::None } else { StageChoice::Span(span) },
                 fits: span.stages().collect(),
                 addresses: Vec::new(),
                 fingerprint: Some(ContentHash([0; 32])),

@@ -1,0 +1,103 @@
+//! Peers that host more stages than their memory holds: the model is the same, with kills too.
+
+use std::fs;
+use std::path::Path;
+
+use shoal_tests::cgroup::MemoryGroup;
+use shoal_tests::process::Process;
+use shoal_tests::program::shoal;
+use shoal_tests::run::{Run, Trained};
+use shoal_tests::skip;
+use shoal_tests::swarm::{Swarm, own_address};
+use toml::Value;
+
+/// The stages of each run.
+const STAGES: i64 = 8;
+
+/// A run of eight stages with so many numbers in a hidden state, and its largest memory in MiB without swapping.
+fn run(hidden: i64, steps: i64) -> Run {
+    Run::tiny(&[
+        ("model.hidden", Value::from(hidden)),
+        ("model.intermediate", Value::from(4 * hidden)),
+        ("model.layers", Value::from(STAGES)),
+        ("training.stages", Value::from(STAGES)),
+        ("training.steps", Value::from(steps)),
+        ("training.microbatches", Value::from(3)),
+        ("training.microbatch_size", Value::from(1)),
+        ("checkpoint.every", Value::from(1)),
+    ])
+}
+
+/// Bytes of a run's checkpoint: 12 for a weight. Its state in training is more than twice as large.
+fn checkpoint_bytes(trained: &Trained) -> u64 {
+    let files = fs::read_dir(trained.checkpoint()).expect("it is there");
+    files.map(|file| file.and_then(|file| file.metadata()).expect("readable").len()).sum()
+}
+
+/// Trains a run in one process of a group, within `memory`.
+fn local_within(group: Option<&MemoryGroup>, run: &Run, out: &Path, memory: &str) -> Trained {
+    let config = run.config();
+    let mut command =
+        shoal(["local".as_ref(), config.as_os_str(), "--out".as_ref(), out.as_os_str()]);
+    command.args(["--threads", "1", "--device", "cpu", "--events", "-", "--memory", memory]);
+    if let Some(group) = group {
+        group.hold(&mut command);
+    }
+    let _ = Process::start("local", command).end().success();
+    Trained::read(out)
+}
+
+/// The kernel kills a process that needs more than its group may have.
+#[test]
+fn a_process_ends_within_a_third_of_the_memory_of_its_state() {
+    const LIMIT: u64 = 420 << 20;
+    let group = match MemoryGroup::new(LIMIT) {
+        Ok(group) => group,
+        Err(reason) => return skip(&format!("no control group: {reason}")),
+    };
+    let run = run(640, 1);
+    let swapped = local_within(Some(&group), &run, &run.path("swapped"), "250MiB");
+    // Weights, moments, accumulator and mean gradient: 24 bytes for a weight.
+    assert!(2 * checkpoint_bytes(&swapped) > 3 * LIMIT, "{}", checkpoint_bytes(&swapped));
+    assert!(group.peak() <= LIMIT, "{}", group.peak());
+    assert_eq!(swapped.hash(), run.local("whole").hash());
+}
+
+#[test]
+fn too_little_memory_for_one_stage_is_refused_with_what_would_do() {
+    let run = run(64, 1);
+    let config = run.config();
+    let mut command = shoal(["local".as_ref(), config.as_os_str()]);
+    command.arg("--out").arg(run.path("out")).args(["--memory", "1MiB"]);
+    let reason = Process::start("local", command).end().failure(3);
+    assert!(reason.starts_with("hosting stage 0-7 takes ") && reason.contains("1.0 MiB is there"));
+}
+
+/// Two peers host half of the stages each, in half of the memory of their state.
+#[test]
+#[cfg(debug_assertions)]
+fn two_peers_that_swap_are_killed_while_they_do() {
+    const FLAGS: &[&str] = &["--memory", "22MiB", "--stage"];
+    let run = run(192, 5);
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let address = own_address().to_string();
+    let listen = &["--listen", &address, "--wait-for", "2"];
+    let first = [FLAGS, &["0-3"], listen].concat();
+    let second = [FLAGS, &["4-7"]].concat();
+    let mut swarm = Swarm::start_to_die(homes.path(), &run.config(), "swapping:25", &first);
+    swarm.join_to_die("swapping:12", &second);
+    let died = |peer: Process| {
+        let outcome = peer.end();
+        assert_eq!(outcome.code, None, "it dies while it swaps: {}", outcome.stderr);
+    };
+    died(swarm.peers.pop().expect("it joined"));
+    swarm.join(&second);
+    let other = swarm.peers.pop().expect("it joined");
+    died(swarm.peers.pop().expect("it started"));
+    let mut again = Swarm::start_in(homes.path(), &run.config(), &first);
+    again.peers.push(other);
+    let trained = again.finish();
+    assert_eq!(trained.report["microbatches"]["missing"], 0);
+    assert!(checkpoint_bytes(&trained) > 2 * (22 << 20), "{}", checkpoint_bytes(&trained));
+    assert_eq!(trained.hash(), run.local("whole").hash());
+}
