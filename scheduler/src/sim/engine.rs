@@ -37,7 +37,7 @@ pub(super) struct Engine {
     /// Files on the disk: weights that were written or fetched.
     pub(super) disk: BTreeMap<(Step, Stage), Weights>,
     queue: VecDeque<Task>,
-    /// The running task and its duration.
+    /// The running task and its duration as it is reported.
     running: Option<(Task, Duration)>,
     /// Until when every task takes this many times as long.
     pub(super) slow: (Moment, u32),
@@ -165,7 +165,8 @@ impl Engine {
         if is_pass(&task) {
             self.busy += time;
         }
-        self.running = Some((task, waits + time));
+        let measured = if omit == Omit::LoadTimes { time } else { waits + time };
+        self.running = Some((task, measured));
         Some(now + waits + time)
     }
 

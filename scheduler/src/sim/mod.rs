@@ -29,6 +29,8 @@ mod scenario;
 mod slow_peers;
 mod spot;
 #[cfg(test)]
+mod swapping;
+#[cfg(test)]
 mod tests;
 mod tiers;
 mod timeline;

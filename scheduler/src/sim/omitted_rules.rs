@@ -52,6 +52,8 @@ pub(crate) enum Omit {
     PrefetchVersions,
     /// Room is made on the device before something is loaded.
     Room,
+    /// Peers measure how long a pass waited for its stage.
+    LoadTimes,
 }
 
 /// State needed to omit a rule.
