@@ -44,7 +44,9 @@ impl Cut {
 
     /// All spans of equal length, the shortest first.
     pub fn all(stages: usize) -> impl Iterator<Item = Self> {
-        (1..=stages).filter(move |span| stages % span == 0).map(move |span| Self { stages, span })
+        (1..=stages)
+            .filter(move |span| stages.is_multiple_of(*span))
+            .map(move |span| Self { stages, span })
     }
 }
 

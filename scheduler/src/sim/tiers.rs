@@ -302,13 +302,16 @@ impl Tiers {
     /// Makes room for so many bytes. Returns the time from which they have it; `None` if what the last
     /// need touches leaves none.
     fn make_room(&mut self, now: Moment, size: u64, omit: Omit) -> Option<Moment> {
+        if omit == Omit::Room {
+            return Some(now);
+        }
         let mut at = now;
         self.leaving.retain(|(until, _)| *until > now);
-        while omit != Omit::Room {
+        loop {
             let leaving = self.leaving.iter().filter(|(until, _)| *until > at);
             let taken = self.resident + size;
             if taken + leaving.map(|(_, bytes)| bytes).sum::<u64>() <= self.scenario.memory.0 {
-                break;
+                return Some(at);
             }
             if taken > self.scenario.memory.0 {
                 let (victim, from) = self.victim(omit)?;
@@ -318,7 +321,6 @@ impl Tiers {
                 at = self.leaving.iter().map(|(until, _)| *until).find(|until| *until > at)?;
             }
         }
-        Some(at)
     }
 
     /// The part that was used longest ago, and not for the last need, and the time at which it is complete.
