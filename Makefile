@@ -25,6 +25,7 @@ help:
 	@echo 'make bench-watching  measure the cost of status and metrics (4 minutes)'
 	@echo 'make bench-hostile   measure a run under hostile connections (4 minutes)'
 	@echo 'make bench-schedules compare pipeline schedules over slow links (1 minute)'
+	@echo 'make bench-spans     compare one stage at each peer with all of them, swapped (5 minutes)'
 	@echo 'make bench-routing   compare ways of routing to replicas of different speeds (1 minute)'
 	@echo 'make bench-uneven    measure a swarm of peers of different speeds (7 minutes)'
 	@echo 'make bench-storm     measure many simultaneous newcomers (2 minutes)'
@@ -186,6 +187,9 @@ bench-hostile: build
 bench-schedules:
 	cargo run --release -p shoal-scheduler --example schedules
 
+bench-spans:
+	cargo run --release -p shoal-scheduler --example swapping -- docs/swapping.svg
+
 screenshots: build
 	python3 scripts/screenshots.py --shoal target/release/shoal
 
@@ -236,5 +240,5 @@ check-real: build
 
 .PHONY: help setup build demo test programs test-system test-deployment bench-smoke bench bench-recovery \
 	bench-overhead bench-codec bench-all-reduce bench-all-reduce-links bench-links bench-transport bench-chunks \
-	bench-convergence bench-prepare bench-swap bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
+	bench-convergence bench-prepare bench-swap bench-spans bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
 	bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak lint check-gpu check-real

@@ -87,7 +87,11 @@ impl Engine {
     fn need(&self, stage: Stage, work: Use, changes: bool) -> Result<()> {
         let hosted = self.stage(stage)?;
         match &self.swap {
-            Some(swap) => swap.borrow_mut().need(&hosted.touches(work), changes),
+            Some(swap) => {
+                let mut swap = swap.borrow_mut();
+                swap.need(&hosted.touches(work), changes)?;
+                if work == Use::Pass { swap.fetch_planned() } else { Ok(()) }
+            }
             None => Ok(()),
         }
     }
@@ -149,9 +153,9 @@ impl Engine {
         Ok((stage, Part::Mean(weights)))
     }
 
-    /// Begins to bring what a visit of a stage touches into memory, while the engine does other work:
-    /// what its passes read, and the accumulator of `sums` if there are backward passes among them. Does
-    /// nothing where all is in memory, or the stage is not hosted.
+    /// Brings what a visit of a stage touches into memory beside the next pass, once that has what it needs
+    /// itself: what passes of the stage read, and the accumulator of `sums` if there are backward passes
+    /// among them. Does nothing where all is in memory, or the stage is not hosted.
     ///
     /// # Errors
     /// If the file of swapped weights fails.
@@ -161,7 +165,7 @@ impl Engine {
         };
         let mut parts = hosted.touches(Use::Pass);
         parts.extend(sums.into_iter().flat_map(|step| hosted.touches(Use::Sums(step))));
-        swap.borrow_mut().fetch_ahead(&parts)
+        swap.borrow_mut().plan(parts)
     }
 
     fn need_mean_if_held(&self, weights: WeightGroup) -> Result<()> {

@@ -106,6 +106,8 @@ pub(crate) struct Swap {
     disk: Disk,
     vectors: BTreeMap<Place, Vector>,
     needs: u64,
+    /// Tensors to fetch beside the next pass.
+    planned: Vec<Place>,
     stats: SwapStats,
 }
 
@@ -122,6 +124,7 @@ impl Swap {
             disk,
             vectors: BTreeMap::new(),
             needs: 0,
+            planned: Vec::new(),
             stats: SwapStats::default(),
         })
     }
@@ -184,6 +187,11 @@ impl Swap {
         self.needs += 1;
         let start = Instant::now();
         for place in places {
+            // The rest of the stage is about to be used too.
+            let others = self.vectors.iter_mut().filter(|(other, _)| other.0 == place.0);
+            others.for_each(|(_, other)| other.used = other.used.max(self.needs - 1));
+        }
+        for place in places {
             self.vector_mut(*place).used = self.needs;
         }
         for place in places {
@@ -199,11 +207,34 @@ impl Swap {
         Ok(())
     }
 
-    /// Begins to bring tensors into memory, as far as they have room beside those of the last need.
-    pub(crate) fn fetch_ahead(&mut self, places: &[Place]) -> Result<()> {
+    /// Notes tensors to bring into memory beside the next pass, in place of earlier ones: what that pass
+    /// needs must not make room for them. Takes in what arrived meanwhile.
+    pub(crate) fn plan(&mut self, places: Vec<Place>) -> Result<()> {
+        self.planned = places;
+        self.take_in_all()
+    }
+
+    fn take_in_all(&mut self) -> Result<()> {
         while let Some(answer) = self.disk.poll() {
             self.take_in(answer)?;
         }
+        Ok(())
+    }
+
+    /// Begins to bring the noted tensors into memory. Those that have no room yet, because what leaves is
+    /// still being written, are tried again at the next call.
+    pub(crate) fn fetch_planned(&mut self) -> Result<()> {
+        let mut planned = std::mem::take(&mut self.planned);
+        planned.retain(|place| self.vectors.contains_key(place));
+        self.fetch_ahead(&planned)?;
+        planned.retain(|place| matches!(self.vectors[place].state, State::Away));
+        self.planned = planned;
+        Ok(())
+    }
+
+    /// Begins to bring tensors into memory, as far as they have room beside those of the last need.
+    pub(crate) fn fetch_ahead(&mut self, places: &[Place]) -> Result<()> {
+        self.take_in_all()?;
         for place in places.iter().copied() {
             let vector = &self.vectors[&place];
             let length = padded(vector.bytes);

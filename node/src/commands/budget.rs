@@ -3,14 +3,14 @@
 use serde::{Deserialize, Serialize};
 use shoal_protocol::limits;
 use shoal_scheduler::planner::{
-    Advice, CostModel, Device, Effort, Network, Placement, PlanError, Work, advise, search,
+    Advice, CostModel, Device, Effort, Network, Placement, PlanError, Tier, Work, advise, search,
 };
 use shoal_scheduler::rng::Rng;
 
 use super::fleet::{Fleet, FleetError};
 
 /// Effort of the search for one part of a fleet. It is small because many parts are searched.
-const EFFORT: Effort = Effort { population: 8, children: 16, exchanges: 512 };
+pub(super) const EFFORT: Effort = Effort { population: 8, children: 16, exchanges: 512 };
 
 /// The most parts of a fleet that are searched: the cheapest region, the cheapest two, and so on,
 /// then each region alone.
@@ -40,6 +40,9 @@ pub(super) struct Training {
     kept: f64,
     /// Bytes of memory of a device.
     memory: Option<f64>,
+    /// Bytes per second, each way, of the link from a device to the memory below it. Absent if devices swap
+    /// nothing.
+    host_link: Option<f64>,
     /// The most that an hour may cost, in the currency of the prices.
     pub(super) budget: Option<f64>,
     /// 1 if a step's passes overlap the all-reduce of the step before.
@@ -55,12 +58,13 @@ impl Training {
             && (1..=self.tokens).contains(&self.sequence)
             && times.iter().all(|time| (0.0..=1e3).contains(time))
             && bytes.iter().all(|bytes| (0.0..=1e18).contains(bytes))
+            && self.host_link.is_none_or(|rate| (1.0..=1e15).contains(&rate))
             && self.budget.is_none_or(|budget| (0.0..=1e12).contains(&budget))
             && self.staleness <= limits::STALENESS;
         if valid { Ok(()) } else { Err(FleetError::Training) }
     }
 
-    fn work(&self, fleet: &Fleet) -> Work {
+    pub(super) fn work(&self, fleet: &Fleet) -> Work {
         Work {
             tokens: self.tokens,
             least: self.sequence,
@@ -72,6 +76,20 @@ impl Training {
             kept: self.kept,
             memory: self.memory,
         }
+    }
+}
+
+impl Training {
+    /// The link below a device. Passes read weights of two bytes, accumulators have integers of eight, and
+    /// the gradient numbers of four.
+    pub(super) fn tier(&self, fleet: &Fleet) -> Option<Tier> {
+        let gradient = fleet.gradient();
+        self.host_link.map(|rate| Tier { rate, weights: gradient / 2.0, sums: gradient * 2.0 })
+    }
+
+    /// Seconds of a step with such passes and such an all-reduce.
+    pub(super) fn step(&self, passes: f64, all_reduce: f64) -> f64 {
+        if self.staleness > 0 { passes.max(all_reduce) } else { passes + all_reduce }
     }
 }
 
@@ -134,7 +152,7 @@ pub(super) fn order_by_cost(choices: &mut [Choice]) {
 }
 
 /// Devices of each region, in the fleet's order: as many as are affordable and form whole replicas.
-fn parts(fleet: &Fleet, budget: Option<f64>, stages: usize) -> Vec<Vec<usize>> {
+pub(super) fn parts(fleet: &Fleet, budget: Option<f64>, stages: usize) -> Vec<Vec<usize>> {
     let mut cheapest: Vec<usize> = (0..fleet.regions()).collect();
     cheapest.sort_by(|one, other| fleet.price(*one).total_cmp(&fleet.price(*other)));
     let first = (1..=cheapest.len()).map(|count| cheapest[..count].to_vec());
@@ -181,7 +199,10 @@ fn choice(
 }
 
 /// The link that carries the activations of the slowest pair.
-fn slowest(placed: &Placement, network: &Network) -> Option<shoal_scheduler::planner::Link> {
+pub(super) fn slowest(
+    placed: &Placement,
+    network: &Network,
+) -> Option<shoal_scheduler::planner::Link> {
     let boundary = placed.boundaries.iter().max_by_key(|boundary| boundary.time)?;
     Some(network.link(boundary.from, boundary.to))
 }
@@ -195,7 +216,7 @@ fn describe(
 ) -> Choice {
     let passes = advice.passes.as_secs_f64();
     let all_reduce = placed.cost.data_parallel.as_secs_f64();
-    let step = if training.staleness > 0 { passes.max(all_reduce) } else { passes + all_reduce };
+    let step = training.step(passes, all_reduce);
     let device = |at| fleet.home(Device(at)).0;
     let count = |region| (0..fleet.devices()).filter(|at| device(*at) == region).count();
     let regions = 0..fleet.regions();
@@ -298,7 +319,7 @@ forward = 1.0
     #[test]
     fn invalid_training_values_are_refused() {
         for more in
-            ["budget = -1", "memory = nan", "staleness = 5", "overhead = 1e4", "backward = -1"]
+            ["budget = -1", "memory = nan", "staleness = 2", "overhead = 1e4", "host_link = 0"]
         {
             let error = Fleet::parse(&format!("{FLEET}{more}\n")).expect_err(more).to_string();
             assert!(error.contains("[training]"), "{more}: {error}");

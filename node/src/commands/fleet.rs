@@ -51,7 +51,8 @@ pub(super) enum FleetError {
     /// A value of `[training]`, or a price, is out of range.
     #[error(
         "[training] has from 1 to 2^40 tokens, a sequence of at most as many, times up to 1000 seconds, sizes up to \
-         1e18 bytes, a budget and prices of at least 0, and a staleness from 0 to 4"
+         1e18 bytes, a host_link of at least 1 byte a second, a budget and prices of at least 0, and a staleness from \
+         0 to 4"
     )]
     Training,
     /// An amount of traffic is out of range.
@@ -157,6 +158,11 @@ impl Fleet {
     /// Activations of a step at one boundary, in bytes.
     pub(super) fn activations(&self) -> f64 {
         self.activations
+    }
+
+    /// The gradient of the whole model, in bytes.
+    pub(super) fn gradient(&self) -> f64 {
+        self.gradient
     }
 
     /// The number of regions.

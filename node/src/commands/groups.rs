@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde::Deserialize;
+use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Bytes;
-use shoal_scheduler::sim::{Scenario, SpotTrace, SpotUnit};
+use shoal_scheduler::sim::{ElementBytes, Scenario, SpotTrace, SpotUnit, TierScenario};
 
 use super::fleet::Links;
 use super::scenario::{Described, PEERS, ScenarioError};
@@ -40,6 +41,12 @@ pub(super) struct Group {
     speed: f64,
     /// Bytes of memory; unlimited by default.
     memory: Option<f64>,
+    /// The stages that they host, as `2` or `0-3`; by default one that the coordinator chooses.
+    stage: Option<String>,
+    /// Bytes of stages that the device holds at once, and bytes per second of the link below it, each way.
+    /// Unlimited by default.
+    device_memory: Option<f64>,
+    host_link: Option<f64>,
     /// Their region.
     region: String,
     /// A trace by which additional peers start and die.
@@ -73,6 +80,56 @@ fn one() -> f64 {
     1.0
 }
 
+/// Bytes per parameter: weights, Adam's moments, and an accumulator.
+const ELEMENT: ElementBytes = ElementBytes { weights: 4, moments: 8, sums: 8 };
+
+impl Group {
+    /// Its stages, if it names any.
+    fn span(&self) -> Result<Option<StageSpan>, &'static str> {
+        let text = self.stage.as_deref();
+        text.map(|text| text.parse().map_err(|_| "stage is one stage, or two as in \"0-3\""))
+            .transpose()
+    }
+
+    /// The device of a peer whose stages have so many parameters each, if not all of them fit.
+    fn device(&self, stage: f64, stages: u16) -> Option<TierScenario> {
+        let (memory, rate) = (self.device_memory?, self.host_link?);
+        let hosted = match self.span() {
+            Ok(Some(span)) => span.stages().count(),
+            _ => usize::from(stages),
+        };
+        let each = ELEMENT.weights + ELEMENT.moments + ELEMENT.sums;
+        let swaps = memory < stage * hosted as f64 * each as f64;
+        swaps.then(|| TierScenario {
+            memory: Bytes(memory as u64),
+            rate: rate as u64,
+            element: ELEMENT,
+        })
+    }
+
+    /// Checks the stages and the device.
+    fn check_span(&self, stages: u16, stage: f64) -> Result<(), &'static str> {
+        if self.span()?.is_some_and(|span| span.last.0 >= stages) {
+            return Err("there is no such stage: they are counted from 0");
+        }
+        if self.device_memory.is_some() != self.host_link.is_some() {
+            return Err("device_memory and host_link go together");
+        }
+        if self.host_link.is_some_and(|rate| !(1.0..=1e15).contains(&rate)) {
+            return Err("host_link is from 1 to 1e15 bytes per second");
+        }
+        // An update touches weights and moments, and simulated elements are rounded up.
+        let least = (ELEMENT.weights + ELEMENT.moments) as f64 * stage.max(LEAST_ELEMENTS);
+        if self.device_memory.is_some_and(|memory| !(least..=1e18).contains(&memory)) {
+            return Err("no room for an update of a stage in its device_memory");
+        }
+        Ok(())
+    }
+}
+
+/// The simulator gives no stage fewer elements.
+const LEAST_ELEMENTS: f64 = 64.0;
+
 /// Checks groups, links and the model's size.
 pub(super) fn check(described: &Described) -> Result<(), ScenarioError> {
     if !(0.0..=1e13).contains(&described.parameters) {
@@ -82,7 +139,8 @@ pub(super) fn check(described: &Described) -> Result<(), ScenarioError> {
     if described.group.len() > GROUPS {
         return wrong(GROUPS, "there are too many groups");
     }
-    let needs = described.parameters / f64::from(described.stages) * BYTES_PER_PARAMETER;
+    let stage = described.parameters / f64::from(described.stages);
+    let needs = stage * BYTES_PER_PARAMETER;
     for (index, group) in described.group.iter().enumerate() {
         if group.count > PEERS || (group.count == 0 && group.spot.is_none()) {
             return wrong(index, "set a count from 1 to 16384, or a spot trace");
@@ -100,6 +158,20 @@ pub(super) fn check(described: &Described) -> Result<(), ScenarioError> {
                 "no room for a stage in its memory: cut the model into more stages",
             );
         }
+    }
+    for (index, group) in described.group.iter().enumerate() {
+        if let Err(reason) = group.check_span(described.stages, stage) {
+            return wrong(index, reason);
+        }
+    }
+    let spans: Vec<StageSpan> =
+        described.group.iter().filter_map(|group| group.span().ok().flatten()).collect();
+    let hosted = |stage: u16| spans.iter().any(|span| span.contains(Stage(stage)));
+    if spans.len() == described.group.len()
+        && !spans.is_empty()
+        && !(0..described.stages).all(hosted)
+    {
+        return wrong(0, "some stage is in no group");
     }
     if described.group.iter().map(|group| group.count).sum::<usize>() > PEERS {
         return wrong(0, "there are too many peers in all");
@@ -173,6 +245,12 @@ fn form(described: &Described, scenario: &mut Scenario) {
         peer.compute.backward = peer.compute.forward * 2;
         peer.region = place(&group.region).expect("every group is in one");
         peer.limits.heard = Bytes(u64::MAX / 4);
+        if let Ok(Some(span)) = group.span() {
+            peer.choice = StageChoice::Span(span);
+        }
+        let stage = described.parameters / f64::from(described.stages);
+        peer.tiers = group.device(stage, described.stages);
+        peer.limits.swaps = peer.tiers.is_some();
         peer.start = Some(Duration::ZERO);
         scenario.peers.extend(std::iter::repeat_n(peer.clone(), group.count));
         let Some(spot) = &group.spot else { continue };
@@ -196,6 +274,9 @@ between = { delay = 0.02, bandwidth = 1e7 }
 count = 2
 region = "a"
 memory = 16e9
+stage = "0-1"
+device_memory = 1e7
+host_link = 1e9
 [[group]]
 count = 1
 speed = 2.0
@@ -224,6 +305,35 @@ mod tests {
         assert_eq!(scenario.peers.len(), 1 + 2 + 1 + 3);
         let report = sim::run(&scenario).expect("every oracle holds");
         assert!(report.finished && report.recovery.crashes == 1, "{report:?}");
+    }
+
+    #[test]
+    fn groups_host_spans_that_they_swap() {
+        let text = "stages = 4\nsteps = 2\nmicrobatches = 16\nparameters = 4e6\nanchors = 1\n\
+            [[group]]\ncount = 1\nregion = \"a\"\nstage = \"0-2\"\ndevice_memory = 40e6\nhost_link = 1e9\n\
+            [[group]]\ncount = 2\nregion = \"a\"\nstage = \"3\"\n";
+        let described = Described::parse(text).expect("a scenario");
+        let scenario = described.scenario(1);
+        let choices: Vec<StageChoice> =
+            scenario.peers[1..].iter().map(|peer| peer.choice).collect();
+        let span =
+            |first, last| StageChoice::Span(StageSpan { first: Stage(first), last: Stage(last) });
+        assert_eq!(choices, [span(0, 2), span(3, 3), span(3, 3)]);
+        let swaps: Vec<bool> = scenario.peers.iter().map(|peer| peer.limits.swaps).collect();
+        assert_eq!(swaps, [false, true, false, false]);
+        let report = sim::run(&scenario).expect("every oracle holds");
+        assert!(report.finished && report.swapped.loaded > Bytes(0), "{report:?}");
+        for (from, to, reason) in [
+            ("0-2", "2-0", "two as in"),
+            ("\"3\"", "\"4\"", "no such stage"),
+            ("\"3\"", "\"2\"", "in no group"),
+            ("host_link = 1e9\n", "", "go together"),
+            ("= 1e9", "= 0", "host_link is from"),
+            ("40e6", "1e6", "no room for an update"),
+        ] {
+            let error = Described::parse(&text.replace(from, to)).expect_err(to).to_string();
+            assert!(error.contains(reason), "{error}: {reason}");
+        }
     }
 
     #[test]

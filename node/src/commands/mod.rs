@@ -30,6 +30,7 @@ mod plot;
 mod reshape;
 pub(crate) mod scenario;
 pub mod simulate;
+mod spans;
 pub mod start;
 mod status;
 mod timeline;

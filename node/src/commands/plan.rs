@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use serde::Serialize;
+use serde_json::json;
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::planner::{
     CostModel, Device, Effort, Network, Placement, PlanError, random_groups, search,
@@ -14,6 +15,7 @@ use shoal_scheduler::rng::Rng;
 
 use super::budget::{Choice, choices, order_by_cost};
 use super::fleet::Fleet;
+use super::spans::{self, spans};
 use crate::cli::{ListFormat, PlanArgs, PlanOrder};
 use crate::config::read_text;
 use crate::event_text::with_prefix;
@@ -40,7 +42,18 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     if args.order == PlanOrder::Cost {
         order_by_cost(&mut choices);
     }
-    let best = choices.first().context(NOTHING_FITS).exit_with(Exit::Usage)?;
+    let spans = spans(&fleet, training, args.seed).exit_with(Exit::Usage)?;
+    spans.best().context(NOTHING_FITS).exit_with(Exit::Usage)?;
+    let Some(best) = choices.first() else {
+        // A stage fits nowhere: only swapped spans do.
+        match args.output {
+            ListFormat::Json => {
+                println!("{}", serde_json::to_string_pretty(&json!({ "spans": spans }))?);
+            }
+            ListFormat::Text => print!("{}", spans::text(&spans)),
+        }
+        return Ok(());
+    };
     let counts = |region: usize| {
         let named = best.devices.iter().find(|(name, _)| name == fleet.region(region));
         named.map_or(0, |(_, count)| *count)
@@ -50,10 +63,13 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let plans = plans(&chosen, args.seed).exit_with(Exit::Usage)?;
     match args.output {
         ListFormat::Json => {
-            let both = serde_json::json!({ "choices": choices, "plans": plans });
-            println!("{}", serde_json::to_string_pretty(&both)?);
+            let all = json!({ "choices": choices, "spans": spans, "plans": plans });
+            println!("{}", serde_json::to_string_pretty(&all)?);
         }
-        ListFormat::Text => print!("{}\n{}", advice(&choices, training.budget), text(&plans)),
+        ListFormat::Text => {
+            let advice = advice(&choices, training.budget);
+            print!("{advice}{}\n{}", spans::text(&spans), text(&plans));
+        }
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use shoal_protocol::limits;
+use shoal_protocol::units::Bytes;
 use shoal_scheduler::sim::{self, Report, Scenario, Timeline};
 
 use super::groups;
@@ -98,6 +99,13 @@ fn print_report(seed: u64, scenario: &Scenario, report: &Report) {
         recovery.rounds.aborted,
         recovery.rewinds
     );
+    if report.swapped.loaded > Bytes(0) {
+        println!(
+            "  {} of stages loaded onto devices, which waited {:.1} s for them",
+            report.swapped.loaded,
+            report.swapped.waited.as_secs_f64()
+        );
+    }
     for (reason, migrations) in &report.migrations {
         println!(
             "  {} to another stage begun ({}): {} done, {} cancelled",

@@ -109,7 +109,7 @@ pub enum Task {
         /// The stage.
         stage: Stage,
     },
-    /// Begin to load a stage that is swapped, for the next visit. It has no result.
+    /// Load a stage that is swapped beside the next pass, for the visit after it. It has no result.
     FetchAhead {
         /// The stage.
         stage: Stage,

@@ -149,7 +149,9 @@ impl Peer {
     /// The time at which a `Tick` is due, if there is no other input before.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Moment> {
-        (self.status != Status::Over).then_some(self.retry_at)
+        let wait = self.pipeline.wait_ends_at().filter(|_| self.is_serving());
+        let due = wait.map_or(self.retry_at, |at| at.min(self.retry_at));
+        (self.status != Status::Over).then_some(due)
     }
 
     /// The version of the weights: the number of steps whose commits this peer handled.

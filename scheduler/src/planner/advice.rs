@@ -13,7 +13,7 @@ use super::network::Link;
 use crate::schedule::{Pipeline, settle};
 
 /// Maximum number of microbatches of a replica in a step: smaller ones have no benefit beyond that.
-const MOST: u64 = 256;
+pub(super) const MOST: u64 = 256;
 
 /// If the step times for two sizes differ by less than this factor, the smaller size is better: it
 /// keeps less.

@@ -21,6 +21,7 @@ mod matching;
 mod network;
 mod route;
 mod search;
+mod spans;
 #[cfg(test)]
 mod tests;
 
@@ -29,6 +30,7 @@ pub use self::cost::{Boundary, Busiest, Cost, CostModel, Placement, Traffic};
 pub use self::network::{Device, Link, MAX_DEVICES, Network};
 pub use self::route::MAX_STAGES;
 pub use self::search::{Effort, random_groups, search};
+pub use self::spans::{Cut, SpanAdvice, Tier, advise_span};
 
 /// Why devices cannot be placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -121,6 +121,7 @@ impl PeerScenario {
             limits: PeerLimits::default(),
             start: Some(Duration::ZERO),
             compute,
+            tiers: None,
             archive: false,
             region: 0,
             clock: Clock::default(),

@@ -1,5 +1,7 @@
 //! A peer's engine, with integers for tensors: one task at a time, in the order given.
 
+mod swapping;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,8 +15,10 @@ use shoal_protocol::message::{RoundId, StoredFile};
 use shoal_protocol::units::{Bytes, Moment};
 
 use super::integer_model::{self, Weights};
+use super::omitted_rules::Omit;
 use super::payloads::{Content, Payloads};
 use super::scenario::{ComputeScenario, Scenario};
+use super::tiers::Tiers;
 use crate::action::{PayloadId, Task, TaskResult};
 use crate::rng::Rng;
 
@@ -26,12 +30,14 @@ pub(super) struct Engine {
     rng: Rng,
     sizes: Sizes,
     stages: BTreeMap<Stage, StageState>,
+    /// Where the stages are, if they are swapped.
+    pub(super) tiers: Option<Tiers>,
     /// The result of each weight group's newest round, so far.
     results: BTreeMap<WeightGroup, RoundResult>,
     /// Files on the disk: weights that were written or fetched.
     pub(super) disk: BTreeMap<(Step, Stage), Weights>,
     queue: VecDeque<Task>,
-    /// The running task and its duration.
+    /// The running task and its duration as it is reported.
     running: Option<(Task, Duration)>,
     /// Until when every task takes this many times as long.
     pub(super) slow: (Moment, u32),
@@ -112,6 +118,7 @@ impl Engine {
             };
             (stage, state)
         };
+        let stages: BTreeMap<Stage, StageState> = manifest.stages().map(state).collect();
         let empty = |(weights, elements): (&WeightGroup, &usize)| {
             (*weights, RoundResult { round: None, sums: vec![None; *elements] })
         };
@@ -125,7 +132,8 @@ impl Engine {
                 snapshot: scenario.snapshot.size,
                 sums: manifest.codec.all_reduce,
             },
-            stages: manifest.stages().map(state).collect(),
+            tiers: swapping::tiers(scenario, index, &stages),
+            stages,
             results: scenario.parameters.iter().map(empty).collect(),
             disk: BTreeMap::new(),
             queue: VecDeque::new(),
@@ -137,14 +145,15 @@ impl Engine {
     }
 
     /// Queues a task. Returns the end of the running one if the engine was idle.
-    pub(super) fn give(&mut self, now: Moment, task: Task) -> Option<Moment> {
+    pub(super) fn give(&mut self, now: Moment, task: Task, omit: Omit) -> Option<Moment> {
         self.queue.push_back(task);
-        if self.running.is_some() { None } else { self.begin(now) }
+        if self.running.is_some() { None } else { self.begin(now, omit) }
     }
 
     /// Begins the next task. Returns its end.
-    pub(super) fn begin(&mut self, now: Moment) -> Option<Moment> {
+    pub(super) fn begin(&mut self, now: Moment, omit: Omit) -> Option<Moment> {
         let task = self.queue.pop_front()?;
+        let waits = self.bring(now, &task, omit).since(now);
         let time = match &task {
             Task::Forward { .. } => self.compute.forward,
             Task::Backward { .. } => self.compute.backward,
@@ -156,8 +165,9 @@ impl Engine {
         if is_pass(&task) {
             self.busy += time;
         }
-        self.running = Some((task, time));
-        Some(now + time)
+        let measured = if omit == Omit::LoadTimes { time } else { waits + time };
+        self.running = Some((task, measured));
+        Some(now + waits + time)
     }
 
     /// The running task.
@@ -196,6 +206,17 @@ impl Engine {
         payloads: &mut Payloads,
     ) -> Result<(Option<TaskResult>, Duration, Observed), String> {
         let (task, busy) = self.running.take().ok_or("the engine ended a task that did not run")?;
+        self.note_reads(&task);
+        let (result, observed) = self.execute(task.clone(), payloads)?;
+        self.note_changes(&task);
+        Ok((result, busy, observed))
+    }
+
+    fn execute(
+        &mut self,
+        task: Task,
+        payloads: &mut Payloads,
+    ) -> Result<(Option<TaskResult>, Observed), String> {
         let mut observed = Observed::Nothing;
         let result = match task {
             Task::Forward { key, activation, held_out } => {
@@ -219,10 +240,10 @@ impl Engine {
                 observed = self.apply(step, stage, &rounds, gradient_norm)?;
                 TaskResult::Applied { step, stage }
             }
-            Task::FetchAhead { .. } => return Ok((None, busy, observed)),
+            Task::FetchAhead { .. } => return Ok((None, observed)),
             Task::Store { version, stage } => {
                 let copied = self.copy(version, stage)?;
-                return Ok((None, busy, copied));
+                return Ok((None, copied));
             }
             Task::Restore { version, stage } => {
                 observed = Observed::Restored(stage);
@@ -239,7 +260,7 @@ impl Engine {
             }
             task => self.round_task(task, payloads)?,
         };
-        Ok((Some(result), busy, observed))
+        Ok((Some(result), observed))
     }
 
     fn stage(&mut self, stage: Stage) -> &mut StageState {

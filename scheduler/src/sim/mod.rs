@@ -29,7 +29,10 @@ mod scenario;
 mod slow_peers;
 mod spot;
 #[cfg(test)]
+mod swapping;
+#[cfg(test)]
 mod tests;
+mod tiers;
 mod timeline;
 mod watch;
 mod world;
@@ -45,13 +48,14 @@ pub use self::oracle::Violation;
 pub use self::regions::Regional;
 pub use self::report::{
     ClaimRecovery, LinkRecovery, Migrations, Rare, RareClaims, RareLog, RareRounds, Recovery,
-    Report, RoundRecovery, StepTime, Work,
+    Report, RoundRecovery, StepTime, Swapped, Work,
 };
 pub use self::scenario::{
     Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,
     SnapshotScenario,
 };
 pub use self::spot::{SpotError, SpotTrace, SpotUnit};
+pub use self::tiers::{ElementBytes, TierScenario};
 pub use self::timeline::{Part, Timeline};
 pub use self::watch::{Seen, Sort, Watch};
 use self::world::World;

@@ -44,6 +44,16 @@ pub(crate) enum Omit {
     Lives,
     /// A member releases a claim on a revocation request.
     Reclaim,
+    /// What the running task needs stays on the device.
+    InUse,
+    /// An accumulator that leaves the device is written to the tier below.
+    SumsLeave,
+    /// A pass reads the present version of a stage, not the one that was there when it was fetched ahead.
+    PrefetchVersions,
+    /// Room is made on the device before something is loaded.
+    Room,
+    /// Peers measure how long a pass waited for its stage.
+    LoadTimes,
 }
 
 /// State needed to omit a rule.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use shoal_protocol::ids::{ContentHash, Step};
 use shoal_protocol::message::MoveReason;
-use shoal_protocol::units::Moment;
+use shoal_protocol::units::{Bytes, Moment};
 use shoal_protocol::wire;
 
 use super::integer_model::mix;
@@ -34,6 +34,8 @@ pub struct Report {
     pub migrations: BTreeMap<MoveReason, Migrations>,
     /// Time of all engines' passes together.
     pub busy: Duration,
+    /// What all engines loaded and waited for, where peers swap their stages.
+    pub swapped: Swapped,
     /// When the passes of each step ran.
     pub steps: BTreeMap<Step, StepTime>,
     /// Hash of the newest checkpoint.
@@ -44,6 +46,15 @@ pub struct Report {
     pub stopped: Option<String>,
     /// Faults that peers reported.
     pub faults: Vec<Fault>,
+}
+
+/// The swapping of stages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Swapped {
+    /// Bytes loaded onto devices.
+    pub loaded: Bytes,
+    /// Time for which tasks waited for what they touch.
+    pub waited: Duration,
 }
 
 /// The work of the members.

@@ -11,6 +11,7 @@ use shoal_protocol::manifest::{Evaluation, Manifest, Model, Start, Training, exa
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
 
+use super::tiers::TierScenario;
 use crate::peer::{PeerLimits, RoundCut};
 use crate::rebalance::Rebalance;
 use crate::rng::Rng;
@@ -237,6 +238,8 @@ pub struct PeerScenario {
     pub start: Option<Duration>,
     /// Durations of its tasks.
     pub compute: ComputeScenario,
+    /// Its device, if that holds only some of its stages at a time. Its limits say so too.
+    pub tiers: Option<TierScenario>,
     /// Whether it archives every checkpoint.
     pub archive: bool,
     /// Its region.
@@ -333,6 +336,8 @@ impl Scenario {
                     let lacks = Stage(other.within(0..=stages - 1) as u16);
                     peer.fits.retain(|stage| stages == 1 || *stage != lacks);
                 }
+                let mut tier = Rng::new(seed ^ (index + 1) << 40 ^ 0x7469_6572);
+                peer.tiers = TierScenario::drawn(&mut tier, &manifest, &parameters, &peer);
                 peer
             })
             .collect();
@@ -560,6 +565,7 @@ fn peer(
             other: rng.microseconds(1..=500),
             jitter_per_mille: rng.pick(&[0, 100, 1000]),
         },
+        tiers: None,
         archive: false,
         region,
         clock: Clock::default(),

@@ -188,6 +188,10 @@ impl<'a> World<'a> {
         observation.show(Seen::Goes { gone: false });
         drop(leader.and_then(|leader| nodes[leader].seat.take()));
         observation.show(Seen::Goes { gone: true });
+        for tiers in nodes.iter().filter_map(|node| node.engine.tiers.as_ref()) {
+            observation.report.swapped.loaded += tiers.swapped.loaded;
+            observation.report.swapped.waited += tiers.swapped.waited;
+        }
         observation.conclude(nodes.iter().map(|node| node.engine.busy).sum())
     }
 }

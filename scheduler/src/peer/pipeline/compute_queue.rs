@@ -3,11 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use shoal_protocol::ids::{ClaimKey, Step};
+use shoal_protocol::ids::{ClaimKey, Stage, Step};
 use shoal_protocol::units::Moment;
 
 use super::job::Job;
 use super::residency::{Backwards, Forwards, Visit, choose};
+use super::visits::Visits;
 use crate::action::Payload;
 
 /// Passes that the engine has at a time: one runs and one waits, so that the engine never idles while the
@@ -29,14 +30,14 @@ pub(super) struct ComputeQueue {
     ended_at: Moment,
     forward: Forwards,
     backward: Backwards,
-    /// The visit of a peer that swaps its stages.
-    visit: Option<Visit>,
+    /// The visits of a peer that swaps its stages.
+    pub(super) visits: Visits,
     /// Dropped work of which the engine still has some.
     dropping: BTreeMap<ClaimKey, Dropped>,
 }
 
 /// A pass to give to the engine.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pass {
     Forward(ClaimKey),
     Backward(ClaimKey),
@@ -92,15 +93,29 @@ impl ComputeQueue {
         Some(ClaimKey { step, stage, microbatch })
     }
 
-    /// Like [`Self::next`] for a peer that swaps its stages. Returns the visit too, if it is a new one.
-    pub(super) fn next_by_visit(&mut self, newest: Step) -> Option<(Pass, Option<Visit>)> {
+    /// Like [`Self::next`] for a peer that swaps its stages. `comes` is whether other peers may send more
+    /// work of a stage in a step. Returns the visit too, if it is a new one.
+    pub(super) fn next_by_visit(
+        &mut self,
+        now: Moment,
+        newest: Step,
+        comes: impl Fn(Step, Stage) -> bool,
+    ) -> Option<(Pass, Option<Visit>)> {
         if self.given >= GIVEN {
             return None;
         }
         let forward = self.forward.first().map(|(step, _, _)| *step).filter(|step| *step <= newest);
         let backward = self.backward.first().map(|(step, _, _)| *step);
-        let step = forward.into_iter().chain(backward).min()?;
-        let (visit, pass) = choose(step, self.visit, &self.forward, &self.backward)?;
+        let Some(step) = forward.into_iter().chain(backward).min() else {
+            self.visits.rest();
+            return None;
+        };
+        let here = self.visits.current();
+        let (visit, pass) = choose(step, here, &self.forward, &self.backward)?;
+        let comes = here.is_some_and(|here| comes(step, here.stage));
+        if self.visits.waits(now, visit, self.given > 0, comes) {
+            return None;
+        }
         match pass {
             Pass::Forward(key) => {
                 self.forward.remove(&(key.step, Reverse(key.stage), key.microbatch));
@@ -110,8 +125,7 @@ impl ComputeQueue {
             }
         }
         self.given += 1;
-        let new = (self.visit.replace(visit) != Some(visit)).then_some(visit);
-        Some((pass, new))
+        Some((pass, self.visits.begin(visit, pass).then_some(visit)))
     }
 
     /// The engine received a pass beyond those of [`Self::next`].

@@ -120,6 +120,16 @@ impl Job {
         self.forward == Progress::Waiting && matches!(self.input, Input::Samples | Input::Here(_))
     }
 
+    /// Whether the input is on its way.
+    pub(super) fn awaits_input(&self) -> bool {
+        self.input == Input::Expected
+    }
+
+    /// Whether the forward pass ended and its answer is on its way.
+    pub(super) fn awaits_answer(&self) -> bool {
+        self.forward == Progress::Done && self.answer == Answer::Expected
+    }
+
     /// Whether the backward pass can run. It needs the claim, since the gradient is added right after it.
     pub(super) fn can_run_backward(&self) -> bool {
         self.forward == Progress::Done

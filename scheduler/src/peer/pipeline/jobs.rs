@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::{Iter, Keys};
 use std::time::Duration;
 
-use shoal_protocol::ids::{ClaimKey, Grant, Step};
+use shoal_protocol::ids::{ClaimKey, Grant, Microbatch, Stage, Step};
 use shoal_protocol::message::{HeldClaim, PeerMessage, ToCoordinator};
 use shoal_protocol::units::{Bytes, Moment};
 
@@ -50,6 +50,13 @@ impl Jobs {
 
     pub(super) fn insert(&mut self, key: ClaimKey, job: Job) {
         self.by_key.insert(key, job);
+    }
+
+    /// The jobs of a step at a stage.
+    pub(super) fn at(&self, step: Step, stage: Stage) -> impl Iterator<Item = &Job> {
+        let key = |microbatch| ClaimKey { step, stage, microbatch };
+        let all = key(Microbatch(0))..=key(Microbatch(u32::MAX));
+        self.by_key.range(all).map(|(_, job)| job)
     }
 
     pub(super) fn keys(&self) -> Keys<'_, ClaimKey, Job> {

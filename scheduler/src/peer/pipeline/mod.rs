@@ -14,6 +14,7 @@ mod residency;
 mod stage;
 mod stages;
 mod upstream;
+mod visits;
 mod work_request;
 
 use std::collections::BTreeSet;
@@ -21,11 +22,12 @@ use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Member, Stage, StageSpan, Step};
 use shoal_protocol::message::{FixedLoss, PeerMessage};
+use shoal_protocol::units::Moment;
 
 use self::claims::ReleasedClaims;
 use self::compute_queue::{ComputeQueue, Dropped, Pass};
 use self::downstream::Downstream;
-use self::job::{Answer, Progress};
+use self::job::{Answer, Job, Progress};
 use self::jobs::Jobs;
 use self::stage::PassTimes;
 pub(super) use self::stage::{Counted, QueuedOffer};
@@ -150,7 +152,9 @@ impl Pipeline {
         if !ctx.config.limits.swaps {
             return self.queue.next(ctx.newest_runnable());
         }
-        let (pass, visit) = self.queue.next_by_visit(ctx.newest_runnable())?;
+        let (stages, jobs) = (&self.stages, &self.jobs);
+        let comes = |step, stage| more_comes(ctx, stages, jobs, step, stage);
+        let (pass, visit) = self.queue.next_by_visit(ctx.now, ctx.newest_runnable(), comes)?;
         let hosted = self.stages.list().into_iter().collect();
         if let Some(next) = visit.and_then(|visit| visit.next(&hosted)) {
             let (Pass::Forward(key) | Pass::Backward(key)) = pass;
@@ -160,10 +164,17 @@ impl Pipeline {
         Some(pass)
     }
 
+    /// The time at which the engine waits no longer for more work of the stage that it has in memory.
+    pub(super) fn wait_ends_at(&self) -> Option<Moment> {
+        self.queue.visits.until()
+    }
+
     /// Widens a stage's window by one when the engine idles and the window keeps work out: over a slow
-    /// link more work must be in flight.
+    /// link more work must be in flight. Widens it by half where the engine waits for loads: more
+    /// microbatches in a visit hide longer ones.
     pub(super) fn widen_when_idle(&mut self, ctx: &Context<'_>, out: &mut Out) {
-        if !self.queue.take_idle() {
+        let (idle, exposed) = (self.queue.take_idle(), self.queue.visits.take_exposed());
+        if !idle && !exposed {
             return;
         }
         let (oldest, newest) = (ctx.version(), ctx.newest_runnable());
@@ -171,7 +182,8 @@ impl Pipeline {
             let hosted = self.stages.existing(stage);
             let has_more = stage == Stage(0) || hosted.has_waiting();
             let mut runnable = (oldest.0..=newest.0).map(Step);
-            if has_more && runnable.any(|step| hosted.is_full(step)) && hosted.widen() {
+            let more = if exposed { hosted.window().div_ceil(2) } else { 1 };
+            if has_more && runnable.any(|step| hosted.is_full(step)) && hosted.widen(more) {
                 self.admit(ctx, stage, out);
             }
         }
@@ -200,6 +212,7 @@ impl Pipeline {
         (output, loss): (Option<Payload>, Option<FixedLoss>),
         out: &mut Out,
     ) {
+        self.queue.visits.end(Pass::Forward(key), busy);
         let took = self.end_pass(ctx, key, |times| times.add_forward(busy), out);
         if self.queue.is_dropping(key) {
             return self.drop_result(key, output, out);
@@ -228,6 +241,7 @@ impl Pipeline {
         gradient: Option<Payload>,
         out: &mut Out,
     ) -> bool {
+        self.queue.visits.end(Pass::Backward(key), busy);
         let took = self.end_pass(ctx, key, |times| times.add_backward(busy), out);
         if self.queue.is_dropping(key) {
             self.drop_result(key, gradient, out);
@@ -308,6 +322,24 @@ impl Pipeline {
             self.admit(ctx, key.stage, out);
         }
     }
+}
+
+/// Whether other peers may send more work of a hosted stage in a step: inputs for which it has room, or
+/// gradients.
+fn more_comes(
+    ctx: &Context<'_>,
+    stages: &HostedStages,
+    jobs: &Jobs,
+    step: Step,
+    stage: Stage,
+) -> bool {
+    let Some(hosted) = stages.get(stage) else { return false };
+    let from_below = stage.0.checked_sub(1).is_none_or(|below| !stages.contains(Stage(below)));
+    let from_above = stage != ctx.config.manifest.last_stage() && !stages.contains(stage.next());
+    let training = &ctx.config.manifest.training;
+    let fewer = || jobs.at(step, stage).count() < training.microbatches as usize;
+    let awaits = |job: &Job| from_below && job.awaits_input() || from_above && job.awaits_answer();
+    jobs.at(step, stage).any(awaits) || from_below && hosted.room(step) > 0 && fewer()
 }
 
 /// Answers of the next stage.

@@ -83,6 +83,10 @@ impl NextStage {
         if was_offered {
             return self.router.choose_where(hosts);
         }
+        // Where stages are swapped activations stay: visits bring the weights to them.
+        if ctx.config.limits.swaps && hosts(&ctx.me()) {
+            return self.router.choose_where(|member| *member == ctx.me());
+        }
         let all = ctx.config.manifest.microbatches_of(key.step.0);
         let left = all.saturating_sub(key.microbatch.0) as usize;
         let following = self.coverage.of(left.saturating_sub(1) as u64);

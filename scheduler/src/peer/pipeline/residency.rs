@@ -50,7 +50,9 @@ pub(super) fn choose(
             return Some((visit, Pass::Backward(pass)));
         }
         if let Some(pass) = forward_at(step, visit.stage..=visit.stage, forward) {
-            return Some((visit, Pass::Forward(pass)));
+            // At the end of the way down the next way up begins.
+            let turns = backward_at(step, Stage(0)..=visit.stage, backward).is_none();
+            return Some((if turns { up(visit.stage) } else { visit }, Pass::Forward(pass)));
         }
         if visit.upwards
             && let Some(pass) = forward_at(step, visit.stage..=LAST, forward)

@@ -78,10 +78,10 @@ impl HostedStage {
         self.largest_window = largest_window(config, hosted);
     }
 
-    /// Widens the window by one, up to its limit. Returns whether it did.
-    pub(super) fn widen(&mut self) -> bool {
+    /// Widens the window by so many, up to its limit. Returns whether it did.
+    pub(super) fn widen(&mut self, more: usize) -> bool {
         let widens = self.window < self.largest_window;
-        self.window += usize::from(widens);
+        self.window = self.window.max((self.window + more).min(self.largest_window));
         widens
     }
 

@@ -6,6 +6,7 @@ mod monotone;
 mod progress;
 mod replicas;
 mod results;
+pub(super) mod tiers;
 mod views;
 
 use shoal_protocol::units::Moment;

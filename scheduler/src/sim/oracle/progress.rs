@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use shoal_protocol::units::Moment;
 
-use crate::sim::scenario::Scenario;
+use crate::sim::scenario::{PeerScenario, Scenario};
+use crate::sim::tiers::TierScenario;
 
 /// The maximum time without progress.
 #[derive(Debug)]
@@ -19,9 +20,14 @@ impl Progress {
         let microbatches = manifest.training.microbatches + manifest.evaluation.microbatches;
         let passes = microbatches * u32::from(manifest.training.stages) + 1;
         let peers = || scenario.peers.iter();
-        // The slowest peer does all the work, and each pass waits for a retry that is answered over
+        // The slowest peer does all the work and loads all that it holds for it, and each pass waits for a retry that is answered over
         // the slowest link.
-        let slowest = peers().map(|peer| peer.compute.forward + peer.compute.backward).max();
+        let swapped = |tiers: &TierScenario| tiers.time(tiers.memory) * 4;
+        let both = |peer: &PeerScenario| {
+            let loads = peer.tiers.as_ref().map(swapped).unwrap_or_default();
+            peer.compute.forward + peer.compute.backward + loads
+        };
+        let slowest = peers().map(both).max();
         let retry = peers().map(|peer| peer.limits.retry).max();
         let farthest = scenario.network.latency.iter().flatten().max();
         let (Some(slowest), Some(retry), Some(farthest)) = (slowest, retry, farthest) else {

@@ -13,8 +13,8 @@ use super::coverage_marks::Marks;
 use super::event::Event;
 use super::peer_index::index_of;
 use crate::action::{CoordinatorEvent, PeerEvent, PeerLoad};
-use crate::sim::engine::Observed;
-use crate::sim::oracle::{Oracles, Violation};
+use crate::sim::engine::{Engine, Observed};
+use crate::sim::oracle::{self, Oracles, Violation};
 use crate::sim::report::{Report, Trace};
 use crate::sim::scenario::Scenario;
 use crate::sim::watch::{Seen, Watch};
@@ -146,6 +146,12 @@ impl Observation<'_> {
             ToCoordinator::Stale { .. } => recovery.behind += 1,
             _ => {}
         }
+    }
+
+    /// Checks a peer's device after a task.
+    pub(super) fn device(&self, now: Moment, engine: &Engine) -> Held {
+        let tiers = engine.tiers.as_ref().filter(|_| self.oracles.is_some());
+        self.holds("tiers", tiers.map_or(Ok(()), |tiers| oracle::tiers::check(now, tiers)))
     }
 
     /// Notes a piece of a round's result that a member received.

@@ -169,7 +169,8 @@ impl<'a> Swarm<'a> {
     }
 
     fn compute(&mut self, index: usize, task: Task) {
-        if let Some(end) = self.nodes[index].engine.give(self.queue.now(), task) {
+        let omit = self.deviations.rules.omit;
+        if let Some(end) = self.nodes[index].engine.give(self.queue.now(), task, omit) {
             self.engine_began(index, end);
         }
     }
@@ -190,9 +191,11 @@ impl<'a> Swarm<'a> {
         if self.deviations.skips(node.engine.running()) {
             node.engine.forget_gradient();
         }
+        let (now, omit) = (self.queue.now(), self.deviations.rules.omit);
         let finished = node.engine.finish(&mut node.payloads);
         let (result, busy, observed) = self.observation.holds("engine", finished)?;
-        if let Some(end) = node.engine.begin(self.queue.now()) {
+        self.observation.device(now, &node.engine)?;
+        if let Some(end) = node.engine.begin(now, omit) {
             self.engine_began(index, end);
         }
         self.observe(index, &observed)?;
