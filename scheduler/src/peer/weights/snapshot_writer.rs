@@ -60,6 +60,15 @@ impl SnapshotWriter {
         }
     }
 
+    /// This peer leaves a stage: another replica writes what is due of it.
+    pub(in crate::peer) fn leave(&mut self, left: Stage, out: &mut Out) {
+        let (gone, due) = self.due.iter().copied().partition(|(_, stage)| *stage == left);
+        self.due = due;
+        for (version, stage) in BTreeSet::into_iter(gone) {
+            report(version, stage, Vec::new(), out);
+        }
+    }
+
     /// The engine wrote a snapshot. One that began before a rewind is ignored.
     pub(in crate::peer) fn finish(
         &mut self,
