@@ -96,3 +96,23 @@ impl SnapshotWriter {
 pub(super) fn report(version: Step, stage: Stage, files: Vec<StoredFile>, out: &mut Out) {
     out.push(PeerAction::ToCoordinator(ToCoordinator::Stored { version, stage, files }));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_due_of_a_stage_that_is_left_is_not_written() {
+        let mut writer = SnapshotWriter::default();
+        let mut out = Vec::new();
+        let (left, kept) = (Stage(0), Stage(1));
+        for stage in [left, kept] {
+            assert!(writer.request((Step(1), stage), (Step(0), 0), &mut out));
+        }
+        writer.leave(left, &mut out);
+        writer.write_due(Step(1), &mut out);
+        let stored = ToCoordinator::Stored { version: Step(1), stage: left, files: Vec::new() };
+        let task = Task::Store { version: Step(1), stage: kept };
+        assert_eq!(out, [PeerAction::ToCoordinator(stored), PeerAction::Compute(task)]);
+    }
+}
