@@ -82,7 +82,7 @@ fn passes_of_the_next_step_may_run_before_and_after_the_update() {
                 assert_eq!(here.slots, expected.slots);
             }
             for (here, before) in states(&trainer).iter().zip(&expected[step as usize]) {
-                assert_eq!(here.stale_weights, [before.weights.clone()]);
+                assert_eq!(here.stale_weights, std::slice::from_ref(&before.weights));
             }
         }
     }

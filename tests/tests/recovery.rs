@@ -327,7 +327,9 @@ fn a_demo_with_killed_peers_gives_the_reference_bits() {
 
 #[test]
 fn a_demo_with_delayed_updates_and_killed_peers_gives_the_reference_bits() {
-    kill_in_a_demo(1, 2, &["--staleness", "1"]);
+    for staleness in ["1", "4"] {
+        kill_in_a_demo(1, 2, &["--staleness", staleness]);
+    }
 }
 
 #[test]

@@ -246,6 +246,9 @@ impl Peer {
         self.weights.migration.end();
         let span = StageSpan::one(to);
         let from = self.position.span.replace(span).expect("members host stages");
+        for stage in from.stages().filter(|stage| *stage != to) {
+            self.weights.snapshots.leave(stage, out);
+        }
         self.pipeline.host(&context_of!(self, now), span, out);
         out.push(PeerAction::Event(PeerEvent::Moved { from, to, at }));
         // The membership may assign the next stage already.

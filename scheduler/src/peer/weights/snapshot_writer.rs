@@ -60,6 +60,15 @@ impl SnapshotWriter {
         }
     }
 
+    /// This peer leaves a stage: another replica writes what is due of it.
+    pub(in crate::peer) fn leave(&mut self, left: Stage, out: &mut Out) {
+        let (gone, due) = self.due.iter().copied().partition(|(_, stage)| *stage == left);
+        self.due = due;
+        for (version, stage) in BTreeSet::into_iter(gone) {
+            report(version, stage, Vec::new(), out);
+        }
+    }
+
     /// The engine wrote a snapshot. One that began before a rewind is ignored.
     pub(in crate::peer) fn finish(
         &mut self,
@@ -86,4 +95,24 @@ impl SnapshotWriter {
 /// Reports the files of a snapshot; none where this peer did not write it.
 pub(super) fn report(version: Step, stage: Stage, files: Vec<StoredFile>, out: &mut Out) {
     out.push(PeerAction::ToCoordinator(ToCoordinator::Stored { version, stage, files }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_due_of_a_stage_that_is_left_is_not_written() {
+        let mut writer = SnapshotWriter::default();
+        let mut out = Vec::new();
+        let (left, kept) = (Stage(0), Stage(1));
+        for stage in [left, kept] {
+            assert!(writer.request((Step(1), stage), (Step(0), 0), &mut out));
+        }
+        writer.leave(left, &mut out);
+        writer.write_due(Step(1), &mut out);
+        let stored = ToCoordinator::Stored { version: Step(1), stage: left, files: Vec::new() };
+        let task = Task::Store { version: Step(1), stage: kept };
+        assert_eq!(out, [PeerAction::ToCoordinator(stored), PeerAction::Compute(task)]);
+    }
 }
