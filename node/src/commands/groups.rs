@@ -100,7 +100,7 @@ impl Group {
         };
         let each = ELEMENT.weights + ELEMENT.moments + ELEMENT.sums;
         let swaps = memory < stage * hosted as f64 * each as f64;
-        swaps.then(|| TierScenario {
+        swaps.then_some(TierScenario {
             memory: Bytes(memory as u64),
             rate: rate as u64,
             element: ELEMENT,
