@@ -319,7 +319,7 @@ forward = 1.0
     #[test]
     fn invalid_training_values_are_refused() {
         for more in
-            ["budget = -1", "memory = nan", "staleness = 2", "overhead = 1e4", "host_link = 0"]
+            ["budget = -1", "memory = nan", "staleness = 5", "overhead = 1e4", "host_link = 0"]
         {
             let error = Fleet::parse(&format!("{FLEET}{more}\n")).expect_err(more).to_string();
             assert!(error.contains("[training]"), "{more}: {error}");

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use shoal_protocol::ids::{ClaimKey, Stage, Step};
 use shoal_protocol::units::Moment;
 
-use super::job::Job;
+use super::job::{Job, Pass};
 use super::residency::{Backwards, Forwards, Visit, choose};
 use super::visits::Visits;
 use crate::action::Payload;
@@ -34,13 +34,6 @@ pub(super) struct ComputeQueue {
     pub(super) visits: Visits,
     /// Dropped work of which the engine still has some.
     dropping: BTreeMap<ClaimKey, Dropped>,
-}
-
-/// A pass to give to the engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pass {
-    Forward(ClaimKey),
-    Backward(ClaimKey),
 }
 
 /// Resources that dropped work keeps until the engine discards it.

@@ -6,6 +6,13 @@ use shoal_protocol::units::Moment;
 
 use crate::action::{Payload, PayloadId, PeerAction};
 
+/// A pass to give to the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pass {
+    Forward(ClaimKey),
+    Backward(ClaimKey),
+}
+
 /// One microbatch at one stage.
 #[derive(Debug)]
 pub(super) struct Job {

@@ -25,9 +25,9 @@ use shoal_protocol::message::{FixedLoss, PeerMessage};
 use shoal_protocol::units::Moment;
 
 use self::claims::ReleasedClaims;
-use self::compute_queue::{ComputeQueue, Dropped, Pass};
+use self::compute_queue::{ComputeQueue, Dropped};
 use self::downstream::Downstream;
-use self::job::{Answer, Job, Progress};
+use self::job::{Answer, Job, Pass, Progress};
 use self::jobs::Jobs;
 use self::stage::PassTimes;
 pub(super) use self::stage::{Counted, QueuedOffer};

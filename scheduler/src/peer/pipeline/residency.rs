@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, Step};
 
-use super::compute_queue::Pass;
+use super::job::Pass;
 
 /// Forward passes that wait, of the latest stage first within a step.
 pub(super) type Forwards = BTreeSet<(Step, std::cmp::Reverse<Stage>, Microbatch)>;

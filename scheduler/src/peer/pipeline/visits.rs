@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use shoal_protocol::units::Moment;
 
-use super::compute_queue::Pass;
+use super::job::Pass;
 use super::residency::Visit;
 use crate::robust_average::RobustAverage;
 
