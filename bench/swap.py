@@ -44,6 +44,7 @@ STATE_PER_PARAMETER = 24
 # Of these an update reads the accumulator, writes and reads the mean, and reads and writes weights and moments.
 UPDATE_PER_PARAMETER = 8 + 4 + 4 + 2 * (4 + 8)
 SHARE = 3
+PEER_LIMIT_SECONDS = 500
 DISK_MEGABYTES = size(1024, 16)
 BLOCK = 8 << 20
 # The least share of the speed without swapping where passes hide the disk, and the largest error of the prediction.
@@ -147,13 +148,13 @@ def row(measured, each, update, disk):
 def peer(folder, scratch, microbatches):
     """Tokens a second of DeepSpeed; its reason where it does not train."""
     model = dataclasses.replace(MODEL, batch=SAMPLES * microbatches)
-    order = {"model": dataclasses.asdict(model), "microbatches": microbatches, "steps": size(3, 1),
+    order = {"model": dataclasses.asdict(model), "microbatches": microbatches, "steps": 1,
              "threads": len(os.sched_getaffinity(0)), "folder": str(scratch)}
     command = [sys.executable, f"{FOLDER}/swap_peer.py", folder, json.dumps(order)]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=PEER_LIMIT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return None, "it did not end within 400 s"
+        return None, f"it did not end within {PEER_LIMIT_SECONDS} s"
     lines = ended.stdout.strip().splitlines()
     if ended.returncode != 0 or not lines:
         return None, (ended.stderr.strip().splitlines() or ["it printed nothing"])[-1]
@@ -187,7 +188,7 @@ def show(rows, disk, memory, beside):
         "Stages swapped through a third of their memory",
         f"{MODEL.describe()}, in {STAGES} stages; state {table.megabytes(STATE_PER_PARAMETER * MODEL.parameters())}, "
         f"memory {table.megabytes(memory)}. Disk: {table.megabytes(disk.read)}/s read, "
-        f"{table.megabytes(disk.written)}/s written. {machines.describe()}",
+        f"{table.megabytes(disk.written)}/s written. {machines.line(machines.describe(sys.executable))}",
         ["microbatches", "tokens a step", "whole, tokens/s", "swapped", "share", "predicted", "waited", "goal"],
         cells,
     )
