@@ -198,6 +198,11 @@ impl Ledger {
         )
     }
 
+    /// The member that holds a claim, its work done or not.
+    pub(crate) fn holder(&self, key: ClaimKey) -> Option<Member> {
+        self.claims.get(&(key.stage, key.microbatch)).map(|claim| claim.holder)
+    }
+
     /// Whether a member holds a claim under this grant, and its work is not done yet.
     pub(crate) fn awaits(&self, key: ClaimKey, member: Member, grant: Grant) -> bool {
         let claim = self.claims.get(&(key.stage, key.microbatch));

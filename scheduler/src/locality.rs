@@ -62,7 +62,8 @@ impl LinkEstimates {
         self.of.is_empty()
     }
 
-    fn measured(&self, from: PeerId, to: PeerId) -> Option<LinkEstimate> {
+    /// The link between two peers as one or both measured it, the slower of the two directions.
+    pub(crate) fn measured(&self, from: PeerId, to: PeerId) -> Option<LinkEstimate> {
         let one = |from, to| self.of.get(&from).and_then(|known| known.get(&to)).copied();
         let path = match (one(from, to), one(to, from)) {
             (Some(there), Some(back)) => LinkEstimate {

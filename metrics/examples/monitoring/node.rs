@@ -133,6 +133,22 @@ const PANELS: &[Panel] = &[
             ("limit in memory", r#"shoal_output_log_limit_bytes{instance="$instance"}"#),
         ],
     ),
+    curves(
+        "Stages swapped",
+        BytesPerSecond,
+        &[(
+            "{{direction}}",
+            r#"rate(shoal_stage_swap_bytes_total{instance="$instance"}[$__rate_interval])"#,
+        )],
+    ),
+    curves(
+        "Engine waits for stages",
+        Ratio,
+        &[(
+            "of the time",
+            r#"rate(shoal_stage_swap_wait_seconds_total{instance="$instance"}[$__rate_interval])"#,
+        )],
+    ),
     curves("In flight", Bytes, &[("bytes", r#"shoal_in_flight_bytes{instance="$instance"}"#)]),
     curves(
         "Sent",

@@ -177,13 +177,14 @@ impl Stealing {
 
     /// Chooses the claim to steal: the last one of the busiest replica among those that are compared, if that
     /// is busy for so much longer than the idle member that the move ends the step sooner. `delay` is the time
-    /// until the idle member would hold the work, `service_time` its measured nanoseconds per microbatch.
+    /// until the idle member would hold the work of a claim that another member holds, `service_time` its
+    /// measured nanoseconds per microbatch.
     pub(super) fn choose(
         &self,
         ledger: &Ledger,
         (step, stage): (Step, Stage),
         (idle, service_time): (Member, Option<u64>),
-        delay: Duration,
+        delay: impl Fn(ClaimKey, Member) -> Duration,
     ) -> Option<(ClaimKey, Member, Grant)> {
         let place = self.places.get(&(step, stage))?;
         let left = place.left(idle);
@@ -192,16 +193,17 @@ impl Stealing {
             return None;
         }
         let done_at = service_time?.saturating_mul(left as u64 + 1);
-        let delay = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
-        let longer = (done_at.saturating_mul(HALVES) / 2).saturating_add(delay);
+        let longer = done_at.saturating_mul(HALVES) / 2;
         let after = place.holders.range((Bound::Excluded(idle), Bound::Unbounded));
         let others = after.chain(place.holders.range(..idle)).take(COMPARED);
         let busy = others.filter_map(|(member, holder)| {
-            let (all, at, grant) = holder.busy().filter(|(all, ..)| *all >= longer)?;
-            Some((all, *member, at, grant))
+            let (all, microbatch, grant) = holder.busy().filter(|(all, ..)| *all >= longer)?;
+            let key = ClaimKey { step, stage, microbatch };
+            let delay = u64::try_from(delay(key, *member).as_nanos()).unwrap_or(u64::MAX);
+            (all >= longer.saturating_add(delay)).then_some((all, *member, key, grant))
         });
-        let (_, holder, microbatch, grant) = busy.max()?;
-        Some((ClaimKey { step, stage, microbatch }, holder, grant))
+        let (_, holder, key, grant) = busy.max_by_key(|(all, member, ..)| (*all, *member))?;
+        Some((key, holder, grant))
     }
 
     /// The holder of a claim answered a request for it. Returns the member that the claim was for.
@@ -284,6 +286,25 @@ mod tests {
         assert_eq!(left(&stealing, 2), 0);
         stealing.forget_up_to(PLACE.0);
         assert_eq!(left(&stealing, 1), 0);
+    }
+
+    #[test]
+    fn a_claim_stays_where_its_tensors_would_travel_longer_than_its_holder_is_busy() {
+        let mut stealing = Stealing::default();
+        let second = 1_000_000_000;
+        (0..10).for_each(|at| stealing.claimed(key(at), member(1), grant(), || Some(second)));
+        (0..2).for_each(|at| stealing.claimed(key(10 + at), member(3), grant(), || Some(second)));
+        let ledger = Ledger::open(PLACE.0, 2, 12, 12);
+        let stolen = |near: u64, far: u64| {
+            let delay =
+                |_, holder| Duration::from_secs(if holder == member(1) { far } else { near });
+            stealing.choose(&ledger, PLACE, (member(2), Some(second)), delay)
+        };
+        // Ten seconds of work against one and a half, and two.
+        assert_eq!(stolen(0, 0), Some((key(9), member(1), grant())));
+        assert_eq!(stolen(0, 8), Some((key(9), member(1), grant())));
+        assert_eq!(stolen(0, 9), Some((key(11), member(3), grant())));
+        assert_eq!(stolen(1, 9), None);
     }
 
     /// An event of a claim; the second number is a member.

@@ -2,6 +2,7 @@
 //! answers at once, since its messages never wait for its engine; one that does not answer is expelled.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member, Stage, Step};
 use shoal_protocol::message::{FromCoordinator, PassTimes};
@@ -13,6 +14,8 @@ use super::open_steps::OpenSteps;
 use super::stealing::Stealing;
 use crate::action::CoordinatorEvent;
 use crate::deadline::Times;
+use crate::ledger::Ledger;
+use crate::planner::Link;
 use crate::throughput::{Estimates, ServiceTimes};
 
 /// Requests for a claim without an answer, a retry apart, after which the holder is expelled.
@@ -273,11 +276,11 @@ impl Stragglers {
         }
         let service_time = self.service_times.measured(place.1, idle);
         let round_trips = steps.round_trip().map(|time| time * ROUND_TRIPS);
-        let delay = round_trips.unwrap_or(context.config.retry);
-        while let Some(ledger) = steps.ledger(place.0)
-            && let Some((key, holder, grant)) =
-                self.stealing.choose(ledger, place, (idle, service_time), delay)
-        {
+        let round_trips = round_trips.unwrap_or(context.config.retry);
+        while let Some(ledger) = steps.ledger(place.0) {
+            let delay = |key, holder| round_trips + transfer(context, ledger, (key, holder), idle);
+            let chosen = self.stealing.choose(ledger, place, (idle, service_time), delay);
+            let Some((key, holder, grant)) = chosen else { return };
             if !ledger.awaits(key, holder, grant) {
                 self.stealing.ended(key, holder);
                 continue;
@@ -291,5 +294,28 @@ impl Stragglers {
     /// The holder of a claim answered a request for it. Returns the member that it was to be stolen for.
     pub(super) fn steal_answered(&mut self, key: ClaimKey, grant: Grant) -> Option<Member> {
         self.stealing.answered(key, grant)
+    }
+}
+
+/// The time that the tensors of a claim take to an idle member and back, as far as they would not travel to
+/// its holder: a holder that hosts the stage before too gets them from itself. Zero where the link was not
+/// measured.
+fn transfer(
+    context: &Context,
+    ledger: &Ledger,
+    (key, holder): (ClaimKey, Member),
+    idle: Member,
+) -> Duration {
+    let manifest = &context.config.manifest;
+    let from = key.upstream().and_then(|before| ledger.holder(before));
+    let Some(from) = from.filter(|from| *from != idle) else { return Duration::ZERO };
+    let measured = context.members.links.measured(from.peer, idle.peer);
+    let Some(rate) = measured.and_then(|link| link.rate) else { return Duration::ZERO };
+    let link = Link { delay: Duration::ZERO, rate };
+    let activation = link.time(manifest.boundary_bytes(manifest.codec.activations));
+    if from == holder {
+        activation + link.time(manifest.boundary_bytes(manifest.codec.activation_gradients))
+    } else {
+        activation
     }
 }
