@@ -25,7 +25,7 @@ help:
 	@echo 'make bench-watching  measure the cost of status and metrics (4 minutes)'
 	@echo 'make bench-hostile   measure a run under hostile connections (4 minutes)'
 	@echo 'make bench-schedules compare pipeline schedules over slow links (1 minute)'
-	@echo 'make bench-spans     compare one stage at each peer with all of them, swapped (5 minutes)'
+	@echo 'make bench-spans     compare one stage at each peer with all of them, swapped (1 minute)'
 	@echo 'make bench-routing   compare ways of routing to replicas of different speeds (1 minute)'
 	@echo 'make bench-uneven    measure a swarm of peers of different speeds (7 minutes)'
 	@echo 'make bench-storm     measure many simultaneous newcomers (2 minutes)'
