@@ -312,8 +312,8 @@ impl StageModel {
             return Ok(&self.weights);
         }
         let age = self.version.0.checked_sub(self.manifest.reads(key.step).0);
-        let held = [&self.weights].into_iter().chain(&self.stale);
-        let read = age.and_then(|age| { held }.nth(usize::try_from(age).ok()?));
+        let mut held = [&self.weights].into_iter().chain(&self.stale);
+        let read = age.and_then(|age| held.nth(usize::try_from(age).ok()?));
         read.ok_or(EngineError::WrongVersion { key, version: self.version })
     }
 

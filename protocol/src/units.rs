@@ -109,6 +109,15 @@ impl FromStr for Bytes {
 )]
 pub struct Rate(pub u64);
 
+impl Rate {
+    /// The time in which so many bytes pass; at most 584 years.
+    #[must_use]
+    pub fn time(self, size: Bytes) -> Duration {
+        let nanoseconds = u128::from(size.0) * 1_000_000_000 / u128::from(self.0.max(1));
+        Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
+    }
+}
+
 /// The price of a machine for an hour, in the currency of the run's operators. It counts millionths
 /// of a unit, so that it compares and encodes exactly.
 #[derive(

@@ -3,7 +3,7 @@
 
 use shoal_protocol::manifest::Adafactor;
 
-use super::{Terms, norm};
+use super::{Terms, norm, take_step};
 use crate::accumulator::square_norm;
 use crate::kernel::widest;
 
@@ -78,7 +78,7 @@ fn finish(
     let relative = terms.rate.min(1.0 / libm::sqrt(terms.count as f64));
     let scale = adafactor.scale_epsilon.max(root_mean(weights));
     let keep = (1.0 - terms.rate * terms.decay) as f32;
-    step(weights, change, keep, (relative * scale / excess) as f32);
+    take_step(weights, change, keep, (relative * scale / excess) as f32);
 }
 
 widest! {
@@ -96,14 +96,6 @@ widest! {
         for (moment, gradient) in moment.iter_mut().zip(gradient) {
             let second = if *moment > least { *moment } else { least };
             *moment = gradient * scale / second.sqrt();
-        }
-    }
-}
-
-widest! {
-    fn step(weights: &mut [f32], change: &[f32], keep: f32, factor: f32) {
-        for (weight, change) in weights.iter_mut().zip(change) {
-            *weight = *weight * keep - change * factor;
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use shoal_protocol::manifest::Adam;
 
-use super::{Terms, adamw, norm};
+use super::{Terms, adamw, norm, take_step};
 use crate::kernel::widest;
 
 /// Updates one parameter.
@@ -20,7 +20,7 @@ pub(super) fn update(
     let scalars = adamw::Scalars::new(adam, &unit);
     directions(&mut change, weights, gradient, moments, scalars, [correction1, terms.decay as f32]);
     let trust = if terms.is_matrix { trust(norm(weights), norm(&change)) } else { 1.0 };
-    subtract(weights, &change, (terms.rate * trust) as f32);
+    take_step(weights, &change, 1.0, (terms.rate * trust) as f32);
 }
 
 /// The ratio of the norms; 1 where one of them is 0.
@@ -47,14 +47,6 @@ widest! {
             *second = *second * scalars.beta2 + gradient * gradient * scalars.one_minus_beta2;
             let denominator = second.sqrt() / scalars.root_correction2 + scalars.epsilon;
             *change = *first / correction1 / denominator + weight * decay;
-        }
-    }
-}
-
-widest! {
-    fn subtract(weights: &mut [f32], change: &[f32], factor: f32) {
-        for (weight, change) in weights.iter_mut().zip(change) {
-            *weight -= change * factor;
         }
     }
 }

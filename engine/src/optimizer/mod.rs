@@ -29,6 +29,7 @@ pub use self::slots::{Slot, optimizer_elements};
 pub(crate) use self::slots::{SlotLayout, layout};
 use crate::accumulator::square_norm;
 use crate::error::Result;
+use crate::kernel::widest;
 use crate::parameters::Parameter;
 use crate::tensor::elements_mut;
 
@@ -85,6 +86,15 @@ impl Terms {
 /// Norm of some numbers, in a fixed order of additions.
 fn norm(values: &[f32]) -> f64 {
     libm::sqrt(square_norm(bytemuck::cast_slice(values)))
+}
+
+widest! {
+    /// Shrinks weights by their decay, and takes a step against a change.
+    fn take_step(weights: &mut [f32], change: &[f32], keep: f32, factor: f32) {
+        for (weight, change) in weights.iter_mut().zip(change) {
+            *weight = *weight * keep - change * factor;
+        }
+    }
 }
 
 /// One slot of a stage.

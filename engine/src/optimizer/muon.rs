@@ -6,7 +6,7 @@
 
 use shoal_protocol::manifest::{Muon, RateScale};
 
-use super::{Terms, norm};
+use super::{Terms, norm, take_step};
 use crate::kernel::widest;
 use crate::product::{Symmetry, multiply, transpose};
 
@@ -39,7 +39,7 @@ pub(super) fn update(
         RateScale::MatchRmsAdamw => 0.2 * libm::sqrt(m.max(n)),
     };
     let keep = (1.0 - terms.rate * terms.decay) as f32;
-    step(weights, &direction, keep, (terms.rate * scale) as f32);
+    take_step(weights, &direction, keep, (terms.rate * scale) as f32);
 }
 
 /// Makes the singular values of a matrix nearly equal.
@@ -81,14 +81,6 @@ widest! {
     fn combine(to: &mut [f32], own: f32, other: &[f32], factor: f32) {
         for (to, other) in to.iter_mut().zip(other) {
             *to = *to * own + other * factor;
-        }
-    }
-}
-
-widest! {
-    fn step(weights: &mut [f32], direction: &[f32], keep: f32, rate: f32) {
-        for (weight, direction) in weights.iter_mut().zip(direction) {
-            *weight = *weight * keep - direction * rate;
         }
     }
 }

@@ -12,6 +12,7 @@ mod region;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::AddAssign;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -66,6 +67,29 @@ pub struct SwapStats {
     pub waited: Duration,
     /// The most bytes that were in memory at once.
     pub peak: Bytes,
+}
+
+impl SwapStats {
+    /// What was moved since earlier statistics of the same engine, and waited for; the peak is that of all
+    /// time.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            read: self.read - earlier.read,
+            written: self.written - earlier.written,
+            waited: self.waited - earlier.waited,
+            peak: self.peak,
+        }
+    }
+}
+
+impl AddAssign for SwapStats {
+    fn add_assign(&mut self, more: Self) {
+        self.read += more.read;
+        self.written += more.written;
+        self.waited += more.waited;
+        self.peak = self.peak.max(more.peak);
+    }
 }
 
 /// Where the bytes of a tensor are.

@@ -1,16 +1,20 @@
 //! Recommends devices of a fleet and a size of microbatches, for `shoal plan`.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
 use serde::{Deserialize, Serialize};
 use shoal_protocol::limits;
 use shoal_scheduler::planner::{
-    Advice, CostModel, Device, Effort, Network, Placement, PlanError, Tier, Work, advise, search,
+    Advice, CostModel, Device, Effort, Link, Network, Placement, PlanError, Tier, Work, advise,
+    search,
 };
 use shoal_scheduler::rng::Rng;
 
 use super::fleet::{Fleet, FleetError};
 
 /// Effort of the search for one part of a fleet. It is small because many parts are searched.
-pub(super) const EFFORT: Effort = Effort { population: 8, children: 16, exchanges: 512 };
+const EFFORT: Effort = Effort { population: 8, children: 16, exchanges: 512 };
 
 /// The most parts of a fleet that are searched: the cheapest region, the cheapest two, and so on,
 /// then each region alone.
@@ -121,20 +125,62 @@ pub(super) struct Choice {
     pub(super) memory: f64,
 }
 
+/// A part of a fleet with its best placement.
+pub(super) struct Placed {
+    pub(super) fleet: Fleet,
+    pub(super) network: Network,
+    pub(super) placement: Placement,
+}
+
+/// The placements of the parts of a fleet, each searched once.
+pub(super) struct Searches<'a> {
+    pub(super) fleet: &'a Fleet,
+    seed: u64,
+    /// By devices of each region, and stages.
+    found: BTreeMap<(Vec<usize>, usize), Placed>,
+}
+
+impl<'a> Searches<'a> {
+    pub(super) fn new(fleet: &'a Fleet, seed: u64) -> Self {
+        Self { fleet, seed, found: BTreeMap::new() }
+    }
+
+    /// The placement of so many devices of each region.
+    ///
+    /// # Errors
+    /// If the planner rejects the part.
+    pub(super) fn placed(
+        &mut self,
+        counts: Vec<usize>,
+        stages: usize,
+    ) -> Result<&Placed, PlanError> {
+        match self.found.entry((counts, stages)) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(place) => {
+                let fleet = self.fleet.part(&place.key().0);
+                let network = fleet.network()?;
+                let model = CostModel::new(&network, fleet.traffic(stages), stages)?;
+                let placement = search(&model, &EFFORT, &mut Rng::new(self.seed));
+                Ok(place.insert(Placed { fleet, network, placement }))
+            }
+        }
+    }
+}
+
 /// A recommendation for each affordable part of the fleet, the fastest first. The list is empty if none
 /// fits.
 ///
 /// # Errors
 /// If the planner rejects the fleet.
 pub(super) fn choices(
-    fleet: &Fleet,
+    searches: &mut Searches<'_>,
     training: &Training,
-    seed: u64,
 ) -> Result<Vec<Choice>, PlanError> {
+    let fleet = searches.fleet;
     let mut found: Vec<Choice> = Vec::new();
     for stages in fleet.stages() {
         for counts in parts(fleet, training.budget, stages) {
-            let choice = choice(&fleet.part(&counts), training, stages, seed)?;
+            let choice = choice(searches.placed(counts, stages)?, training, stages);
             let known = |choice: &Choice| {
                 found.iter().any(|one| (&one.devices, one.stages) == (&choice.devices, stages))
             };
@@ -184,27 +230,19 @@ pub(super) fn parts(fleet: &Fleet, budget: Option<f64>, stages: usize) -> Vec<Ve
     parts
 }
 
-fn choice(
-    fleet: &Fleet,
-    training: &Training,
-    stages: usize,
-    seed: u64,
-) -> Result<Option<Choice>, PlanError> {
-    let network = fleet.network()?;
-    let model = CostModel::new(&network, fleet.traffic(stages), stages)?;
-    let placed = search(&model, &EFFORT, &mut Rng::new(seed));
-    let replicas = fleet.devices() / stages;
-    let advice = advise(&training.work(fleet), stages, replicas, slowest(&placed, &network));
-    Ok(advice.map(|advice| describe(fleet, training, (stages, replicas), &placed, advice)))
+impl Placed {
+    /// The link that carries the activations of the slowest pair.
+    pub(super) fn slowest(&self) -> Option<Link> {
+        let boundary = self.placement.boundaries.iter().max_by_key(|boundary| boundary.time)?;
+        Some(self.network.link(boundary.from, boundary.to))
+    }
 }
 
-/// The link that carries the activations of the slowest pair.
-pub(super) fn slowest(
-    placed: &Placement,
-    network: &Network,
-) -> Option<shoal_scheduler::planner::Link> {
-    let boundary = placed.boundaries.iter().max_by_key(|boundary| boundary.time)?;
-    Some(network.link(boundary.from, boundary.to))
+fn choice(placed: &Placed, training: &Training, stages: usize) -> Option<Choice> {
+    let Placed { fleet, placement, .. } = placed;
+    let replicas = fleet.devices() / stages;
+    let advice = advise(&training.work(fleet), stages, replicas, placed.slowest())?;
+    Some(describe(fleet, training, (stages, replicas), placement, advice))
 }
 
 fn describe(
@@ -261,7 +299,10 @@ forward = 1.0
         let budget = budget.map_or_else(String::new, |budget| format!("budget = {budget}\n"));
         let fleet = Fleet::parse(&format!("{FLEET}{budget}{more}")).expect("a fleet");
         let training = fleet.training().expect("it has a training");
-        choices(&fleet, training, 1).expect("the planner accepts it").into_iter().next()
+        choices(&mut Searches::new(&fleet, 1), training)
+            .expect("the planner accepts it")
+            .into_iter()
+            .next()
     }
 
     #[test]
@@ -291,7 +332,7 @@ forward = 1.0
     fn the_most_tokens_for_the_money_come_first_where_cost_decides() {
         let fleet = Fleet::parse(FLEET).expect("a fleet");
         let training = fleet.training().expect("it has a training");
-        let mut found = choices(&fleet, training, 1).expect("choices");
+        let mut found = choices(&mut Searches::new(&fleet, 1), training).expect("choices");
         order_by_cost(&mut found);
         let values: Vec<f64> =
             found.iter().filter_map(|choice| choice.tokens_per_currency_unit).collect();
@@ -301,7 +342,7 @@ forward = 1.0
         assert_eq!((found[0].price, values[0]), (2.0, 8.0 / 7.5 * 3600.0 / 2.0));
         let free = FLEET.replace("price = 1.0", "price = 0").replace("price = 0.5", "price = 0");
         let fleet = Fleet::parse(&free).expect("a fleet");
-        let mut found = choices(&fleet, training, 1).expect("choices");
+        let mut found = choices(&mut Searches::new(&fleet, 1), training).expect("choices");
         order_by_cost(&mut found);
         assert!(found.iter().all(|choice| choice.tokens_per_currency_unit.is_none()));
         assert!(found[0].tokens_per_second >= found[1].tokens_per_second);

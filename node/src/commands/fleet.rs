@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Deserialize;
 #[cfg(any(test, fuzzing))]
 use shoal_protocol::decoder::Decoder;
+use shoal_protocol::limits;
 use shoal_protocol::units::{Bytes, Rate};
 use shoal_scheduler::planner::{Device, Link, MAX_STAGES, Network, PlanError, Traffic};
 
@@ -52,7 +53,8 @@ pub(super) enum FleetError {
     #[error(
         "[training] has from 1 to 2^40 tokens, a sequence of at most as many, times up to 1000 seconds, sizes up to \
          1e18 bytes, a host_link of at least 1 byte a second, a budget and prices of at least 0, and a staleness from \
-         0 to 4"
+         0 to {}",
+        limits::STALENESS
     )]
     Training,
     /// An amount of traffic is out of range.

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::message::StageChoice;
-use shoal_protocol::units::Bytes;
+use shoal_protocol::units::{Bytes, Rate};
 use shoal_scheduler::sim::{ElementBytes, Scenario, SpotTrace, SpotUnit, TierScenario};
 
 use super::fleet::Links;
@@ -42,7 +43,8 @@ pub(super) struct Group {
     /// Bytes of memory; unlimited by default.
     memory: Option<f64>,
     /// The stages that they host, as `2` or `0-3`; by default one that the coordinator chooses.
-    stage: Option<String>,
+    #[serde(default, deserialize_with = "span")]
+    stage: Option<StageSpan>,
     /// Bytes of stages that the device holds at once, and bytes per second of the link below it, each way.
     /// Unlimited by default.
     device_memory: Option<f64>,
@@ -80,36 +82,33 @@ fn one() -> f64 {
     1.0
 }
 
-/// Bytes per parameter: weights, Adam's moments, and an accumulator.
-const ELEMENT: ElementBytes = ElementBytes { weights: 4, moments: 8, sums: 8 };
+/// Reads stages from text.
+fn span<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<StageSpan>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let wrong = |_| D::Error::custom("stage is one stage, or two as in \"0-3\"");
+    text.parse().map(Some).map_err(wrong)
+}
+
+/// Bytes per parameter.
+const ELEMENT: ElementBytes = ElementBytes::ADAMW;
 
 impl Group {
-    /// Its stages, if it names any.
-    fn span(&self) -> Result<Option<StageSpan>, &'static str> {
-        let text = self.stage.as_deref();
-        text.map(|text| text.parse().map_err(|_| "stage is one stage, or two as in \"0-3\""))
-            .transpose()
-    }
-
     /// The device of a peer whose stages have so many parameters each, if not all of them fit.
     fn device(&self, stage: f64, stages: u16) -> Option<TierScenario> {
         let (memory, rate) = (self.device_memory?, self.host_link?);
-        let hosted = match self.span() {
-            Ok(Some(span)) => span.stages().count(),
-            _ => usize::from(stages),
-        };
+        let hosted = self.stage.map_or(usize::from(stages), |span| span.stages().count());
         let each = ELEMENT.weights + ELEMENT.moments + ELEMENT.sums;
         let swaps = memory < stage * hosted as f64 * each as f64;
         swaps.then_some(TierScenario {
             memory: Bytes(memory as u64),
-            rate: rate as u64,
+            rate: Rate(rate as u64),
             element: ELEMENT,
         })
     }
 
     /// Checks the stages and the device.
     fn check_span(&self, stages: u16, stage: f64) -> Result<(), &'static str> {
-        if self.span()?.is_some_and(|span| span.last.0 >= stages) {
+        if self.stage.is_some_and(|span| span.last.0 >= stages) {
             return Err("there is no such stage: they are counted from 0");
         }
         if self.device_memory.is_some() != self.host_link.is_some() {
@@ -164,13 +163,10 @@ pub(super) fn check(described: &Described) -> Result<(), ScenarioError> {
             return wrong(index, reason);
         }
     }
-    let spans: Vec<StageSpan> =
-        described.group.iter().filter_map(|group| group.span().ok().flatten()).collect();
-    let hosted = |stage: u16| spans.iter().any(|span| span.contains(Stage(stage)));
-    if spans.len() == described.group.len()
-        && !spans.is_empty()
-        && !(0..described.stages).all(hosted)
-    {
+    // A group without stages takes any of them.
+    let hosts = |group: &Group, stage| group.stage.is_none_or(|span| span.contains(stage));
+    let hosted = |stage| described.group.iter().any(|group| hosts(group, Stage(stage)));
+    if !described.group.is_empty() && !(0..described.stages).all(hosted) {
         return wrong(0, "some stage is in no group");
     }
     if described.group.iter().map(|group| group.count).sum::<usize>() > PEERS {
@@ -245,7 +241,7 @@ fn form(described: &Described, scenario: &mut Scenario) {
         peer.compute.backward = peer.compute.forward * 2;
         peer.region = place(&group.region).expect("every group is in one");
         peer.limits.heard = Bytes(u64::MAX / 4);
-        if let Ok(Some(span)) = group.span() {
+        if let Some(span) = group.stage {
             peer.choice = StageChoice::Span(span);
         }
         let stage = described.parameters / f64::from(described.stages);

@@ -13,7 +13,7 @@ use shoal_scheduler::planner::{
 };
 use shoal_scheduler::rng::Rng;
 
-use super::budget::{Choice, choices, order_by_cost};
+use super::budget::{Choice, Searches, choices, order_by_cost};
 use super::fleet::Fleet;
 use super::spans::{self, spans};
 use crate::cli::{ListFormat, PlanArgs, PlanOrder};
@@ -38,11 +38,12 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
         }
         return Ok(());
     };
-    let mut choices = choices(&fleet, training, args.seed).exit_with(Exit::Usage)?;
+    let mut searches = Searches::new(&fleet, args.seed);
+    let mut choices = choices(&mut searches, training).exit_with(Exit::Usage)?;
     if args.order == PlanOrder::Cost {
         order_by_cost(&mut choices);
     }
-    let spans = spans(&fleet, training, args.seed).exit_with(Exit::Usage)?;
+    let spans = spans(&mut searches, training).exit_with(Exit::Usage)?;
     spans.best().context(NOTHING_FITS).exit_with(Exit::Usage)?;
     let Some(best) = choices.first() else {
         // A stage fits nowhere: only swapped spans do.

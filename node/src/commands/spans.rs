@@ -4,11 +4,9 @@
 use std::fmt::Write as _;
 
 use serde::Serialize;
-use shoal_scheduler::planner::{CostModel, Cut, PlanError, SpanAdvice, advise_span, search};
-use shoal_scheduler::rng::Rng;
+use shoal_scheduler::planner::{Cut, PlanError, SpanAdvice, advise_span};
 
-use super::budget::{EFFORT, Training, parts, slowest};
-use super::fleet::Fleet;
+use super::budget::{Placed, Searches, Training, parts};
 
 /// The fastest plan of each kind.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -124,11 +122,13 @@ impl Spans {
 ///
 /// # Errors
 /// If the planner rejects the fleet.
-pub(super) fn spans(fleet: &Fleet, training: &Training, seed: u64) -> Result<Spans, PlanError> {
+pub(super) fn spans(searches: &mut Searches<'_>, training: &Training) -> Result<Spans, PlanError> {
+    let fleet = searches.fleet;
     let mut found = Spans { swarm: None, atom: None, mixed: None, reason: String::new() };
     for cut in fleet.stages().into_iter().flat_map(Cut::all) {
         for counts in parts(fleet, training.budget, cut.positions()) {
-            let Some(choice) = choice(&fleet.part(&counts), training, cut, seed)? else { continue };
+            let placed = searches.placed(counts, cut.positions())?;
+            let Some(choice) = choice(placed, training, cut) else { continue };
             let kind = match cut.span {
                 1 => &mut found.swarm,
                 span if span == cut.stages => &mut found.atom,
@@ -143,21 +143,13 @@ pub(super) fn spans(fleet: &Fleet, training: &Training, seed: u64) -> Result<Spa
     Ok(found)
 }
 
-fn choice(
-    fleet: &Fleet,
-    training: &Training,
-    cut: Cut,
-    seed: u64,
-) -> Result<Option<SpanChoice>, PlanError> {
-    let network = fleet.network()?;
-    let positions = cut.positions();
-    let model = CostModel::new(&network, fleet.traffic(positions), positions)?;
-    let placed = search(&model, &EFFORT, &mut Rng::new(seed));
-    let replicas = fleet.devices() / positions;
+fn choice(placed: &Placed, training: &Training, cut: Cut) -> Option<SpanChoice> {
+    let Placed { fleet, placement, .. } = placed;
+    let replicas = fleet.devices() / cut.positions();
     let (work, tier) = (training.work(fleet), training.tier(fleet));
-    let advice = advise_span(&work, tier.as_ref(), cut, replicas, slowest(&placed, &network));
-    let all_reduce = placed.cost.data_parallel.as_secs_f64();
-    Ok(advice.map(|it| SpanChoice::new(training, cut, replicas, all_reduce, it)))
+    let advice = advise_span(&work, tier.as_ref(), cut, replicas, placed.slowest())?;
+    let all_reduce = placement.cost.data_parallel.as_secs_f64();
+    Some(SpanChoice::new(training, cut, replicas, all_reduce, advice))
 }
 
 /// A line for each kind of plan, and the reason.
@@ -181,6 +173,7 @@ pub(super) fn text(spans: &Spans) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fleet::Fleet;
     use super::*;
 
     /// Four devices whose memory holds a quarter of the state, and a link below that carries all weights in
@@ -195,7 +188,8 @@ mod tests {
     }
 
     fn of(fleet: &Fleet) -> Spans {
-        spans(fleet, fleet.training().expect("it has one"), 1).expect("a plan")
+        let training = fleet.training().expect("it has one");
+        spans(&mut Searches::new(fleet, 1), training).expect("a plan")
     }
 
     #[test]

@@ -47,8 +47,8 @@ pub(crate) struct Job {
 pub(crate) struct JobDone {
     pub(crate) result: anyhow::Result<TaskResult>,
     pub(crate) busy: Duration,
-    /// All that was swapped so far; `None` where nothing is swapped, or the engine did not do the job.
-    pub(crate) swapped: Option<SwapStats>,
+    /// What the engine swapped since the job before.
+    pub(crate) swapped: SwapStats,
 }
 
 /// Everything that the thread owns.
@@ -116,18 +116,20 @@ impl EngineThread {
                     Ok(bench) => bench,
                     Err(error) => {
                         let (result, busy) = (Err(error), Duration::ZERO);
-                        let failed = JobDone { result, busy, swapped: None };
+                        let failed = JobDone { result, busy, swapped: SwapStats::default() };
                         // The receiver is gone only while the process ends.
                         let _ = results.blocking_send(failed);
                         return;
                     }
                 };
-            let mut watch = SwapWatch::default();
+            let (mut watch, mut before) = (SwapWatch::default(), SwapStats::default());
             while let Some(job) = queue.blocking_recv() {
                 let start = Instant::now();
                 let Some(result) = worker.carry_out(job).transpose() else { continue };
-                let (busy, swapped) = (start.elapsed(), worker.resources.engine.swap_stats());
-                if let Some(share) = swapped.and_then(|swapped| watch.computed(busy, swapped)) {
+                let busy = start.elapsed();
+                let all = worker.resources.engine.swap_stats().unwrap_or_default();
+                let swapped = all.since(std::mem::replace(&mut before, all));
+                if let Some(share) = watch.computed(busy, all.waited) {
                     warn_of_slow_disk(share);
                 }
                 if results.blocking_send(JobDone { result, busy, swapped }).is_err() {

@@ -287,9 +287,7 @@ impl<'a> Driver<'a> {
         let JobDone { result, busy, swapped } = done.context("the engine's thread panicked")?;
         let result = result?;
         self.status.metrics().computed(&result, busy);
-        if let Some(swapped) = swapped {
-            self.status.metrics().swapped(swapped);
-        }
+        self.status.metrics().swapped(swapped);
         if matches!(result, TaskResult::Summarised { .. }) {
             // The report of the round's result carries the measured links.
             let links = self.network.measured_links(self.coordination.view());

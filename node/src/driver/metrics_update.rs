@@ -37,7 +37,7 @@ pub(crate) struct MetricsUpdate {
     flops: Vec<PassFlops>,
     traffic: Traffic,
     spill_failures: u64,
-    /// What the engine had swapped.
+    /// What the engine has swapped.
     swapped: SwapStats,
     looked: Option<Instant>,
     /// The beginning of this life, until the peer serves.
@@ -184,16 +184,13 @@ impl MetricsUpdate {
         node.phase_duration.of(phase).observe(seconds);
     }
 
-    /// Sets what the engine has swapped so far. An engine that begins anew counts from zero.
-    pub(crate) fn swapped(&mut self, now: SwapStats) {
-        let before = std::mem::replace(&mut self.swapped, now);
-        let before = if now.read < before.read { SwapStats::default() } else { before };
+    /// Counts what the engine swapped for a task.
+    pub(crate) fn swapped(&mut self, more: SwapStats) {
+        self.swapped += more;
         let memory = &self.metrics.memory;
-        let bytes = [(Swap::In, now.read, before.read), (Swap::Out, now.written, before.written)];
-        for (direction, now, before) in bytes {
-            memory.stage_swap_bytes.of(direction).inc_by(now.0 - before.0);
-        }
-        memory.stage_swap_wait.inc_by((now.waited - before.waited).as_secs_f64());
+        memory.stage_swap_bytes.of(Swap::In).inc_by(more.read.0);
+        memory.stage_swap_bytes.of(Swap::Out).inc_by(more.written.0);
+        memory.stage_swap_wait.inc_by(more.waited.as_secs_f64());
     }
 
     /// Returns what the engine has swapped.

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use shoal_engine::SwapStats;
-
 /// Time of the engine before its share is judged: a few visits of every stage, in most runs.
 const LEAST_BUSY: Duration = Duration::from_secs(20);
 
@@ -18,11 +16,11 @@ pub(super) struct SwapWatch {
 }
 
 impl SwapWatch {
-    /// Takes in a task of the engine, and all that was swapped so far. Returns the share of the time that is
-    /// lost, once, if it is large.
-    pub(super) fn computed(&mut self, busy: Duration, swapped: SwapStats) -> Option<f64> {
+    /// Takes in a task of the engine, and the time for which the engine has waited so far. Returns the share of
+    /// the time that is lost, once, if it is large.
+    pub(super) fn computed(&mut self, busy: Duration, waited: Duration) -> Option<f64> {
         self.busy += busy;
-        let share = swapped.waited.as_secs_f64() / self.busy.as_secs_f64();
+        let share = waited.as_secs_f64() / self.busy.as_secs_f64();
         if self.said || self.busy < LEAST_BUSY || share < LARGE_SHARE {
             return None;
         }
@@ -40,10 +38,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let said = |each: Duration| {
             let mut watch = SwapWatch::default();
-            let computed = (1..=60).filter_map(|count| {
-                let swapped = SwapStats { waited: each * count, ..SwapStats::default() };
-                watch.computed(second, swapped)
-            });
+            let computed = (1..=60).filter_map(|count| watch.computed(second, each * count));
             computed.collect::<Vec<f64>>()
         };
         assert_eq!(said(second / 2), [0.5]);

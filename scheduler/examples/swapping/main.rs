@@ -120,7 +120,7 @@ impl Shape {
         let compute = ComputeScenario::passes(forward, backward, 0);
         let tiers = TierScenario {
             memory: Bytes((MEMORY * self.devices) as u64),
-            rate: (host_link * self.devices) as u64,
+            rate: Rate((host_link * self.devices) as u64),
             element: ElementBytes { weights: 2, moments: 12, sums: 8 },
         };
         // What waits in a queue of transfers is not repeated.

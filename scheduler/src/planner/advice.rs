@@ -10,7 +10,7 @@ use std::time::Duration;
 use shoal_protocol::units::Bytes;
 
 use super::network::Link;
-use crate::schedule::{Pipeline, settle};
+use crate::schedule::{Outcome, Pipeline, settle};
 
 /// Maximum number of microbatches of a replica in a step: smaller ones have no benefit beyond that.
 pub(super) const MOST: u64 = 256;
@@ -97,21 +97,34 @@ fn with_size(
         Duration::from_secs_f64(tokens * seconds / stages.max(1) as f64 + work.overhead)
     };
     let microbatches = own.div_ceil(size);
-    let activation = Bytes((work.activation * tokens) as u64);
-    let pipeline = Pipeline {
-        stages: stages.max(1),
-        microbatches: microbatches as usize,
-        forward: pass(work.forward),
-        backward: pass(work.backward),
-        delay: boundary.map_or(Duration::ZERO, |link| link.delay),
-        transfer: boundary.map_or(Duration::ZERO, |link| link.transfer(activation)),
-    };
-    let (outcome, _) = settle(&pipeline);
+    let passes = [work.forward, work.backward].map(pass);
+    let activation = work.activation * tokens;
+    let outcome = settled((stages.max(1), microbatches), passes, boundary, activation);
     let most = outcome.peak.iter().copied().max().unwrap_or(0) as f64;
     let memory = (work.state + work.kept * tokens * most) / stages.max(1) as f64;
     let computes = outcome.busy / u32::try_from(stages.max(1)).unwrap_or(u32::MAX);
     let (windows, passes) = (outcome.peak, outcome.time);
     Advice { microbatch: size, microbatches, windows, passes, computes, memory }
+}
+
+/// A step of a pipeline with so many positions and microbatches, once its windows no longer change: the times
+/// of a forward and a backward pass, the link between two positions, and the bytes of an activation.
+pub(super) fn settled(
+    (positions, microbatches): (usize, u64),
+    [forward, backward]: [Duration; 2],
+    boundary: Option<Link>,
+    activation: f64,
+) -> Outcome {
+    let transfer = |link: Link| link.transfer(Bytes(activation as u64));
+    let pipeline = Pipeline {
+        stages: positions,
+        microbatches: microbatches as usize,
+        forward,
+        backward,
+        delay: boundary.map_or(Duration::ZERO, |link| link.delay),
+        transfer: boundary.map_or(Duration::ZERO, transfer),
+    };
+    settle(&pipeline).0
 }
 
 #[cfg(test)]

@@ -41,8 +41,7 @@ impl Link {
 
     /// Like [`Self::time`] without the delay.
     pub(super) fn transfer(&self, size: Bytes) -> Duration {
-        let nanoseconds = u128::from(size.0) * 1_000_000_000 / u128::from(self.rate.0.max(1));
-        u64::try_from(nanoseconds).map_or(NEVER, |short| Duration::from_nanos(short).min(NEVER))
+        self.rate.time(size).min(NEVER)
     }
 }
 

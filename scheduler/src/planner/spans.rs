@@ -9,11 +9,8 @@
 
 use std::time::Duration;
 
-use shoal_protocol::units::Bytes;
-
-use super::advice::{Advice, MOST, Work, advise};
+use super::advice::{Advice, MOST, Work, advise, settled};
 use super::network::Link;
-use crate::schedule::{Pipeline, settle};
 
 /// The link below a device's memory, and what it carries.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -115,17 +112,9 @@ fn swapped(
     let passes = [forward, backward].map(|pass| pass * visit as f64);
     let visits = [passes[0].max(loads[0]), passes[1].max(loads[1])];
     let of_span = |seconds: f64| Duration::from_secs_f64(seconds * cut.span as f64);
-    let activations = Bytes((work.activation * tokens * visit as f64) as u64);
+    let activations = work.activation * tokens * visit as f64;
     let turns = count.div_ceil(visit);
-    let pipeline = Pipeline {
-        stages: cut.positions(),
-        microbatches: turns as usize,
-        forward: of_span(visits[0]),
-        backward: of_span(visits[1]),
-        delay: boundary.map_or(Duration::ZERO, |link| link.delay),
-        transfer: boundary.map_or(Duration::ZERO, |link| link.transfer(activations)),
-    };
-    let (outcome, _) = settle(&pipeline);
+    let outcome = settled((cut.positions(), turns), visits.map(of_span), boundary, activations);
     let lost = (visits[0] - passes[0] + visits[1] - passes[1]) * turns as f64;
     // An update loads all that it changes.
     let update = of_span(work.state / stages / tier.rate);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::message::StageChoice;
-use shoal_protocol::units::Bytes;
+use shoal_protocol::units::{Bytes, Rate};
 
 use super::corruption::Corruption;
 use super::world::World;
@@ -18,9 +18,8 @@ const WEIGHTS: u64 = 64 * 4;
 /// A device with room for `stages` stages and their accumulators, which loads a stage's weights in this
 /// time.
 fn device(stages: u64, load: Duration) -> TierScenario {
-    let element = ElementBytes { weights: 4, moments: 8, sums: 8 };
-    let rate = (WEIGHTS as f64 / load.as_secs_f64()) as u64;
-    TierScenario { memory: Bytes(stages * 3 * WEIGHTS), rate, element }
+    let rate = Rate((WEIGHTS as f64 / load.as_secs_f64()) as u64);
+    TierScenario { memory: Bytes(stages * 3 * WEIGHTS), rate, element: ElementBytes::ADAMW }
 }
 
 fn peer(first: u16, last: u16, forward: Duration, tiers: Option<TierScenario>) -> PeerScenario {
@@ -33,7 +32,7 @@ fn peer(first: u16, last: u16, forward: Duration, tiers: Option<TierScenario>) -
 }
 
 /// Peers with the first and the last stage, and one with the four between, whose loads take several passes.
-/// All three compute equally long for a microbatch, and it comes to the one in the middle over links.
+/// A microbatch takes each of the three peers equally long. The peer in the middle gets its work over links.
 fn trickle() -> Scenario {
     let forward = Duration::from_millis(20);
     let ends = forward * 4;

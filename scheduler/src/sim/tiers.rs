@@ -5,11 +5,10 @@
 //! ahead is loaded beside the next pass.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Duration;
 
 use shoal_protocol::ids::{Stage, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::units::{Bytes, Moment};
+use shoal_protocol::units::{Bytes, Moment, Rate};
 
 use super::integer_model::Weights;
 use super::omitted_rules::Omit;
@@ -22,8 +21,8 @@ use crate::rng::Rng;
 pub struct TierScenario {
     /// Bytes of stages that it holds at once.
     pub memory: Bytes,
-    /// Bytes per second of the link to the tier below, in each direction.
-    pub rate: u64,
+    /// Rate of the link to the tier below, in each direction.
+    pub rate: Rate,
     /// Bytes per element.
     pub element: ElementBytes,
 }
@@ -39,6 +38,11 @@ pub struct ElementBytes {
     pub sums: u64,
 }
 
+impl ElementBytes {
+    /// Weights and AdamW's moments in f32, and an accumulator.
+    pub const ADAMW: Self = Self { weights: 4, moments: 8, sums: 8 };
+}
+
 impl TierScenario {
     /// The device of a peer that swaps: at least as large as what one task touches.
     pub(super) fn drawn(
@@ -50,7 +54,7 @@ impl TierScenario {
         if !peer.limits.swaps {
             return None;
         }
-        let element = ElementBytes { weights: 4, moments: 8, sums: 8 };
+        let element = ElementBytes::ADAMW;
         let elements = |stage| -> u64 {
             manifest.groups_of(stage).map(|weights| parameters[&weights] as u64).sum()
         };
@@ -68,14 +72,8 @@ impl TierScenario {
         // The state of a stage takes as long as a fraction of a pass, or several.
         let time = peer.compute.forward * rng.pick(&[1, 4, 20]) / 4;
         let rate = u128::from(update) * 1_000_000_000 / time.as_nanos().max(1);
-        Some(Self { memory, rate: u64::try_from(rate).unwrap_or(u64::MAX).max(1), element })
-    }
-
-    /// The time in which the link carries so many bytes one way.
-    #[must_use]
-    pub fn time(&self, bytes: Bytes) -> Duration {
-        let nanoseconds = u128::from(bytes.0) * 1_000_000_000 / u128::from(self.rate.max(1));
-        Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
+        let rate = Rate(u64::try_from(rate).unwrap_or(u64::MAX).max(1));
+        Some(Self { memory, rate, element })
     }
 }
 
@@ -288,7 +286,7 @@ impl Tiers {
         let size = self.size(place);
         let (value, until) = match self.below.get(&place) {
             Some(value) => {
-                self.inward = from.max(self.inward) + self.scenario.time(Bytes(size));
+                self.inward = from.max(self.inward) + self.scenario.rate.time(Bytes(size));
                 self.swapped.loaded += Bytes(size);
                 (value.clone(), self.inward)
             }
@@ -341,7 +339,7 @@ impl Tiers {
         if !resident.changed {
             return;
         }
-        self.outward = at.max(self.outward) + self.scenario.time(Bytes(size));
+        self.outward = at.max(self.outward) + self.scenario.rate.time(Bytes(size));
         self.leaving.push_back((self.outward, size));
         if omit == Omit::SumsLeave && matches!(place.1, Part::Sums(_)) {
             self.below.remove(&place);

@@ -146,19 +146,15 @@ impl Section {
 
     fn take_schedule(&mut self) -> Result<Schedule, UnknownKey> {
         let name = self.schedule.name();
-        let missing = move |key| UnknownKey::Missing { key, name };
-        if self.schedule == ScheduleKind::Constant {
-            return Ok(Schedule::Constant);
-        }
-        let last = self.final_learning_rate.take();
-        let final_learning_rate = last.ok_or(missing("final_learning_rate"))?;
+        let missing = |key| UnknownKey::Missing { key, name };
+        let mut last = || self.final_learning_rate.take().ok_or(missing("final_learning_rate"));
         Ok(match self.schedule {
-            ScheduleKind::Cosine => Schedule::Cosine { final_learning_rate },
-            ScheduleKind::Linear => Schedule::Linear { final_learning_rate },
-            ScheduleKind::Wsd => {
-                let decay_steps = self.decay_steps.take().ok_or(missing("decay_steps"))?;
-                Schedule::Wsd { final_learning_rate, decay_steps }
-            }
+            ScheduleKind::Cosine => Schedule::Cosine { final_learning_rate: last()? },
+            ScheduleKind::Linear => Schedule::Linear { final_learning_rate: last()? },
+            ScheduleKind::Wsd => Schedule::Wsd {
+                final_learning_rate: last()?,
+                decay_steps: self.decay_steps.take().ok_or(missing("decay_steps"))?,
+            },
             ScheduleKind::Constant => Schedule::Constant,
         })
     }

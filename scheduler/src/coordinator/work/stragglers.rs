@@ -15,7 +15,6 @@ use super::stealing::Stealing;
 use crate::action::CoordinatorEvent;
 use crate::deadline::Times;
 use crate::ledger::Ledger;
-use crate::planner::Link;
 use crate::throughput::{Estimates, ServiceTimes};
 
 /// Requests for a claim without an answer, a retry apart, after which the holder is expelled.
@@ -311,10 +310,9 @@ fn transfer(
     let Some(from) = from.filter(|from| *from != idle) else { return Duration::ZERO };
     let measured = context.members.links.measured(from.peer, idle.peer);
     let Some(rate) = measured.and_then(|link| link.rate) else { return Duration::ZERO };
-    let link = Link { delay: Duration::ZERO, rate };
-    let activation = link.time(manifest.boundary_bytes(manifest.codec.activations));
+    let activation = rate.time(manifest.boundary_bytes(manifest.codec.activations));
     if from == holder {
-        activation + link.time(manifest.boundary_bytes(manifest.codec.activation_gradients))
+        activation + rate.time(manifest.boundary_bytes(manifest.codec.activation_gradients))
     } else {
         activation
     }

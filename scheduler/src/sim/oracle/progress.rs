@@ -22,7 +22,7 @@ impl Progress {
         let peers = || scenario.peers.iter();
         // The slowest peer does all the work and loads all that it holds for it, and each pass waits for a retry that is answered over
         // the slowest link.
-        let swapped = |tiers: &TierScenario| tiers.time(tiers.memory) * 4;
+        let swapped = |tiers: &TierScenario| tiers.rate.time(tiers.memory) * 4;
         let both = |peer: &PeerScenario| {
             let loads = peer.tiers.as_ref().map(swapped).unwrap_or_default();
             peer.compute.forward + peer.compute.backward + loads
