@@ -69,7 +69,8 @@ CLIP = 1.0
 
 
 def run_toml(
-    default, model, *, dtype, stages, microbatches, steps, all_reduce="exact", codec=None, staleness=0
+    default, model, *, dtype, stages, microbatches, steps, all_reduce="exact", codec=None, staleness=0,
+    recompute=False
 ):
     """The configuration `default`, changed to train `model` without evaluation and checkpoints."""
     values = {
@@ -87,7 +88,7 @@ def run_toml(
             "microbatches": microbatches,
             "microbatch_size": model.batch // microbatches,
             "dtype": f'"{dtype}"',
-            "recompute": "false",
+            "recompute": str(recompute).lower(),
             "staleness": staleness,
         },
         "codec": {

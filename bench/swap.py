@@ -104,12 +104,9 @@ def timed(move, count, settle):
 def train(shoal, microbatches, memory):
     """Trains in one process. Gives seconds of a step, and bytes read and written and seconds waited in a step."""
     model = dataclasses.replace(MODEL, batch=SAMPLES * microbatches)
-    run = {"dtype": "f32", "stages": STAGES, "microbatches": microbatches, "steps": STEPS}
+    run = {"dtype": "f32", "stages": STAGES, "microbatches": microbatches, "steps": STEPS, "recompute": True}
     threads = len(os.sched_getaffinity(0))
     with shoal.folder(model, run) as folder:
-        path = folder / "run.toml"
-        path.write_text(path.read_text(encoding="utf-8").replace("recompute = false", "recompute = true"),
-                        encoding="utf-8")
         command = [shoal.binary, "local", "run.toml", "--out", "out", *shoal.compute(threads, 0)]
         outcome = shoal.finish(folder, [command + (["--memory", str(memory)] if memory else [])])
         events = [json.loads(line) for line in (folder / "0.events").read_text(encoding="utf-8").splitlines()]
@@ -174,11 +171,12 @@ def main():
     with tempfile.TemporaryDirectory(prefix="shoal-swap-") as scratch:
         disk = disk_rate(scratch)
         rows = compare(shoal, disk, memory)
-        beside = [peer(options.peers, scratch, one.microbatches) for one in rows[-1:]] if options.peers else []
-    show(rows, disk, memory, beside)
+        show(rows, disk, memory)
+        if options.peers:
+            show_beside(rows[-1], *peer(options.peers, scratch, rows[-1].microbatches))
 
 
-def show(rows, disk, memory, beside):
+def show(rows, disk, memory):
     cells = [[
         one.microbatches, one.microbatches * SAMPLES * MODEL.context, table.rate(one.whole), table.rate(one.swapped),
         table.times(one.swapped / one.whole), table.times(one.predicted / one.whole), f"{one.waited:.0%}",
@@ -192,14 +190,16 @@ def show(rows, disk, memory, beside):
         ["microbatches", "tokens a step", "whole, tokens/s", "swapped", "share", "predicted", "waited", "goal"],
         cells,
     )
-    for (measured, reason), one in zip(beside, rows[-1:]):
-        if measured is None:
-            print(f"\nDeepSpeed's ZeRO-Infinity does not train here: {reason}")
-            continue
-        rate = measured["tokens"] / measured["seconds"]
-        print(f"\nDeepSpeed {measured['version']}, ZeRO-Infinity: {table.rate(rate)} tokens/s with {one.microbatches} "
-              f"microbatches, peak {table.megabytes(measured['peak'])}; Shoal {table.times(one.swapped / rate)}: "
-              f"{table.goal(one.swapped / rate, LEAST_BESIDE_PEER)}")
+
+
+def show_beside(one, measured, reason):
+    if measured is None:
+        print(f"\nDeepSpeed's ZeRO-Infinity does not train here: {reason}")
+        return
+    rate = measured["tokens"] / measured["seconds"]
+    print(f"\nDeepSpeed {measured['version']}, ZeRO-Infinity: {table.rate(rate)} tokens/s with {one.microbatches} "
+          f"microbatches, peak {table.megabytes(measured['peak'])}; Shoal {table.times(one.swapped / rate)}: "
+          f"{table.goal(one.swapped / rate, LEAST_BESIDE_PEER)}")
 
 
 def goal(one):

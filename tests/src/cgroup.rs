@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The files of a version of control groups: folder, limit, most used, and times that the limit was met.
+/// The folder of a version of control groups, and its files with the limit and with the most used.
 struct Version {
     root: &'static str,
     limit: &'static str,

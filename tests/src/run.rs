@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -110,9 +111,24 @@ pub fn text() -> PathBuf {
 /// When the training fails.
 #[must_use]
 pub fn local(config: &Path, out: &Path) -> Trained {
+    trained_by(local_command(config, out), out)
+}
+
+/// `shoal local` with one thread and events on stdout.
+#[must_use]
+pub fn local_command(config: &Path, out: &Path) -> Command {
     let mut command =
         shoal(["local".as_ref(), config.as_os_str(), "--out".as_ref(), out.as_os_str()]);
     command.args(["--threads", "1", "--device", "cpu", "--events", "-"]);
+    command
+}
+
+/// The results of a command that [`local_command`] made.
+///
+/// # Panics
+/// When the training fails.
+#[must_use]
+pub fn trained_by(command: Command, out: &Path) -> Trained {
     let _ = Process::start("local", command).end().success();
     Trained::read(out)
 }

@@ -16,6 +16,9 @@ use crate::run::Trained;
 /// The variable that names the moment at which a process dies.
 const DIE_AT: &str = "SHOAL_DIE_AT";
 
+/// A wait in each pass, which makes steps longer.
+pub const SLOW: &[&str] = &["--slow-down", "15"];
+
 /// The peers of a run. The first one is the coordinator.
 #[derive(Debug)]
 pub struct Swarm {
@@ -74,6 +77,29 @@ impl Swarm {
         let mut first = Process::start("peer-0", command);
         let address = first.event("listening")["address"].as_str().expect("text").to_owned();
         Self { peers: vec![first], address, homes: homes.to_owned(), scratch: None }
+    }
+
+    /// A slow swarm of a number of peers with automatic stages, at a given step.
+    ///
+    /// # Panics
+    /// When the step is not committed.
+    #[must_use]
+    pub fn slow_at(config: &Path, peers: usize, step: u64) -> Self {
+        let members = peers.to_string();
+        let mut swarm = Self::start(config, &[&["--wait-for", &members], SLOW].concat());
+        for _ in 1..peers {
+            swarm.join(SLOW);
+        }
+        swarm.reach(step);
+        swarm
+    }
+
+    /// Waits until a step is committed.
+    ///
+    /// # Panics
+    /// When it is not.
+    pub fn reach(&mut self, step: u64) {
+        while self.peers[0].event("committed")["step"] != step {}
     }
 
     /// Adds a peer. `flags` are further flags of `shoal join`.

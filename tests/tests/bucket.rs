@@ -11,10 +11,7 @@ use shoal_tests::process::{Outcome, Process};
 use shoal_tests::program::shoal;
 use shoal_tests::prometheus::value;
 use shoal_tests::run::{Run, checkpoint_hash};
-use shoal_tests::swarm::{Swarm, own_address, start_command};
-
-/// A wait in each pass, which makes steps longer.
-const SLOW: &[&str] = &["--slow-down", "15"];
+use shoal_tests::swarm::{SLOW, Swarm, own_address, start_command};
 
 /// `shoal start` of one peer that hosts all stages and archives in the bucket, and nothing on its disk but in `home`.
 fn start(run: &Run, home: &str) -> Command {

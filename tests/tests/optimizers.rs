@@ -1,11 +1,8 @@
 //! Every optimizer trains the bits of one process through deaths.
 
 use shoal_tests::run::{Run, Trained};
-use shoal_tests::swarm::Swarm;
+use shoal_tests::swarm::{SLOW, Swarm};
 use toml::Value;
-
-/// A wait in each pass, which makes steps longer.
-const SLOW: &[&str] = &["--slow-down", "15"];
 
 /// A run of two stages and ten steps with this optimizer, and a checkpoint after every second step.
 fn run_of(rule: &str) -> Run {
@@ -21,17 +18,6 @@ fn run_of(rule: &str) -> Run {
     )
 }
 
-/// A swarm of some peers with automatic stages, after a number of steps.
-fn swarm_after(run: &Run, peers: usize, steps: u64) -> Swarm {
-    let members = peers.to_string();
-    let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", &members], SLOW].concat());
-    for _ in 1..peers {
-        swarm.join(SLOW);
-    }
-    while swarm.peers[0].event("committed")["step"] != steps {}
-    swarm
-}
-
 /// Checks the bits of a swarm's result, and that the loss fell.
 fn assert_as_alone(trained: &Trained, run: &Run) {
     let alone = run.local("alone");
@@ -44,7 +30,7 @@ fn assert_as_alone(trained: &Trained, run: &Run) {
 /// One of two replicas of a stage is killed, and a newcomer takes its place with a snapshot.
 fn assert_survives_a_death(rule: &str) {
     let run = run_of(rule);
-    let mut swarm = swarm_after(&run, 4, 2);
+    let mut swarm = Swarm::slow_at(&run.config(), 4, 2);
     swarm.peers.remove(3).kill();
     swarm.join(SLOW);
     assert_as_alone(&swarm.finish(), &run);
@@ -84,7 +70,7 @@ fn muon_survives_a_death() {
 /// keeps.
 fn assert_restored_from_a_checkpoint(rule: &str) {
     let run = run_of(rule);
-    let mut swarm = swarm_after(&run, 2, 4);
+    let mut swarm = Swarm::slow_at(&run.config(), 2, 4);
     swarm.peers.remove(1).kill();
     swarm.join(SLOW);
     let rewound = swarm.peers[0].event("rewound");

@@ -7,27 +7,8 @@ use serde_json::Value;
 use shoal_tests::process::Process;
 use shoal_tests::program::shoal;
 use shoal_tests::run::{Run, Trained, text};
-use shoal_tests::swarm::{Swarm, own_address, start_command};
+use shoal_tests::swarm::{SLOW, Swarm, own_address, start_command};
 use tempfile::TempDir;
-
-/// A wait in each pass, which makes steps longer.
-const SLOW: &[&str] = &["--slow-down", "15"];
-
-/// A swarm of a number of peers with automatic stages, at a given step.
-fn swarm_at(run: &Run, peers: usize, step: u64) -> Swarm {
-    let members = peers.to_string();
-    let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", &members], SLOW].concat());
-    for _ in 1..peers {
-        swarm.join(SLOW);
-    }
-    reach(&mut swarm, step);
-    swarm
-}
-
-/// Waits until a step is committed.
-fn reach(swarm: &mut Swarm, step: u64) {
-    while swarm.peers[0].event("committed")["step"] != step {}
-}
 
 fn assert_whole(trained: &Trained, steps: u64) {
     let report = &trained.report;
@@ -39,7 +20,7 @@ fn assert_whole(trained: &Trained, steps: u64) {
 #[test]
 fn a_stage_with_another_replica_survives_a_death() {
     let run = Run::of_two_stages(8, 0);
-    let mut swarm = swarm_at(&run, 4, 2);
+    let mut swarm = Swarm::slow_at(&run.config(), 4, 2);
     let mut victim = swarm.peers.remove(3);
     victim.kill();
     let trained = swarm.finish();
@@ -56,7 +37,7 @@ fn an_output_log_on_disk_is_replayed_after_a_death() {
     for _ in 1..4 {
         swarm.join(flags);
     }
-    reach(&mut swarm, 2);
+    swarm.reach(2);
     swarm.peers.remove(3).kill();
     let trained = swarm.finish();
     assert_whole(&trained, 8);
@@ -66,7 +47,7 @@ fn an_output_log_on_disk_is_replayed_after_a_death() {
 #[test]
 fn a_newcomer_catches_up_while_training_runs_and_serves() {
     let run = Run::of_two_stages(40, 0);
-    let mut swarm = swarm_at(&run, 2, 1);
+    let mut swarm = Swarm::slow_at(&run.config(), 2, 1);
     swarm.join(SLOW);
     let serving = swarm.peers[2].event("serving");
     assert!(serving["version"].as_u64().expect("a number") > 1, "{serving}");
@@ -81,7 +62,7 @@ fn a_newcomer_catches_up_while_training_runs_and_serves() {
 #[test]
 fn a_stage_without_replicas_is_restored_from_a_checkpoint() {
     let run = Run::of_two_stages(10, 2);
-    let mut swarm = swarm_at(&run, 2, 4);
+    let mut swarm = Swarm::slow_at(&run.config(), 2, 4);
     let mut victim = swarm.peers.remove(1);
     victim.kill();
     swarm.join(SLOW);
@@ -110,7 +91,7 @@ fn the_run_waits_for_its_only_anchor_and_continues_with_it() {
     let homes = tempfile::tempdir().expect("room for a folder");
     let address = own_address().to_string();
     let mut swarm = lasting_swarm(homes.path(), &run, &address, 3);
-    reach(&mut swarm, 4);
+    swarm.reach(4);
     swarm.peers[0].kill();
     let mut again = lasting_swarm(homes.path(), &run, &address, 1);
     assert_eq!(again.peers[0].event("became_coordinator")["term"], 2);
@@ -149,7 +130,7 @@ fn anchored() -> (Run, TempDir, PathBuf, Swarm) {
 fn reach_three_anchors(swarm: &mut Swarm) {
     assert_eq!(swarm.peers[0].event("anchors")["count"], 3);
     let step = swarm.peers[0].event("committed")["step"].as_u64().expect("a number");
-    reach(swarm, step + 2);
+    swarm.reach(step + 2);
 }
 
 /// Waits until a peer has archived the last checkpoint and all peers have ended, and gives its event.
@@ -277,7 +258,7 @@ fn a_run_continues_after_all_peers_were_killed_and_started_again() {
     let homes = tempfile::tempdir().expect("room for a folder");
     for (step, address) in [(0, own_address()), (6, own_address()), (12, own_address())] {
         let mut swarm = lasting_swarm(homes.path(), &run, &address.to_string(), 3);
-        reach(&mut swarm, step);
+        swarm.reach(step);
         for peer in &mut swarm.peers {
             peer.kill();
         }
@@ -289,7 +270,7 @@ fn a_run_continues_after_all_peers_were_killed_and_started_again() {
 #[test]
 fn a_drained_peer_leaves_in_order_and_the_others_continue() {
     let run = Run::of_two_stages(40, 0);
-    let mut swarm = swarm_at(&run, 5, 1);
+    let mut swarm = Swarm::slow_at(&run.config(), 5, 1);
     let leaving = swarm.peers.remove(4);
     leaving.terminate();
     let _ = leaving.end().success();

@@ -6,15 +6,12 @@ use std::path::{Path, PathBuf};
 use shoal_tests::process::{Outcome, Process};
 use shoal_tests::program::shoal;
 use shoal_tests::run::{Run, Trained, local};
-use shoal_tests::swarm::Swarm;
+use shoal_tests::swarm::{SLOW, Swarm};
 use toml::Value;
 
 /// The exit codes for unusable arguments, and for damaged checkpoints.
 const USAGE: i32 = 2;
 const CORRUPT: i32 = 4;
-
-/// A wait in each pass, which makes steps longer.
-const SLOW: &[&str] = &["--slow-down", "15"];
 
 /// A run of a model that can be cut into five stages.
 fn run_of(stages: i64, steps: i64, checkpoint_every: i64) -> Run {

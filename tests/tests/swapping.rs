@@ -1,12 +1,10 @@
 //! Peers that host more stages than their memory holds: the model is the same, with kills too.
 
 use std::fs;
-use std::path::Path;
 
 use shoal_tests::cgroup::MemoryGroup;
 use shoal_tests::process::Process;
-use shoal_tests::program::shoal;
-use shoal_tests::run::{Run, Trained};
+use shoal_tests::run::{Run, Trained, local_command, trained_by};
 use shoal_tests::skip;
 use shoal_tests::swarm::{Swarm, own_address};
 use toml::Value;
@@ -14,7 +12,7 @@ use toml::Value;
 /// The stages of each run.
 const STAGES: i64 = 8;
 
-/// A run of eight stages with so many numbers in a hidden state, and its largest memory in MiB without swapping.
+/// A run of eight stages with so many numbers in a hidden state.
 fn run(hidden: i64, steps: i64) -> Run {
     Run::tiny(&[
         ("model.hidden", Value::from(hidden)),
@@ -34,19 +32,6 @@ fn checkpoint_bytes(trained: &Trained) -> u64 {
     files.map(|file| file.and_then(|file| file.metadata()).expect("readable").len()).sum()
 }
 
-/// Trains a run in one process of a group, within `memory`.
-fn local_within(group: Option<&MemoryGroup>, run: &Run, out: &Path, memory: &str) -> Trained {
-    let config = run.config();
-    let mut command =
-        shoal(["local".as_ref(), config.as_os_str(), "--out".as_ref(), out.as_os_str()]);
-    command.args(["--threads", "1", "--device", "cpu", "--events", "-", "--memory", memory]);
-    if let Some(group) = group {
-        group.hold(&mut command);
-    }
-    let _ = Process::start("local", command).end().success();
-    Trained::read(out)
-}
-
 /// The kernel kills a process that needs more than its group may have.
 #[test]
 fn a_process_ends_within_a_third_of_the_memory_of_its_state() {
@@ -56,7 +41,11 @@ fn a_process_ends_within_a_third_of_the_memory_of_its_state() {
         Err(reason) => return skip(&format!("no control group: {reason}")),
     };
     let run = run(768, 1);
-    let swapped = local_within(Some(&group), &run, &run.path("swapped"), "335MiB");
+    let out = run.path("swapped");
+    let mut command = local_command(&run.config(), &out);
+    command.args(["--memory", "335MiB"]);
+    group.hold(&mut command);
+    let swapped = trained_by(command, &out);
     // Weights, moments, accumulator and mean gradient: 24 bytes for a weight.
     assert!(2 * checkpoint_bytes(&swapped) > 3 * LIMIT, "{}", checkpoint_bytes(&swapped));
     assert!(group.peak() <= LIMIT, "{}", group.peak());
@@ -66,9 +55,8 @@ fn a_process_ends_within_a_third_of_the_memory_of_its_state() {
 #[test]
 fn too_little_memory_for_one_stage_is_refused_with_what_would_do() {
     let run = run(64, 1);
-    let config = run.config();
-    let mut command = shoal(["local".as_ref(), config.as_os_str()]);
-    command.arg("--out").arg(run.path("out")).args(["--memory", "1MiB"]);
+    let mut command = local_command(&run.config(), &run.path("out"));
+    command.args(["--memory", "1MiB"]);
     let reason = Process::start("local", command).end().failure(3);
     assert!(reason.starts_with("hosting stage 0-7 takes ") && reason.contains("1.0 MiB is there"));
 }
