@@ -33,7 +33,7 @@ ROOT = pathlib.Path(FOLDER).parent
 STAGES = size(8, 4)
 # Samples of a microbatch.
 SAMPLES = 2
-MICROBATCHES = size((2, 8, 32), (2,))
+MICROBATCHES = size((2, 6, 16), (2,))
 MODEL = size(
     Model(hidden=640, layers=8, heads=10, intermediate=1728, context=128, batch=SAMPLES),
     Model(hidden=192, layers=4, heads=4, intermediate=512, context=16, batch=SAMPLES),

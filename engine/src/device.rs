@@ -61,6 +61,99 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
+/// The devices of a process: one that is `auto`, `cpu` or `cuda:N`, several GPUs as `cuda:0,cuda:1`, `all`
+/// for every GPU, or `cpu:N` for N workers that share the processor's threads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Devices {
+    /// One or more, all of one kind.
+    Listed(Vec<DeviceChoice>),
+    /// Every CUDA device.
+    AllCuda,
+}
+
+impl Devices {
+    /// The most workers on a processor, and the most GPUs.
+    pub const MOST: usize = 64;
+
+    /// The devices one by one.
+    ///
+    /// # Errors
+    /// If every GPU was requested and none works.
+    pub fn resolve(&self) -> Result<Vec<DeviceChoice>> {
+        match self {
+            Self::Listed(devices) => Ok(devices.clone()),
+            Self::AllCuda => {
+                open_cuda(0)?;
+                let count = usize::try_from(Cuda::device_count()).unwrap_or(0);
+                Ok((0..count.min(Self::MOST)).map(DeviceChoice::Cuda).collect())
+            }
+        }
+    }
+
+    /// The first device.
+    #[must_use]
+    pub fn first(&self) -> DeviceChoice {
+        match self {
+            Self::Listed(devices) => devices[0],
+            Self::AllCuda => DeviceChoice::Cuda(0),
+        }
+    }
+}
+
+impl Default for Devices {
+    fn default() -> Self {
+        DeviceChoice::default().into()
+    }
+}
+
+impl From<DeviceChoice> for Devices {
+    fn from(device: DeviceChoice) -> Self {
+        Self::Listed(vec![device])
+    }
+}
+
+impl FromStr for Devices {
+    type Err = EngineError;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let unknown = || EngineError::UnknownDevice(text.to_owned());
+        if text == "all" {
+            return Ok(Self::AllCuda);
+        }
+        if let Some(workers) = text.strip_prefix("cpu:") {
+            let workers = workers.parse().ok().filter(|count| (1..=Self::MOST).contains(count));
+            return Ok(Self::Listed(vec![DeviceChoice::Cpu; workers.ok_or_else(unknown)?]));
+        }
+        let listed = text.split(',').map(|name| name.trim().parse().map_err(|_| unknown()));
+        let listed: Vec<DeviceChoice> = listed.collect::<Result<_>>()?;
+        let are_gpus = listed.iter().all(|device| matches!(device, DeviceChoice::Cuda(_)));
+        if listed.len() > Self::MOST || listed.len() > 1 && !are_gpus {
+            return Err(unknown());
+        }
+        for (place, device) in listed.iter().enumerate() {
+            if listed[..place].contains(device) {
+                return Err(EngineError::SameDeviceTwice(device.to_string()));
+            }
+        }
+        Ok(Self::Listed(listed))
+    }
+}
+
+impl fmt::Display for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AllCuda => f.write_str("all"),
+            Self::Listed(devices) => match &devices[..] {
+                [DeviceChoice::Cpu, _, ..] => write!(f, "cpu:{}", devices.len()),
+                devices => {
+                    let names: Vec<String> = devices.iter().map(ToString::to_string).collect();
+                    f.write_str(&names.join(","))
+                }
+            },
+        }
+    }
+}
+
 /// A working device, with libtorch set up for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Device {
@@ -152,4 +245,38 @@ fn load_library(name: &CStr) -> Result<(), String> {
     }
     // SAFETY: it is not null, ends with a zero, and is read before the next call.
     Err(unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_devices_are_read_and_written_alike() {
+        use DeviceChoice::{Auto, Cpu, Cuda};
+        let cases: [(&str, &[DeviceChoice]); 6] = [
+            ("auto", &[Auto]),
+            ("cpu", &[Cpu]),
+            ("cpu:3", &[Cpu; 3]),
+            ("cuda", &[Cuda(0)]),
+            ("cuda:2", &[Cuda(2)]),
+            ("cuda:1,cuda:0", &[Cuda(1), Cuda(0)]),
+        ];
+        for (text, expected) in cases {
+            let devices: Devices = text.parse().expect("a list of devices");
+            assert_eq!(devices.resolve().expect("listed"), expected, "{text}");
+            assert_eq!(devices.to_string().parse::<Devices>().expect("its own text"), devices);
+        }
+        assert_eq!("all".parse::<Devices>().expect("every GPU"), Devices::AllCuda);
+    }
+
+    #[test]
+    fn a_wrong_list_says_what_is_wrong() {
+        let error = |text: &str| text.parse::<Devices>().expect_err("wrong").to_string();
+        for text in ["", "cpu:0", "cpu:65", "cpu,cpu", "cuda:0,cpu", "auto,cuda:0", "gpu", "cuda:0,"]
+        {
+            assert!(error(text).contains(&format!("{text:?} is no device")), "{text}");
+        }
+        assert!(error("cuda:1,cuda:0,cuda:1").contains("cuda:1 is named twice"));
+    }
 }

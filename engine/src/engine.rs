@@ -15,6 +15,7 @@ use crate::all_reduce::AllReduce;
 use crate::checkpoint::{self, CheckpointFile, StageState};
 use crate::device::Device;
 use crate::error::{EngineError, Result};
+use crate::island::Share;
 use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::parameters::group_elements;
@@ -26,6 +27,8 @@ use crate::swap::{Part, Place, Swap, SwapStats, Swappable, Use};
 pub struct Engine {
     manifest: Manifest,
     device: Device,
+    /// The part of each stage's weights that is updated here.
+    share: Share,
     stages: BTreeMap<Stage, StageModel>,
     /// The tensors of all stages, where not all of them are in memory.
     swap: Option<RefCell<Swap>>,
@@ -41,7 +44,17 @@ impl Engine {
     /// # Panics
     /// If the run has no such stage.
     pub fn new(manifest: &Manifest, span: StageSpan, device: Device) -> Result<Self> {
-        Self::with_swap(manifest, span, device, None)
+        Self::sharing(manifest, span, device, Share::WHOLE)
+    }
+
+    /// Like [`Engine::new`], for one device of an island, which updates its share of the weights.
+    pub(crate) fn sharing(
+        manifest: &Manifest,
+        span: StageSpan,
+        device: Device,
+        share: Share,
+    ) -> Result<Self> {
+        Self::with_swap(manifest, span, (device, share), None)
     }
 
     /// Like [`Engine::new`], with weights, optimizer state and accumulators in at most `memory`; the rest is in a
@@ -62,17 +75,18 @@ impl Engine {
             device.torch == tch::Device::Cpu,
             "only stages in the machine's memory are swapped"
         );
-        Self::with_swap(manifest, span, device, Some(Swap::create(folder, memory)?))
+        let swap = Swap::create(folder, memory)?;
+        Self::with_swap(manifest, span, (device, Share::WHOLE), Some(swap))
     }
 
     fn with_swap(
         manifest: &Manifest,
         span: StageSpan,
-        device: Device,
+        (device, share): (Device, Share),
         swap: Option<Swap>,
     ) -> Result<Self> {
         let (manifest, stages) = (manifest.clone(), BTreeMap::new());
-        let mut engine = Self { manifest, device, stages, swap: swap.map(RefCell::new) };
+        let mut engine = Self { manifest, device, share, stages, swap: swap.map(RefCell::new) };
         span.stages().try_for_each(|stage| engine.host(stage))?;
         Ok(engine)
     }
@@ -184,7 +198,7 @@ impl Engine {
     }
 
     /// Clears an accumulator of a stage.
-    fn clear(&mut self, stage: Stage, turn: usize) -> Result<()> {
+    pub(crate) fn clear(&mut self, stage: Stage, turn: usize) -> Result<()> {
         match &self.swap {
             Some(swap) => swap.borrow_mut().clear((stage, Part::Sums(turn))),
             None => self.stage_mut(stage)?.clear(turn),
@@ -379,7 +393,7 @@ impl Engine {
     /// If the device has too little memory.
     pub fn host(&mut self, stage: Stage) -> Result<()> {
         if !self.stages.contains_key(&stage) {
-            let model = StageModel::new(&self.manifest, stage, self.device)?;
+            let model = StageModel::new(&self.manifest, stage, self.device, self.share)?;
             self.take_in(stage, model)?;
         }
         Ok(())
@@ -422,18 +436,18 @@ impl Engine {
     /// # Errors
     /// If the device has too little memory, or a file is missing or does not fit.
     pub fn restart(&mut self, stage: Stage, origin: &Origin) -> Result<()> {
-        let (manifest, device) = (self.manifest.clone(), self.device);
+        let (manifest, place) = (self.manifest.clone(), (self.device, self.share));
         self.need(stage, Use::Frozen, false)?;
         let frozen = self.stage_mut(stage)?.take_frozen();
         let initial = match (frozen, &self.swap) {
             // Its memory is the swap's, and goes with the stage that was there.
             (Some(frozen), Some(_)) => {
-                StageModel::with_frozen(&manifest, stage, device, Some(frozen.copy()?))?
+                StageModel::with_frozen(&manifest, stage, place, Some(frozen.copy()?))?
             }
             (Some(frozen), None) => {
-                StageModel::with_frozen(&manifest, stage, device, Some(frozen))?
+                StageModel::with_frozen(&manifest, stage, place, Some(frozen))?
             }
-            (None, _) => StageModel::new(&manifest, stage, device)?,
+            (None, _) => StageModel::new(&manifest, stage, place.0, place.1)?,
         };
         self.take_in(stage, initial)?;
         self.load(stage, origin)
@@ -447,11 +461,11 @@ impl Engine {
         Ok(checkpoint::write_stage(folder, &self.manifest, stage, &self.state(stage)?)?)
     }
 
-    fn stage(&self, stage: Stage) -> Result<&StageModel> {
+    pub(crate) fn stage(&self, stage: Stage) -> Result<&StageModel> {
         self.stages.get(&stage).ok_or(EngineError::NotHosted(stage))
     }
 
-    fn stage_mut(&mut self, stage: Stage) -> Result<&mut StageModel> {
+    pub(crate) fn stage_mut(&mut self, stage: Stage) -> Result<&mut StageModel> {
         self.stages.get_mut(&stage).ok_or(EngineError::NotHosted(stage))
     }
 }

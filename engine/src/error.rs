@@ -23,8 +23,19 @@ pub enum EngineError {
         reason: String,
     },
     /// The name of a device is invalid.
-    #[error("{0:?} is not a device: it must be auto, cpu or cuda:N")]
+    #[error(
+        "{0:?} is no device: auto, cpu, cuda:N, several as cuda:0,cuda:1 or cpu:N, or all for every GPU"
+    )]
     UnknownDevice(String),
+    /// A list names a device twice.
+    #[error("{0} is named twice: two workers on one GPU would only take turns")]
+    SameDeviceTwice(String),
+    /// The thread of one of several devices has ended.
+    #[error("the work on {device} has stopped, since an error ended its thread")]
+    DeviceStopped {
+        /// The device.
+        device: String,
+    },
     /// Bytes have the wrong length for a tensor.
     #[error("{what} must have {expected} bytes and has {found}")]
     WrongLength {

@@ -10,7 +10,7 @@ use shoal_protocol::label::Label;
 use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
 
-use crate::accumulator::Accumulator;
+use crate::accumulator::{Accumulator, add_words};
 use crate::base::{BaseFiles, StageFiles, stage_weights};
 use crate::checkpoint::{StageState, StartFiles, hash_tensors};
 use crate::codec;
@@ -19,9 +19,10 @@ use crate::error::{EngineError, Result};
 use crate::frozen::Frozen;
 use crate::gradient::Piece;
 use crate::init::fill_initial_weights;
+use crate::island::Share;
 use crate::loss::{IGNORED, Loss, LossGradients, cross_entropy};
 use crate::norm::normalise;
-use crate::optimizer::{OptimizerState, SlotVector, Update};
+use crate::optimizer::{OptimizerState, Slot, SlotLayout, SlotVector, Update, layout};
 use crate::parameters::{Parameter, parameter_count, parameters, range_in_stage};
 use crate::shim;
 use crate::tensor::{elements, elements_mut, floats, kind};
@@ -53,6 +54,9 @@ pub(crate) struct StageModel {
     manifest: Manifest,
     device: tch::Device,
     parameters: Vec<Parameter>,
+    /// The weights that are updated here, as a range of the list above; whoever updates the others is on the
+    /// same island.
+    own: Range<usize>,
     /// The ranges of the stage's weight groups in the flat vector.
     groups: BTreeMap<WeightGroup, Range<usize>>,
     /// The version of the weights: the number of applied updates.
@@ -101,18 +105,25 @@ struct Pass {
 impl StageModel {
     /// Creates the stage: with its initial weights if they are drawn from the seed, without weights
     /// if the run loads them from files.
-    pub(crate) fn new(manifest: &Manifest, stage: Stage, device: Device) -> Result<Self> {
-        Self::with_frozen(manifest, stage, device, Frozen::new(manifest, stage, device)?)
+    pub(crate) fn new(
+        manifest: &Manifest,
+        stage: Stage,
+        device: Device,
+        share: Share,
+    ) -> Result<Self> {
+        let frozen = Frozen::new(manifest, stage, device)?;
+        Self::with_frozen(manifest, stage, (device, share), frozen)
     }
 
     /// Like [`Self::new`], with frozen weights that may have values already.
     pub(crate) fn with_frozen(
         manifest: &Manifest,
         stage: Stage,
-        device: Device,
+        (device, share): (Device, Share),
         frozen: Option<Frozen>,
     ) -> Result<Self> {
         let parameters = parameters(manifest, stage);
+        let own = share.of(&parameters);
         let count = parameter_count(manifest, stage);
         let mut flat = Tensor::f_zeros([count as i64], (Kind::Float, tch::Device::Cpu))?;
         let from_base = frozen.is_none() && manifest.model.loads_weights();
@@ -139,7 +150,7 @@ impl StageModel {
                 .collect(),
             optimizer: OptimizerState::new(
                 &manifest.optimizer.rule,
-                &parameters,
+                &parameters[own.clone()],
                 device.torch,
                 device.threads,
             )?,
@@ -149,6 +160,7 @@ impl StageModel {
             frozen,
             stale,
             parameters,
+            own,
             forwards: BTreeMap::new(),
             recomputes: manifest.training.recompute,
             pending: BTreeMap::new(),
@@ -378,7 +390,14 @@ impl StageModel {
 
     /// One optimizer update; see [`crate::Engine::apply`].
     pub(crate) fn apply(&mut self, update: &Update<'_>) -> Result<()> {
-        let Update { step, gradients, .. } = *update;
+        self.update_own(update)?;
+        self.end_update(update.step)
+    }
+
+    /// Updates the weights that are this stage's share. Those of the others follow from
+    /// [`Self::copy_from`], and the update ends with [`Self::end_update`].
+    pub(crate) fn update_own(&mut self, update: &Update<'_>) -> Result<()> {
+        let gradients = update.gradients;
         let _guard = tch::no_grad_guard();
         let expected: Vec<usize> = self.groups.values().map(ExactSizeIterator::len).collect();
         let found: Vec<usize> = gradients.iter().map(|one| one.len() / size_of::<f32>()).collect();
@@ -397,16 +416,44 @@ impl StageModel {
         self.optimizer.apply(
             &mut self.weights.flat,
             &gradients,
-            &self.parameters,
+            &self.parameters[self.own.clone()],
             &self.manifest,
             update,
-        )?;
+        )
+    }
+
+    /// Copies what another replica on the same island updated.
+    pub(crate) fn copy_from(&mut self, owner: &Self) -> Result<()> {
+        let _guard = tch::no_grad_guard();
+        let range = owner.own_elements();
+        let [start, length] = [range.start, range.len()].map(|count| count as i64);
+        let updated = owner.weights.flat.f_narrow(0, start, length)?;
+        self.weights.flat.f_narrow(0, start, length)?.f_copy_(&updated)?;
+        Ok(())
+    }
+
+    /// The elements of the weights that are updated here.
+    fn own_elements(&self) -> Range<usize> {
+        let own = &self.parameters[self.own.clone()];
+        let start = own.first().map_or(0, |first| first.offset);
+        start..own.last().map_or(start, |last| last.range().end)
+    }
+
+    /// The whole flat vector is updated.
+    pub(crate) fn end_update(&mut self, step: Step) -> Result<()> {
+        let _guard = tch::no_grad_guard();
         self.weights.follow()?;
         self.version = step.next();
         // Remaining microbatches of the step can no longer count.
         self.forwards.retain(|key, _| key.step > step);
         self.pending.retain(|key, _| key.step > step);
         Ok(())
+    }
+
+    /// Adds what an accumulator has to sums in the machine's memory, and clears it.
+    pub(crate) fn move_sums(&mut self, turn: usize, sums: &mut [i64]) -> Result<()> {
+        self.accumulators[turn].read(0..sums.len(), |own| add_words(sums, own))?;
+        self.clear(turn)
     }
 
     /// Clears an accumulator.
@@ -423,15 +470,17 @@ impl StageModel {
     /// A copy of the stage's state at its version.
     pub(crate) fn state(&self) -> Result<StageState> {
         self.check_weights()?;
-        let copy = |tensor: &Tensor| -> Result<Vec<f32>> {
-            Ok(elements(&tensor.f_to(tch::Device::Cpu)?).to_vec())
-        };
-        let slot = |vector: &SlotVector| Ok((vector.layout.slot, copy(&vector.flat)?));
         Ok(StageState {
-            weights: copy(&self.weights.flat)?,
-            stale_weights: self.stale.iter().map(|one| copy(&one.flat)).collect::<Result<_>>()?,
-            slots: self.optimizer.slots.iter().map(slot).collect::<Result<_>>()?,
+            weights: copied(&self.weights.flat)?,
+            stale_weights: self.stale.iter().map(|one| copied(&one.flat)).collect::<Result<_>>()?,
+            slots: self.own_slots()?,
         })
+    }
+
+    /// A copy of what the optimizer keeps here: of all weights, or of this share of an island.
+    pub(crate) fn own_slots(&self) -> Result<BTreeMap<Slot, Vec<f32>>> {
+        let slot = |vector: &SlotVector| Ok((vector.layout.slot, copied(&vector.flat)?));
+        self.optimizer.slots.iter().map(slot).collect()
     }
 
     /// Loads the stage's state of a version, and drops everything in flight.
@@ -442,9 +491,16 @@ impl StageModel {
             let values = state.stale_weights.get(age).unwrap_or(&state.weights);
             stale.set(&Tensor::f_from_slice(values)?)?;
         }
+        let before = &self.parameters[..self.own.start];
+        let skipped = layout(&self.manifest.optimizer.rule, before);
         for vector in &mut self.optimizer.slots {
-            match state.slots.get(&vector.layout.slot) {
-                Some(values) => vector.flat.f_copy_(&Tensor::f_from_slice(values)?)?,
+            let slot = vector.layout.slot;
+            let start = skipped.iter().find(|layout| layout.slot == slot).map_or(0, SlotLayout::len);
+            match state.slots.get(&slot) {
+                Some(values) => {
+                    let own = &values[start..start + vector.layout.len()];
+                    vector.flat.f_copy_(&Tensor::f_from_slice(own)?)?;
+                }
                 None => _ = vector.flat.f_zero_()?,
             }
         }
@@ -538,6 +594,10 @@ impl StageModel {
         let tensor = Tensor::f_from_slice(values)?.f_view(shape.map(i64::from))?;
         Ok(tensor.f_to(self.device)?)
     }
+}
+
+fn copied(tensor: &Tensor) -> Result<Vec<f32>> {
+    Ok(elements(&tensor.f_to(tch::Device::Cpu)?).to_vec())
 }
 
 /// The decoded labels of a microbatch.

@@ -38,7 +38,7 @@ pub use model::{DtypeArg, ExportArgs, ImportArgs, PushArgs};
 use peer::parse_seconds;
 pub use peer::{ComputeArgs, ComputeOptions, PeerArgs, PeerOptions};
 pub use plan::{PlanArgs, PlanOrder};
-pub use shoal_engine::DeviceChoice;
+pub use shoal_engine::Devices;
 pub use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Bytes;
 pub use simulate::{Seeds, SimulateArgs};
@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(options.peer.stage, StageChoice::All);
         assert_eq!(options.peer.links.listen.len(), 2);
         assert_eq!(options.peer.compute.threads.get(), 1);
-        assert_eq!(options.peer.compute.device, DeviceChoice::Cuda(1));
+        assert_eq!(options.peer.compute.devices.to_string(), "cuda:1");
         assert_eq!(options.peer.compute.events, Some(EventSink::Stdout));
         assert_eq!(options.peer.compute.price.map(f64::from), Some(0.35));
         assert!(!options.peer.links.mdns);

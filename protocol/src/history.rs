@@ -248,6 +248,7 @@ mod tests {
             addresses: Vec::new(),
             serving: true,
             duties: Duties::default(),
+            devices: std::num::NonZeroU16::MIN,
             mobile: false,
             price: None,
             moves: None,

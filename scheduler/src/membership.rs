@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use shoal_protocol::history::History;
@@ -132,8 +133,8 @@ impl Membership {
         estimates: &Estimates<'_>,
         (link_estimates, load): (&LinkEstimates, &Load),
     ) -> Result<Admission, AdmissionError> {
-        let Candidate { choice, fits, addresses, fingerprint, duties, mobile, price, .. } =
-            candidate;
+        let Candidate { choice, fits, addresses, fingerprint, duties, devices, .. } = candidate;
+        let Candidate { mobile, price, .. } = candidate;
         let mut replaced = None;
         if let Some(known) = self.members.get(&member.peer) {
             let MemberRecord { member: life, span, .. } = *known.record;
@@ -165,9 +166,17 @@ impl Membership {
         // A member without a stage has nothing to fetch.
         let serving = serving || span.is_empty();
         let moves = None;
-        let record =
-            MemberRecord { member, span, addresses, serving, duties, mobile, price, moves };
-        let record = Arc::new(record);
+        let record = Arc::new(MemberRecord {
+            member,
+            span,
+            addresses,
+            serving,
+            duties,
+            devices,
+            mobile,
+            price,
+            moves,
+        });
         self.members.insert(member.peer, Registered { record, fingerprint });
         self.unlogged.here.insert(member.peer);
         Ok(Admission { span, again: false, replaced, unlike })
@@ -277,6 +286,11 @@ impl Membership {
 
     pub(crate) fn is_serving(&self, member: Member) -> bool {
         self.record(member).is_some_and(|record| record.serving)
+    }
+
+    /// The number of a member's devices; one of a member that is gone.
+    pub(crate) fn devices_of(&self, member: Member) -> NonZeroU16 {
+        self.record(member).map_or(NonZeroU16::MIN, |record| record.devices)
     }
 
     pub(crate) fn contains(&self, member: Member) -> bool {
@@ -506,6 +520,7 @@ mod tests {
             addresses: Vec::new(),
             serving: true,
             duties: Duties::default(),
+            devices: std::num::NonZeroU16::MIN,
             mobile: true,
             price: None,
             moves: moves_to.map(|to| Move { to: Stage(to), era, at, reason }),

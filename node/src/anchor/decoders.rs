@@ -40,6 +40,7 @@ fn view() -> LogRecord {
         addresses: vec![([192, 0, 2, 1], 7410).into()],
         serving: true,
         duties: Duties::default(),
+        devices: std::num::NonZeroU16::MIN,
         mobile: false,
         price: None,
         moves: None,

@@ -51,6 +51,7 @@ fn record(number: u64, trace: u64) -> LogRecord {
         addresses: Vec::new(),
         serving: true,
         duties: Duties::default(),
+        devices: std::num::NonZeroU16::MIN,
         mobile: false,
         price: None,
         moves: None,

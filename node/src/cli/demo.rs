@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use shoal_engine::DeviceChoice;
+use shoal_engine::Devices;
 use shoal_protocol::codec::Codec;
 use shoal_protocol::manifest::Dtype;
 use shoal_protocol::units::Price;
@@ -63,9 +63,10 @@ pub struct DemoArgs {
     /// Folder for all results; the folder of an earlier demo is replaced.
     #[arg(long, value_name = "DIR", default_value = "demo")]
     pub out: PathBuf,
-    /// Device of each peer: `auto`, `cpu` or `cuda:N`.
-    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
-    pub device: DeviceChoice,
+    /// Devices of each peer: `auto`, `cpu`, `cuda:N`, several GPUs as `cuda:0,cuda:1`, `all` for every GPU, or
+    /// `cpu:N` for N workers that share the threads.
+    #[arg(long, value_name = "DEVICES", default_value = "cpu")]
+    pub device: Devices,
     /// Number of anchors, which replicate the run's log: with three, the first peer may be killed too.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub anchors: usize,

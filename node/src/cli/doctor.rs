@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{DEFAULT_PORT, DeviceChoice, ListFormat, default_data_dir};
+use super::{DEFAULT_PORT, Devices, ListFormat, default_data_dir};
 use crate::address::JoinAddress;
 
 /// `shoal doctor`
@@ -22,9 +22,9 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "ADDR",
           default_values_t = [SocketAddr::from((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT))])]
     pub listen: Vec<SocketAddr>,
-    /// Device to check: `auto`, `cpu` or `cuda:N`.
-    #[arg(long, value_name = "DEVICE", default_value = "auto")]
-    pub device: DeviceChoice,
+    /// Devices to check, as those of a peer.
+    #[arg(long, value_name = "DEVICES", default_value = "auto")]
+    pub device: Devices,
     /// Output format.
     #[arg(short, long, value_enum, default_value_t = ListFormat::Text)]
     pub output: ListFormat,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use shoal_engine::DeviceChoice;
+use shoal_engine::{DeviceChoice, Devices, EngineError, threads_of_each};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Price};
 use shoal_scheduler::rebalance::Rebalance;
@@ -54,9 +54,10 @@ fn parse_interval(text: &str) -> Result<Duration, &'static str> {
 /// What the process computes with.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct ComputeArgs {
-    /// Device: `auto`, `cpu` or `cuda:N`.
-    #[arg(long, value_name = "DEVICE", default_value = "auto")]
-    device: DeviceChoice,
+    /// Devices, each of which runs microbatches of its own: `auto`, `cpu`, `cuda:N`, several GPUs as `cuda:0,cuda:1`, `all` for every GPU, or
+    /// `cpu:N` for N workers that share the threads.
+    #[arg(long, value_name = "DEVICES", default_value = "auto")]
+    device: Devices,
     /// Number of processor threads for computation; default: all.
     #[arg(long, value_name = "N", value_parser = parse_threads)]
     threads: Option<NonZeroUsize>,
@@ -77,8 +78,8 @@ pub struct ComputeArgs {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ComputeOptions {
     /// What to compute on.
-    pub device: DeviceChoice,
-    /// Processor threads.
+    pub devices: Devices,
+    /// Processor threads of all devices.
     pub threads: NonZeroUsize,
     /// Where the typed events go, if anywhere.
     pub events: Option<EventSink>,
@@ -92,12 +93,24 @@ impl From<ComputeArgs> for ComputeOptions {
     fn from(args: ComputeArgs) -> Self {
         let all = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         Self {
-            device: args.device,
+            devices: args.device,
             threads: args.threads.unwrap_or_else(all),
             events: args.events,
             tensorboard: args.tensorboard,
             price: args.price,
         }
+    }
+}
+
+impl ComputeOptions {
+    /// The devices one by one, and the processor threads of each.
+    ///
+    /// # Errors
+    /// When every GPU is to be used and none works.
+    pub fn each_device(&self) -> Result<(Vec<DeviceChoice>, usize), EngineError> {
+        let devices = self.devices.resolve()?;
+        let threads = threads_of_each(self.threads.get(), devices.len());
+        Ok((devices, threads))
     }
 }
 

@@ -37,9 +37,9 @@ async fn look(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
     let (home, owner) = doctor::data_dir(&args.data_dir);
     findings.extend(home);
     findings.push(doctor::disk(&args.data_dir));
-    let device = args.device;
-    let device = tokio::task::spawn_blocking(move || doctor::device(device)).await;
-    findings.push(device.context("the check of the device failed")?);
+    let devices = args.device.clone();
+    let devices = tokio::task::spawn_blocking(move || doctor::devices(&devices)).await;
+    findings.extend(devices.context("the check of the device failed")?);
     findings.extend(doctor::certificate(&args.data_dir));
     let ports = doctor::ports(&args.listen, owner);
     let free = ports.iter().all(|port| port.state == State::Well);

@@ -59,7 +59,7 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
         "training",
     )?;
     let serving =
-        Serving::start(options.http, observer.status_watch(), &home, options.compute.device)
+        Serving::start(options.http, observer.status_watch(), &home, options.compute.devices.first())
             .await?;
     let (mut rejoins, mut patience) = (0, Duration::ZERO);
     let context =
@@ -161,14 +161,15 @@ async fn take_part(
     search.discovery.bootstrap(through).await;
     search.discovery.join(id).await;
     let addresses = transport.local_addresses();
+    let (devices, threads) = options.compute.each_device()?;
     let setup = Setup {
         metrics: serving.metrics.clone(),
         watched: options.http.is_chosen(),
         manifest,
         me,
         choice: options.stage,
-        device: options.compute.device,
-        threads: options.compute.threads.get(),
+        devices,
+        threads,
         price: options.compute.price,
         limits: options.limits,
         slow_down: options.slow_down,

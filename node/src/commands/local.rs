@@ -37,14 +37,15 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
     dataset.offer(&files);
     let mut observer =
         Observers::new(compute.events.as_ref(), compute.tensorboard.as_deref(), "local")?;
+    let (devices, threads) = compute.each_device().exit_with(Exit::Usage)?;
     let setup = Setup {
         metrics: Metrics::new()?,
         watched: false,
         manifest: Arc::new(dataset.manifest),
         me: Member { peer: Identity::ephemeral().peer_id(), incarnation: Incarnation(1) },
         choice: StageChoice::All,
-        device: compute.device,
-        threads: compute.threads.get(),
+        devices,
+        threads,
         price: compute.price,
         limits: ResourceLimits { memory, ..ResourceLimits::default() },
         slow_down: std::time::Duration::ZERO,

@@ -285,6 +285,7 @@ impl Described {
                 other: Duration::from_micros(100),
                 jitter_per_mille: 50,
             },
+            devices: std::num::NonZeroU16::MIN,
             tiers: None,
             archive: false,
             region: index % self.regions,

@@ -62,7 +62,7 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
         options.peer.http,
         observer.status_watch(),
         &home,
-        options.peer.compute.device,
+        options.peer.compute.devices.first(),
     )
     .await?;
     let me = home.identity()?.peer_id();
@@ -225,14 +225,15 @@ async fn take_part(
     search.keep(gate, &folder);
     search.discovery.join(manifest.run_id()).await;
     let addresses = transport.local_addresses();
+    let (devices, threads) = options.compute.each_device()?;
     let setup = Setup {
         metrics: serving.metrics.clone(),
         watched: options.http.is_chosen(),
         manifest: Arc::clone(manifest),
         me,
         choice: options.stage,
-        device: options.compute.device,
-        threads: options.compute.threads.get(),
+        devices,
+        threads,
         price: options.compute.price,
         limits: options.limits,
         slow_down: options.slow_down,

@@ -4,7 +4,7 @@ use std::fs::{self, File, TryLockError};
 use std::path::Path;
 
 use nix::sys::statvfs::statvfs;
-use shoal_engine::{Device, DeviceChoice};
+use shoal_engine::{Device, DeviceChoice, Devices, EngineError};
 use shoal_protocol::net::admission::{Certificate, UnixTime};
 use shoal_protocol::net::identity::Identity;
 use shoal_protocol::units::Bytes;
@@ -68,15 +68,28 @@ pub(crate) fn disk(path: &Path) -> Finding {
     if free < LITTLE { Finding::note(ABOUT, text) } else { Finding::well(ABOUT, text) }
 }
 
-/// Checks the device that tensors are computed on.
-pub(crate) fn device(choice: DeviceChoice) -> Finding {
+/// Checks the devices that tensors are computed on.
+pub(crate) fn devices(devices: &Devices) -> Vec<Finding> {
+    match devices.resolve() {
+        Ok(mut devices) => {
+            // The workers of a processor are alike.
+            devices.dedup();
+            devices.into_iter().map(device).collect()
+        }
+        Err(error) => vec![no_device(&error)],
+    }
+}
+
+fn no_device(error: &EngineError) -> Finding {
+    let fix = "check the GPU and its driver with `nvidia-smi`, or use --device cpu";
+    Finding::wrong("device", error.to_string(), fix)
+}
+
+fn device(choice: DeviceChoice) -> Finding {
     const ABOUT: &str = "device";
     let gpu = Path::new("/dev/nvidiactl").exists();
     match Device::open(choice, 1) {
-        Err(error) => {
-            let fix = "check the GPU and its driver with `nvidia-smi`, or use --device cpu";
-            Finding::wrong(ABOUT, error.to_string(), fix)
-        }
+        Err(error) => no_device(&error),
         Ok(_) if gpu && choice == DeviceChoice::Auto && choice.is_processor() => Finding::wrong(
             ABOUT,
             "this machine has an NVIDIA GPU, but the installed libtorch cannot use it",

@@ -7,7 +7,7 @@ mod peers;
 mod ports;
 mod router;
 
-pub(crate) use machine::{certificate, data_dir, device, disk};
+pub(crate) use machine::{certificate, data_dir, devices, disk};
 pub(crate) use own_port::{by_probes, of_running};
 pub(crate) use peers::{network, ticket, version};
 pub(crate) use ports::{Owner, ports};

@@ -163,6 +163,7 @@ mod tests {
             addresses: Vec::new(),
             serving: true,
             duties: Duties { anchor: number < 4, archive: false },
+            devices: std::num::NonZeroU16::MIN,
             mobile: false,
             price: None,
             moves: None,

@@ -58,6 +58,7 @@ mod tests {
             addresses: Vec::new(),
             serving: true,
             duties: Duties::default(),
+            devices: std::num::NonZeroU16::MIN,
             mobile: false,
             price: price.map(|price| price.parse().expect("a price")),
             moves: None,

@@ -1,7 +1,7 @@
 //! The engine of this process: the thread that computes, and the tensors that it reads and makes.
 
 use anyhow::Context as _;
-use shoal_engine::{Device, DeviceChoice, Engine};
+use shoal_engine::{Device, DeviceChoice, Engine, Island};
 use shoal_protocol::ids::{Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::units::Bytes;
@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::checkpoint_writer::PartWriter;
 use super::context::Context;
 use super::engine_thread::{EngineResources, EngineThread, Job, JobDone};
+use super::passes::Passes;
 use super::payload::Payloads;
 use super::resource_budget::ResourceBudget;
 use super::resume::{FETCHED, STORED};
@@ -18,8 +19,8 @@ use super::resume::{FETCHED, STORED};
 /// Everything that the engine needs before its stages are known.
 #[derive(Debug)]
 pub(super) struct EngineSetup {
-    pub(super) device: DeviceChoice,
-    /// Processor threads.
+    pub(super) devices: Vec<DeviceChoice>,
+    /// Processor threads of each device.
     pub(super) threads: usize,
     /// Extra time for each pass, to model a slow peer.
     pub(super) slow_down: Duration,
@@ -66,7 +67,8 @@ impl EngineHost {
         span: StageSpan,
         version: Step,
     ) -> anyhow::Result<()> {
-        let EngineSetup { device, threads, slow_down, ref budget, mobile } = self.setup;
+        let EngineSetup { ref devices, threads, slow_down, ref budget, mobile } = self.setup;
+        let devices = devices.clone();
         let spill = budget.spill_file(&context.manifest, span, mobile);
         let spill = spill.context("the disk has no room for the output log")?;
         self.payloads.spill_into(spill, budget.log_memory_for(&context.manifest, span));
@@ -83,25 +85,27 @@ impl EngineHost {
             } else {
                 None
             };
-            let device = Device::open(device, threads)?;
             let mut engine = match swapped {
-                Some(memory) => Engine::swapping(&manifest, span, device, (&data_dir, memory))?,
-                None => Engine::new(&manifest, span, device)?,
+                Some(memory) => {
+                    let device = Device::open(devices[0], threads)?;
+                    Engine::swapping(&manifest, span, device, (&data_dir, memory))?.into()
+                }
+                None => Island::new(&manifest, span, &devices, threads)?,
             };
             for stage in span.stages() {
                 let origin = run_files.obtain_origin(stage, version, true);
                 engine.load(stage, &runtime.block_on(origin)?)?;
             }
+            let passes = Passes { manifest: manifest.clone(), payloads, slow_down };
             let parts = PartWriter { manifest, stored, files, cached: swapped.is_none() };
             Ok(EngineResources {
                 engine,
                 samples,
                 run_files,
                 runtime,
-                payloads,
+                passes,
                 parts,
                 fetched,
-                slow_down,
             })
         };
         self.thread = Some(EngineThread::start(make).context("no thread for the engine")?);

@@ -1,7 +1,7 @@
-//! The one thread that computes.
+//! The thread that computes.
 //!
-//! libtorch wants all calls from one thread, and a pass takes long. Tasks arrive over a bounded
-//! channel and run in order; their results return over another.
+//! A pass takes long, so it is not the event loop's. Tasks arrive over a bounded channel and run in order; their
+//! results return over another. Where there are several devices, passes go on to their threads.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -12,17 +12,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bytes::Bytes;
-use shoal_engine::{AllReduce, Engine, EngineError, ForwardOutput, Origin, SwapStats, Update};
-use shoal_protocol::codec::{Codec, SumCodec};
+use shoal_engine::{AllReduce, EngineError, Island, Origin, SwapStats, Update};
+use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, Stage, Step, WeightGroup};
-use shoal_protocol::message::{FixedLoss, RoundId};
-use shoal_scheduler::action::{Payload, Task, TaskResult};
+use shoal_protocol::message::RoundId;
+use shoal_scheduler::action::{DeviceIndex, Task, TaskResult};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::checkpoint_writer::{CheckpointWriter, PartWriter};
-use super::payload::{Held, Payloads, Tensor, Tensors};
+use super::passes::{Passes, Report};
+use super::payload::{Held, Tensor, Tensors};
 use super::run_files::RunFiles;
 use super::samples::Samples;
 use super::swap_watch::SwapWatch;
@@ -54,22 +55,20 @@ pub(crate) struct JobDone {
 /// Everything that the thread owns.
 #[derive(Debug)]
 pub(crate) struct EngineResources {
-    /// The hosted stages.
-    pub(crate) engine: Engine,
+    /// The devices, with the hosted stages.
+    pub(crate) engine: Island,
     /// The samples; `Some` once the first stage, which alone reads them, is hosted.
     pub(crate) samples: Option<Samples>,
     /// The files that the manifest names.
     pub(crate) run_files: RunFiles,
     /// For fetching them.
     pub(crate) runtime: Handle,
-    /// The tensors outside the engine.
-    pub(crate) payloads: Payloads,
+    /// The passes on one device, with the tensors outside the engine.
+    pub(crate) passes: Passes,
     /// The writer of checkpoints' parts.
     pub(crate) parts: PartWriter,
     /// The folder of fetched parts.
     pub(crate) fetched: PathBuf,
-    /// Extra time for each pass, to model a slow peer.
-    pub(crate) slow_down: Duration,
 }
 
 impl EngineResources {
@@ -84,12 +83,6 @@ impl EngineResources {
         let shape = vec![manifest.training.microbatch_size, manifest.model.context];
         let tokens = |bytes| Tensor { element: Element::U32, shape: shape.clone(), bytes };
         Ok([tokens(batch.inputs), tokens(batch.labels)].into_iter().collect())
-    }
-
-    /// Makes a tensor for a stage boundary.
-    fn boundary_tensor(&self, codec: Codec, bytes: Bytes) -> Tensor {
-        let shape = self.parts.manifest.boundary_shape().to_vec();
-        Tensor { element: codec.into(), shape, bytes }
     }
 }
 
@@ -171,6 +164,8 @@ struct Reduction {
 
 struct EngineWorker {
     resources: EngineResources,
+    /// For results that other threads report.
+    results: mpsc::Sender<JobDone>,
     rounds: BTreeMap<WeightGroup, Reduction>,
     writer: CheckpointWriter,
 }
@@ -182,10 +177,10 @@ impl EngineWorker {
         let waiting = resources.engine.hosted() + 1;
         let writer = CheckpointWriter::start(resources.parts.clone(), results.clone(), waiting)
             .context("no thread for checkpoints")?;
-        Ok(Self { resources, rounds: BTreeMap::new(), writer })
+        Ok(Self { resources, results: results.clone(), rounds: BTreeMap::new(), writer })
     }
 
-    /// Runs a task. Returns `None` for a task that goes on in the background.
+    /// Runs a task. Returns `None` for a task that goes on in the background or on another thread.
     ///
     /// # Errors
     /// When the output log cannot be read, or the engine fails.
@@ -195,7 +190,34 @@ impl EngineWorker {
         if let Task::Forward { key, activation: None, .. } = &task {
             inputs.push(self.resources.read_samples(*key).context("the data cannot be read")?);
         }
-        Ok(self.compute(task, &inputs)?)
+        match task.device() {
+            Some(device) => self.compute_on(device, task, inputs),
+            None => Ok(self.compute(task, &inputs)?),
+        }
+    }
+
+    /// Runs a task that concerns one device, on the thread of the device if there are several.
+    fn compute_on(
+        &mut self,
+        device: DeviceIndex,
+        task: Task,
+        inputs: Vec<Tensors>,
+    ) -> anyhow::Result<Option<TaskResult>> {
+        let EngineResources { engine, passes, .. } = &mut self.resources;
+        if let Some(engine) = engine.only() {
+            return Ok(Some(passes.carry_out(engine, &task, &inputs)?));
+        }
+        let counts = match task {
+            Task::Accumulate { key, .. } => Some(key),
+            _ => None,
+        };
+        let (passes, report) = (passes.clone(), Report::new(self.results.clone(), device));
+        engine.run(device.index(), counts, move |engine| {
+            let start = Instant::now();
+            let result = passes.carry_out(engine, &task, &inputs);
+            report.send(start, result.map_err(Into::into));
+        })?;
+        Ok(None)
     }
 
     fn compute(
@@ -204,19 +226,10 @@ impl EngineWorker {
         inputs: &[Tensors],
     ) -> Result<Option<TaskResult>, EngineError> {
         let result = match task {
-            Task::Forward { key, .. } => self.forward(key, &inputs[0]),
-            Task::Backward { key, .. } => self.backward(key, inputs.first()),
-            Task::Accumulate { key } => match self.resources.engine.accumulate(key) {
-                Ok(()) => Ok(TaskResult::Accumulated { key }),
-                Err(error @ EngineError::BadGradient { .. }) => {
-                    Ok(TaskResult::Diverged { key, reason: error.to_string() })
-                }
-                Err(error) => Err(error),
-            },
-            Task::Discard { key } => {
-                self.resources.engine.discard(key);
-                Ok(TaskResult::Discarded { key })
-            }
+            Task::Forward { .. }
+            | Task::Backward { .. }
+            | Task::Accumulate { .. }
+            | Task::Discard { .. } => unreachable!("{task:?} concerns one device"),
             Task::FetchAhead { stage, sums } => {
                 self.resources.engine.fetch_ahead(stage, sums)?;
                 FaultPoint::Swapping.pass();
@@ -230,7 +243,7 @@ impl EngineWorker {
                     reduction.part(range, sums)
                 })??;
                 let part = Tensor::flat(self.sum_codec().part(), count, part);
-                let payload = self.resources.payloads.keep([part]);
+                let payload = self.resources.passes.payloads.keep([part]);
                 Ok(TaskResult::Exported { round, to, piece, payload })
             }
             Task::Reduce { round, piece, range, .. } => self.reduce(round, piece, range, inputs),
@@ -273,47 +286,6 @@ impl EngineWorker {
         result.map(Some)
     }
 
-    fn forward(&mut self, key: ClaimKey, tensors: &Tensors) -> Result<TaskResult, EngineError> {
-        std::thread::sleep(self.resources.slow_down);
-        let (input, labels) = (tensors[0].clone(), tensors.get(1).cloned());
-        let engine = &mut self.resources.engine;
-        let label_bytes = labels.as_ref().map(|labels| &labels.bytes);
-        match engine.forward(key, &input.bytes, label_bytes)? {
-            // The backward pass may be queued already, and finds its inputs.
-            ForwardOutput::Loss { share, .. } if !share.is_finite() => {
-                Ok(TaskResult::Diverged { key, reason: format!("its loss is {share}") })
-            }
-            ForwardOutput::Loss { share, targets, padded } => Ok(TaskResult::Forwarded {
-                key,
-                output: None,
-                loss: Some(FixedLoss::from_nats(share.into(), targets, padded)),
-            }),
-            ForwardOutput::Activation(bytes) => {
-                let codec = self.resources.parts.manifest.codec.activations;
-                let mut tensors = vec![self.resources.boundary_tensor(codec, bytes)];
-                tensors.extend(labels);
-                let output = self.resources.payloads.log(tensors);
-                Ok(TaskResult::Forwarded { key, output: Some(output), loss: None })
-            }
-        }
-    }
-
-    fn backward(
-        &mut self,
-        key: ClaimKey,
-        gradient: Option<&Tensors>,
-    ) -> Result<TaskResult, EngineError> {
-        std::thread::sleep(self.resources.slow_down);
-        let engine = &mut self.resources.engine;
-        let input_gradient = engine.backward(key, gradient.map(|tensors| &tensors[0].bytes))?;
-        let codec = self.resources.parts.manifest.codec.activation_gradients;
-        let keep = |bytes| -> Payload {
-            self.resources.payloads.log([self.resources.boundary_tensor(codec, bytes)])
-        };
-        let gradient = input_gradient.map(keep);
-        Ok(TaskResult::Returned { key, gradient })
-    }
-
     fn reduce(
         &mut self,
         round: RoundId,
@@ -327,7 +299,7 @@ impl EngineWorker {
         let reduce = |sums: &[u8]| reduction.reduce(range, sums, &others);
         let result = engine.read_sums(round.weights, round.step, place, reduce)??;
         let result = Tensor::flat(self.sum_codec().result(), count, result);
-        let payload = self.resources.payloads.keep([result]);
+        let payload = self.resources.passes.payloads.keep([result]);
         Ok(TaskResult::Reduced { round, piece, payload })
     }
 
@@ -337,12 +309,12 @@ impl EngineWorker {
 
     /// Returns the engine with the sums of a round, and the state of its all-reduce, which begins
     /// empty.
-    fn reduction(&mut self, round: RoundId) -> Result<(&Engine, &mut AllReduce), EngineError> {
-        let engine = &self.resources.engine;
+    fn reduction(&mut self, round: RoundId) -> Result<(&mut Island, &mut AllReduce), EngineError> {
+        let EngineResources { engine, parts, .. } = &mut self.resources;
         let reduction = match self.rounds.entry(round.weights) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(none) => {
-                none.insert(Reduction { round, state: engine.all_reduce(round.weights)? })
+                none.insert(Reduction { round, state: engine.all_reduce(&parts.manifest, round.weights)? })
             }
         };
         if reduction.round != round {

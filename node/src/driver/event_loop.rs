@@ -87,9 +87,9 @@ struct Driver<'a> {
 impl<'a> Driver<'a> {
     async fn new(setup: Setup, observer: &'a mut dyn Observer) -> anyhow::Result<Self> {
         let budget =
-            ResourceBudget::measure(setup.limits, setup.device.is_processor(), &setup.data_dir)?;
+            ResourceBudget::measure(setup.limits, &setup.devices, &setup.data_dir)?;
         let (peer, mobile) = new_peer(&setup, &budget).await?;
-        let Setup { me, device, threads, network, role, .. } = setup;
+        let Setup { me, devices, threads, network, role, .. } = setup;
         let (file_holders, holders) = watch::channel(FileHolders::default());
         let context = Context {
             manifest: setup.manifest,
@@ -106,7 +106,7 @@ impl<'a> Driver<'a> {
         let (manifest, history) = (&context.manifest, anchor_role.history());
         let metrics = MetricsUpdate::new(setup.metrics.clone(), manifest, history.as_ref());
         let peak = match setup.watched {
-            true => Some(startup_probes::peak_flops(manifest, device, threads).await?),
+            true => Some(startup_probes::peak_flops(manifest, &devices, threads).await?),
             false => None,
         };
         metrics.budget(budget.memory(), budget.log_memory(), peak);
@@ -114,7 +114,7 @@ impl<'a> Driver<'a> {
             metrics.refused(Refusal::Checkpoint);
         }
         let slow_down = setup.slow_down;
-        let engine = EngineSetup { device, threads, slow_down, budget, mobile };
+        let engine = EngineSetup { devices, threads, slow_down, budget, mobile };
         Ok(Self {
             peer,
             inputs: VecDeque::new(),

@@ -65,6 +65,7 @@ mod tests {
             addresses: addresses.to_vec(),
             serving: true,
             duties: Duties::default(),
+            devices: std::num::NonZeroU16::MIN,
             mobile: false,
             price: None,
             moves: None,

@@ -32,6 +32,7 @@ mod metrics_update;
 pub mod observer;
 mod outgoing;
 mod packer;
+mod passes;
 mod payload;
 mod peer_network;
 mod port_watch;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use nix::sys::statvfs::statvfs;
-use shoal_engine::{memory_floor, optimizer_elements, parameter_count, swapping_floor};
+use shoal_engine::{DeviceChoice, island_overhead, memory_floor, optimizer_elements, parameter_count, swapping_floor};
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::StageChoice;
@@ -82,33 +82,33 @@ pub(crate) enum InsufficientResources {
 #[derive(Debug, Clone)]
 pub(crate) struct ResourceBudget {
     memory: Bytes,
-    /// Whether the tensors are in this memory.
-    computes_here: bool,
+    /// The devices whose tensors are in this memory.
+    workers: usize,
     log_memory: Bytes,
     disk: Bytes,
     folder: PathBuf,
 }
 
 impl ResourceBudget {
-    /// Measures the machine. `computes_here` is whether its processor holds the tensors; a device's
-    /// memory is not measured.
+    /// Measures the machine. The memory of GPUs among the devices is not measured.
     ///
     /// # Errors
     /// When the system does not report the free room.
     pub(crate) fn measure(
         limits: ResourceLimits,
-        computes_here: bool,
+        devices: &[DeviceChoice],
         folder: &Path,
     ) -> anyhow::Result<Self> {
         let disk = statvfs(folder).context("the file system does not say how much is free")?;
+        let workers = devices.iter().filter(|device| device.is_processor()).count();
         let memory = match limits.memory {
             Some(memory) => memory,
-            None if computes_here => HostMemory::now().map(|memory| memory.available)?,
+            None if workers > 0 => HostMemory::now().map(|memory| memory.available)?,
             None => Bytes(u64::MAX),
         };
         Ok(Self {
             memory,
-            computes_here,
+            workers,
             log_memory: limits.log_memory,
             disk: Bytes(disk.blocks_available() * disk.fragment_size()),
             folder: folder.to_owned(),
@@ -125,10 +125,10 @@ impl ResourceBudget {
         self.log_memory
     }
 
-    /// Returns whether these stages are swapped: they do not fit into memory at once, and the tensors are
-    /// in this machine's memory.
+    /// Returns whether these stages are swapped: they do not fit into memory at once, and the tensors of a
+    /// single device are in this machine's memory.
     pub(crate) fn swaps(&self, manifest: &Manifest, span: StageSpan) -> bool {
-        self.computes_here && self.memory_for(manifest, span, 1) > self.memory
+        self.workers == 1 && self.memory_for(manifest, span, 1) > self.memory
     }
 
     /// Returns the memory for swapped tensors; `None` where all stages fit.
@@ -285,7 +285,7 @@ impl ResourceBudget {
     /// Returns the memory for these stages with so many microbatches in flight.
     pub(crate) fn memory_for(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
         let log = log_of(manifest, span).min(self.log_memory);
-        memory_floor(manifest, span, in_flight) + log
+        memory_floor(manifest, span, in_flight) + island_overhead(manifest, span, self.workers) + log
     }
 }
 
@@ -307,14 +307,14 @@ mod tests {
     fn budget(memory: u64, disk: u64) -> ResourceBudget {
         let (memory, disk) = (Bytes(memory), Bytes(disk));
         let folder = PathBuf::from("/data");
-        ResourceBudget { memory, computes_here: false, log_memory: Bytes(0), disk, folder }
+        ResourceBudget { memory, workers: 0, log_memory: Bytes(0), disk, folder }
     }
 
     #[test]
     fn a_measured_machine_has_memory_and_disk() {
         let folder = std::env::temp_dir();
         let limits = ResourceLimits { memory: None, log_memory: Bytes(0) };
-        let budget = ResourceBudget::measure(limits, true, &folder).expect("measured");
+        let budget = ResourceBudget::measure(limits, &[DeviceChoice::Cpu], &folder).expect("measured");
         assert!(budget.memory > Bytes::mebi(1) && budget.disk > Bytes::mebi(1), "{budget:?}");
     }
 

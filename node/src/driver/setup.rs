@@ -29,9 +29,9 @@ pub struct Setup {
     pub me: Member,
     /// The stages to host.
     pub choice: StageChoice,
-    /// The device to compute on.
-    pub device: DeviceChoice,
-    /// Processor threads.
+    /// The devices to compute on, at least one.
+    pub devices: Vec<DeviceChoice>,
+    /// Processor threads of each device.
     pub threads: usize,
     /// The price of the machine, if it is known.
     pub price: Option<Price>,

@@ -285,6 +285,7 @@ mod tests {
             serving: true,
             addresses: Vec::new(),
             duties: Duties::default(),
+            devices: std::num::NonZeroU16::MIN,
             mobile: false,
             price: None,
             moves: None,

@@ -1,6 +1,7 @@
 //! Measurements before a life in a run begins, each on a thread of its own: files of earlier lives,
 //! the device's known answers and its speed.
 
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -19,7 +20,7 @@ use super::setup::Setup;
 use crate::exit::{Exit, ExitWith};
 
 /// Makes this process's peer, which hosts any stage that the machine has room for. Returns also
-/// whether the coordinator may move it.
+/// whether the coordinator may move it. `threads` are those of one device.
 ///
 /// # Errors
 /// When the machine has no room for the chosen stages, or a known-answer pass fails.
@@ -27,12 +28,12 @@ pub(super) async fn new_peer(
     setup: &Setup,
     budget: &ResourceBudget,
 ) -> anyhow::Result<(Peer, bool)> {
-    let Setup { manifest, me, choice, device, threads, price, network, role, .. } = setup;
+    let Setup { manifest, me, choice, devices, threads, price, network, role, .. } = setup;
     let fits = budget.fits(manifest, *choice).exit_with(Exit::NotAdmitted)?;
     let mobile = budget.has_any_two(manifest, *choice, &fits);
     let fingerprint = match choice {
         StageChoice::None => None,
-        _ => Some(known_answers(manifest.clone(), *device, *threads).await?),
+        _ => Some(known_answers(manifest.clone(), devices[0], *threads).await?),
     };
     let swaps = match choice {
         StageChoice::All => budget.swaps(manifest, StageSpan::all(manifest.training.stages)),
@@ -51,6 +52,7 @@ pub(super) async fn new_peer(
     let candidate = Candidate {
         choice: *choice,
         fits,
+        devices: u16::try_from(devices.len()).ok().and_then(NonZeroU16::new).expect("a few devices"),
         mobile,
         price: *price,
         link_estimates: None,
@@ -97,17 +99,18 @@ async fn known_answers(
     Ok(computed.context("the known-answer pass panicked")??)
 }
 
-/// Measures the device's peak rate, in floating-point operations per second.
+/// Measures the peak rate of all devices, each like the first, in floating-point operations per second.
 ///
 /// # Errors
 /// When the device cannot be opened, or the measurement panicked.
 pub(super) async fn peak_flops(
     manifest: &Manifest,
-    device: DeviceChoice,
+    devices: &[DeviceChoice],
     threads: usize,
 ) -> anyhow::Result<f64> {
-    let dtype = manifest.training.dtype;
+    let (device, dtype) = (devices[0], manifest.training.dtype);
     let measure = move || shoal_engine::peak_flops(Device::open(device, threads)?, dtype);
     let measured = tokio::task::spawn_blocking(measure).await;
-    Ok(measured.context("the measurement of the device panicked")??)
+    let each = measured.context("the measurement of the device panicked")??;
+    Ok(each * devices.len() as f64)
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::LinkEstimate;
@@ -44,6 +45,8 @@ pub struct Candidate {
     pub fingerprint: Option<ContentHash>,
     /// The roles that it offers besides hosting stages.
     pub duties: Duties,
+    /// The number of its devices, each of which runs one pass at a time.
+    pub devices: NonZeroU16,
     /// Whether the coordinator may assign it another stage later: its memory holds any two stages
     /// at once, and its operator chose no stage.
     pub mobile: bool,
@@ -210,6 +213,8 @@ pub struct MemberRecord {
     pub serving: bool,
     /// The roles that it has besides hosting stages.
     pub duties: Duties,
+    /// The number of its devices, each of which runs one pass at a time.
+    pub devices: NonZeroU16,
     /// Whether the coordinator may assign it another stage.
     pub mobile: bool,
     /// The price of its machine, if its operator stated one. It decides nothing.
@@ -338,8 +343,17 @@ mod tests {
     fn record(peer: u8, life: u64, serving: bool) -> Arc<MemberRecord> {
         let member = Member { peer: PeerId([peer; 32]), incarnation: Incarnation(life) };
         let (span, addresses, duties) = (StageSpan::none(), Vec::new(), Duties::default());
-        let (price, moves) = (None, None);
-        MemberRecord { member, span, addresses, serving, duties, mobile: false, price, moves }
+        MemberRecord {
+            member,
+            span,
+            addresses,
+            serving,
+            duties,
+            devices: NonZeroU16::MIN,
+            mobile: false,
+            price: None,
+            moves: None,
+        }
             .into()
     }
 

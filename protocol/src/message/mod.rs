@@ -10,6 +10,7 @@ mod peer;
 mod round;
 
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -131,6 +132,15 @@ pub struct PassTimes {
     pub forward: Duration,
     /// The backward pass; zero for a held-out microbatch.
     pub backward: Duration,
+}
+
+impl PassTimes {
+    /// The time for each microbatch where so many devices run one at a time each.
+    #[must_use]
+    pub fn shared_by(self, devices: NonZeroU16) -> Self {
+        let devices = u32::from(devices.get());
+        Self { forward: self.forward / devices, backward: self.backward / devices }
+    }
 }
 
 /// The loss of one microbatch, or a sum of losses. Integers make the sum independent of the order.

@@ -20,7 +20,21 @@ pub struct Payload {
     pub size: Bytes,
 }
 
-/// Tensor work. The engine runs tasks one at a time, in the order in which they were given.
+/// One of the devices of a peer, counted from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct DeviceIndex(pub u16);
+
+impl DeviceIndex {
+    /// Its place in a list of all devices.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0.into()
+    }
+}
+
+/// Tensor work. Each device runs the passes that it is given one at a time, in their order; work on a
+/// microbatch goes to the device of its forward pass. Every other task begins when the tasks before it have
+/// ended on all devices that it concerns, and ends before the tasks after it begin there.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Task {
     /// Run a stage forward. Without an activation it is the first stage, which reads its samples. A
@@ -32,6 +46,8 @@ pub enum Task {
         activation: Option<PayloadId>,
         /// Whether there will be no backward pass.
         held_out: bool,
+        /// The device.
+        device: DeviceIndex,
     },
     /// Run a stage backward, from its own loss if there is no gradient. The weight gradient is kept
     /// for `Accumulate` or `Discard`.
@@ -40,16 +56,22 @@ pub enum Task {
         key: ClaimKey,
         /// Gradient of the stage's output.
         gradient: Option<PayloadId>,
+        /// The device.
+        device: DeviceIndex,
     },
     /// Add the kept weight gradient to the accumulator.
     Accumulate {
         /// The work item.
         key: ClaimKey,
+        /// The device.
+        device: DeviceIndex,
     },
     /// Drop everything that the engine keeps of this work item.
     Discard {
         /// The work item.
         key: ClaimKey,
+        /// The device.
+        device: DeviceIndex,
     },
     /// Read integers of the accumulator for another member of the round.
     Export {
@@ -129,6 +151,20 @@ pub enum Task {
         /// The stage.
         stage: Stage,
     },
+}
+
+impl Task {
+    /// The one device that the task concerns; `None` if it concerns all of them.
+    #[must_use]
+    pub fn device(&self) -> Option<DeviceIndex> {
+        match self {
+            Self::Forward { device, .. }
+            | Self::Backward { device, .. }
+            | Self::Accumulate { device, .. }
+            | Self::Discard { device, .. } => Some(*device),
+            _ => None,
+        }
+    }
 }
 
 /// The result of a task.

@@ -100,6 +100,7 @@ impl Peer {
     /// A peer that is not a member yet.
     #[must_use]
     pub fn new(config: PeerConfig) -> Self {
+        let devices = config.candidate.devices.get().into();
         Self {
             config,
             status: Status::Joining,
@@ -108,7 +109,7 @@ impl Peer {
             contact: CoordinatorContact::default(),
             membership: Membership::default(),
             links: LinkEstimates::default(),
-            pipeline: Pipeline::default(),
+            pipeline: Pipeline::new(devices),
             weights: Weights::default(),
             tasks: 0,
             retry_at: Moment::default(),

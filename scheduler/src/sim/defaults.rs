@@ -121,6 +121,7 @@ impl PeerScenario {
             limits: PeerLimits::default(),
             start: Some(Duration::ZERO),
             compute,
+            devices: std::num::NonZeroU16::MIN,
             tiers: None,
             archive: false,
             region: 0,

@@ -1,8 +1,9 @@
-//! A peer's engine, with integers for tensors: one task at a time, in the order given.
+//! A peer's engine, with integers for tensors: each device runs one task at a time, in the order given.
 
+mod lanes;
 mod swapping;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +15,13 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{RoundId, StoredFile};
 use shoal_protocol::units::{Bytes, Moment};
 
+use self::lanes::Lanes;
 use super::integer_model::{self, Weights};
 use super::omitted_rules::Omit;
 use super::payloads::{Content, Payloads};
 use super::scenario::{ComputeScenario, Scenario};
 use super::tiers::Tiers;
-use crate::action::{PayloadId, Task, TaskResult};
+use crate::action::{DeviceIndex, PayloadId, Task, TaskResult};
 use crate::rng::Rng;
 
 /// A peer's engine.
@@ -36,9 +38,7 @@ pub(super) struct Engine {
     results: BTreeMap<WeightGroup, RoundResult>,
     /// Files on the disk: weights that were written or fetched.
     pub(super) disk: BTreeMap<(Step, Stage), Weights>,
-    queue: VecDeque<Task>,
-    /// The running task and its duration as it is reported.
-    running: Option<(Task, Duration)>,
+    lanes: Lanes,
     /// Until when every task takes this many times as long.
     pub(super) slow: (Moment, u32),
     /// Until when all disk accesses fail.
@@ -136,23 +136,21 @@ impl Engine {
             stages,
             results: scenario.parameters.iter().map(empty).collect(),
             disk: BTreeMap::new(),
-            queue: VecDeque::new(),
-            running: None,
+            lanes: Lanes::default(),
             slow: (Moment::default(), 1),
             disk_fails_until: Moment::default(),
             busy: Duration::ZERO,
         }
     }
 
-    /// Queues a task. Returns the end of the running one if the engine was idle.
-    pub(super) fn give(&mut self, now: Moment, task: Task, omit: Omit) -> Option<Moment> {
-        self.queue.push_back(task);
-        if self.running.is_some() { None } else { self.begin(now, omit) }
+    /// Queues a task.
+    pub(super) fn give(&mut self, task: Task) {
+        self.lanes.push(task);
     }
 
-    /// Begins the next task. Returns its end.
-    pub(super) fn begin(&mut self, now: Moment, omit: Omit) -> Option<Moment> {
-        let task = self.queue.pop_front()?;
+    /// Begins a task that can begin. Returns its device and its end.
+    pub(super) fn begin(&mut self, now: Moment, omit: Omit) -> Option<(DeviceIndex, Moment)> {
+        let task = self.lanes.take_able()?;
         let waits = self.bring(now, &task, omit).since(now);
         let time = match &task {
             Task::Forward { .. } => self.compute.forward,
@@ -166,18 +164,17 @@ impl Engine {
             self.busy += time;
         }
         let measured = if omit == Omit::LoadTimes { time } else { waits + time };
-        self.running = Some((task, measured));
-        Some(now + waits + time)
+        Some((self.lanes.begin(task, measured), now + waits + time))
     }
 
-    /// The running task.
-    pub(super) fn running(&self) -> Option<&Task> {
-        self.running.as_ref().map(|(task, _)| task)
+    /// The task that a device runs.
+    pub(super) fn running(&self, device: DeviceIndex) -> Option<&Task> {
+        self.lanes.running(device)
     }
 
-    /// Drops the weight gradient that the running task is about to add.
-    pub(super) fn forget_gradient(&mut self) {
-        if let Some((Task::Accumulate { key }, _)) = self.running {
+    /// Drops the weight gradient that a device's task is about to add.
+    pub(super) fn forget_gradient(&mut self, device: DeviceIndex) {
+        if let Some(Task::Accumulate { key, .. }) = self.lanes.running(device).cloned() {
             let part = self.stage(key.stage).waiting.get_mut(&key);
             part.into_iter().flatten().for_each(|value| *value = 0);
         }
@@ -185,27 +182,28 @@ impl Engine {
 
     /// Removes the files of older versions, except those that are about to be read.
     pub(super) fn forget_before(&mut self, oldest: Step) {
-        let tasks = self.running.iter().map(|(task, _)| task).chain(&self.queue);
         let reads = |task: &Task| match task {
             Task::Restore { version, stage } => Some((*version, *stage)),
             _ => None,
         };
-        let read: BTreeSet<(Step, Stage)> = tasks.filter_map(reads).collect();
+        let read: BTreeSet<(Step, Stage)> = self.lanes.tasks().filter_map(reads).collect();
         self.disk.retain(|part, _| part.0 >= oldest || read.contains(part));
     }
 
     /// Whether no task runs or waits, and nothing is kept for microbatches.
     pub(super) fn is_empty(&self) -> bool {
         let clean = |state: &StageState| state.graphs.is_empty() && state.waiting.is_empty();
-        self.running.is_none() && self.queue.is_empty() && self.stages.values().all(clean)
+        self.lanes.tasks().next().is_none() && self.stages.values().all(clean)
     }
 
-    /// Executes the running task. A task that continues in the background has no result yet.
+    /// Executes the task that a device runs. A task that continues in the background has no result yet.
     pub(super) fn finish(
         &mut self,
+        device: DeviceIndex,
         payloads: &mut Payloads,
     ) -> Result<(Option<TaskResult>, Duration, Observed), String> {
-        let (task, busy) = self.running.take().ok_or("the engine ended a task that did not run")?;
+        let ended = self.lanes.end(device);
+        let (task, busy) = ended.ok_or("the engine ended a task that did not run")?;
         self.note_reads(&task);
         let (result, observed) = self.execute(task.clone(), payloads)?;
         self.note_changes(&task);
@@ -219,18 +217,18 @@ impl Engine {
     ) -> Result<(Option<TaskResult>, Observed), String> {
         let mut observed = Observed::Nothing;
         let result = match task {
-            Task::Forward { key, activation, held_out } => {
+            Task::Forward { key, activation, held_out, .. } => {
                 self.forward(key, activation, held_out, payloads)?
             }
-            Task::Backward { key, gradient } => self.backward(key, gradient, payloads)?,
-            Task::Accumulate { key } => {
+            Task::Backward { key, gradient, .. } => self.backward(key, gradient, payloads)?,
+            Task::Accumulate { key, .. } => {
                 let state = self.stage(key.stage);
                 let part = state.waiting.remove(&key).ok_or("there is no gradient to add")?;
                 integer_model::add(state.sums(key.step), 0..part.len(), &part);
                 observed = Observed::Accumulated(key);
                 TaskResult::Accumulated { key }
             }
-            Task::Discard { key } => {
+            Task::Discard { key, .. } => {
                 let state = self.stage(key.stage);
                 state.graphs.remove(&key);
                 state.waiting.remove(&key);

@@ -1,6 +1,7 @@
 //! A simulated swarm and its conditions: everything that determines a run of the simulator.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -238,6 +239,8 @@ pub struct PeerScenario {
     pub start: Option<Duration>,
     /// Durations of its tasks.
     pub compute: ComputeScenario,
+    /// The number of its devices; one where stages are swapped.
+    pub devices: NonZeroU16,
     /// Its device, if that holds only some of its stages at a time. Its limits say so too.
     pub tiers: Option<TierScenario>,
     /// Whether it archives every checkpoint.
@@ -338,6 +341,11 @@ impl Scenario {
                 }
                 let mut tier = Rng::new(seed ^ (index + 1) << 40 ^ 0x7469_6572);
                 peer.tiers = TierScenario::drawn(&mut tier, &manifest, &parameters, &peer);
+                let mut devices = Rng::new(seed ^ (index + 1) << 40 ^ 0x6465_7669);
+                if !peer.limits.swaps {
+                    let several = devices.pick(&[0, 0, 1, 3]);
+                    peer.devices = NonZeroU16::MIN.saturating_add(several);
+                }
                 peer
             })
             .collect();
@@ -565,6 +573,7 @@ fn peer(
             other: rng.microseconds(1..=500),
             jitter_per_mille: rng.pick(&[0, 100, 1000]),
         },
+        devices: NonZeroU16::MIN,
         tiers: None,
         archive: false,
         region,

@@ -146,7 +146,7 @@ impl<'a> World<'a> {
             Event::LinksProbed { to, link_estimates } => {
                 swarm.input(index_of(to), PeerInput::LinksProbed(link_estimates))
             }
-            Event::EngineDone(me) => swarm.engine_done(index_of(me)),
+            Event::EngineDone(me, device) => swarm.engine_done(index_of(me), device),
             Event::Tick(me) => {
                 swarm.nodes[index_of(me)].tick_at = None;
                 swarm.input(index_of(me), PeerInput::Tick)

@@ -360,6 +360,7 @@ fn a_coordinator_that_takes_over_in_the_middle_of_a_rewind_completes_it() {
         addresses: Vec::new(),
         serving: false,
         duties: Duties::default(),
+        devices: std::num::NonZeroU16::MIN,
         mobile: true,
         price: None,
         moves: None,

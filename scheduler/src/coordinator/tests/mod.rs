@@ -167,6 +167,7 @@ fn register(choice: StageChoice) -> ToCoordinator {
         addresses: Vec::new(),
         fingerprint: Some(ContentHash([0; 32])),
         duties: Duties { anchor: false, archive: true },
+        devices: std::num::NonZeroU16::MIN,
         mobile: false,
         price: None,
     })

@@ -163,7 +163,9 @@ impl Stragglers {
         self.times.add(key.stage, from, pass_times);
         // Held-out microbatches have no backward pass.
         if key.microbatch.0 < context.config.manifest.training.microbatches {
-            let service_time = self.service_times.add(key.stage, from, pass_times, context.now);
+            let devices = context.members.current.devices_of(from);
+            let each = pass_times.shared_by(devices);
+            let service_time = self.service_times.add(key.stage, from, each, context.now);
             self.stealing.set_service_time(Some(key.stage), from, Some(service_time));
         }
         self.unwatch(key);

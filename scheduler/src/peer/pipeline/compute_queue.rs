@@ -8,26 +8,33 @@ use shoal_protocol::units::Moment;
 
 use super::job::{Job, Pass};
 use super::residency::{Backwards, Forwards, Visit, choose};
+use super::jobs::Jobs;
 use super::visits::Visits;
-use crate::action::Payload;
+use crate::action::{DeviceIndex, Payload};
 
-/// Passes that the engine has at a time: one runs and one waits, so that the engine never idles while the
-/// end of a pass is handled. A longer queue would delay a more urgent pass that arrives later.
+/// Passes that a device has at a time: one runs and one waits, so that it never idles while the end of a
+/// pass is handled. A longer queue would delay a more urgent pass that arrives later.
 const GIVEN: usize = 2;
 
-/// Passes that can run, and the number of those that the engine has.
+/// The passes that a device has.
+#[derive(Debug, Clone, Copy, Default)]
+struct DevicePasses {
+    given: usize,
+    /// The time at which the last pass ended.
+    ended_at: Moment,
+}
+
+/// Passes that can run, and the number of those that each device has.
 ///
 /// The oldest step goes first; within a step backward passes, since they end microbatches; among forward
 /// passes the latest stage, which is nearest to its backward pass. A peer that swaps its stages goes by
-/// visits instead.
-#[derive(Debug, Default)]
+/// visits instead. A backward pass runs on the device that has the graph of its forward pass, and a forward
+/// pass on the device that has the fewest passes, then the fewest graphs.
+#[derive(Debug)]
 pub(super) struct ComputeQueue {
-    /// Passes that the engine has.
-    given: usize,
+    devices: Vec<DevicePasses>,
     /// Whether a pass ended since the window was last considered.
     pass_ended: bool,
-    /// The time at which the last pass ended.
-    ended_at: Moment,
     forward: Forwards,
     backward: Backwards,
     /// The visits of a peer that swaps its stages.
@@ -42,9 +49,24 @@ pub(super) struct Dropped {
     /// Tensors that the engine is using.
     pub(super) in_use: Vec<Payload>,
     pub(super) holds_room: bool,
+    /// The device that has its passes.
+    pub(super) device: DeviceIndex,
 }
 
 impl ComputeQueue {
+    /// The queue of so many devices, of which there is at least one.
+    pub(super) fn new(devices: usize) -> Self {
+        assert!(devices > 0, "a peer has a device");
+        Self {
+            devices: vec![DevicePasses::default(); devices],
+            pass_ended: false,
+            forward: Forwards::new(),
+            backward: Backwards::new(),
+            visits: Visits::default(),
+            dropping: BTreeMap::new(),
+        }
+    }
+
     /// Queues the passes of a job that can run.
     pub(super) fn queue(&mut self, key: ClaimKey, job: &Job, held_out: bool) {
         if job.can_run_forward() {
@@ -55,26 +77,32 @@ impl ComputeQueue {
         }
     }
 
-    /// Takes the next pass out of the queue, if the engine has room for it. Forward passes must be of
-    /// the steps up to `newest`.
-    pub(super) fn next(&mut self, newest: Step) -> Option<Pass> {
-        if self.given >= GIVEN {
-            return None;
-        }
-        let backward = self.next_backward().map(Pass::Backward);
-        let pass = backward.or_else(|| self.next_forward(newest).map(Pass::Forward))?;
-        self.given += 1;
-        Some(pass)
+    /// Takes the next pass out of the queue that a device has room for. Forward passes must be of the steps
+    /// up to `newest`.
+    pub(super) fn next(&mut self, newest: Step, jobs: &Jobs) -> Option<(Pass, DeviceIndex)> {
+        let backward = self.next_backward(jobs);
+        let (pass, device) = match backward {
+            Some((key, device)) => (Pass::Backward(key), device),
+            None => {
+                let device = self.least_busy(jobs)?;
+                (Pass::Forward(self.next_forward(newest)?), device)
+            }
+        };
+        self.devices[device.index()].given += 1;
+        Some((pass, device))
     }
 
-    /// The next backward pass, unless a forward pass of an older step can run.
-    fn next_backward(&mut self) -> Option<ClaimKey> {
-        let (step, stage, microbatch) = *self.backward.first()?;
-        if self.forward.first().is_some_and(|(older, _, _)| *older < step) {
-            return None;
-        }
-        self.backward.pop_first();
-        Some(ClaimKey { step, stage, microbatch })
+    /// The next backward pass whose device has room, unless a forward pass of an older step can run.
+    fn next_backward(&mut self, jobs: &Jobs) -> Option<(ClaimKey, DeviceIndex)> {
+        let older = self.forward.first().map(|(step, _, _)| *step);
+        let possible =
+            self.backward.iter().take_while(|(step, ..)| older.is_none_or(|older| older >= *step));
+        let (key, device) = possible
+            .map(|&(step, stage, microbatch)| ClaimKey { step, stage, microbatch })
+            .map(|key| (key, jobs.device_of(key)))
+            .find(|(_, device)| self.has_room(*device))?;
+        self.backward.remove(&(key.step, key.stage, key.microbatch));
+        Some((key, device))
     }
 
     fn next_forward(&mut self, newest: Step) -> Option<ClaimKey> {
@@ -86,6 +114,20 @@ impl ComputeQueue {
         Some(ClaimKey { step, stage, microbatch })
     }
 
+    fn has_room(&self, device: DeviceIndex) -> bool {
+        self.devices[device.index()].given < GIVEN
+    }
+
+    /// The device for the next forward pass, if one has room.
+    fn least_busy(&self, jobs: &Jobs) -> Option<DeviceIndex> {
+        let indexes = (0..).map(DeviceIndex).take(self.devices.len());
+        let able = indexes.filter(|device| self.has_room(*device));
+        if self.devices.len() == 1 {
+            return { able }.next();
+        }
+        able.min_by_key(|device| (self.devices[device.index()].given, jobs.graphs_on(*device)))
+    }
+
     /// Like [`Self::next`] for a peer that swaps its stages. `comes` is whether other peers may send more
     /// work of a stage in a step. Returns the visit too, if it is a new one.
     pub(super) fn next_by_visit(
@@ -94,7 +136,8 @@ impl ComputeQueue {
         newest: Step,
         comes: impl Fn(Step, Stage) -> bool,
     ) -> Option<(Pass, Option<Visit>)> {
-        if self.given >= GIVEN {
+        assert_eq!(self.devices.len(), 1, "a peer of several devices does not swap");
+        if !self.has_room(DeviceIndex::default()) {
             return None;
         }
         let forward = self.forward.first().map(|(step, _, _)| *step).filter(|step| *step <= newest);
@@ -106,7 +149,7 @@ impl ComputeQueue {
         let here = self.visits.current();
         let (visit, pass) = choose(step, here, &self.forward, &self.backward)?;
         let comes = here.is_some_and(|here| comes(step, here.stage));
-        if self.visits.waits(now, visit, self.given > 0, comes) {
+        if self.visits.waits(now, visit, self.devices[0].given > 0, comes) {
             return None;
         }
         match pass {
@@ -117,37 +160,48 @@ impl ComputeQueue {
                 self.backward.remove(&(key.step, key.stage, key.microbatch));
             }
         }
-        self.given += 1;
+        self.devices[0].given += 1;
         Some((pass, self.visits.begin(visit, pass).then_some(visit)))
     }
 
-    /// The engine received a pass beyond those of [`Self::next`].
-    pub(super) fn note_extra_pass(&mut self) {
-        self.given += 1;
+    /// A device received a pass beyond those of [`Self::next`].
+    pub(super) fn note_extra_pass(&mut self, device: DeviceIndex) {
+        self.devices[device.index()].given += 1;
     }
 
-    pub(super) fn note_end(&mut self, now: Moment) {
-        self.given -= 1;
+    pub(super) fn note_end(&mut self, now: Moment, device: DeviceIndex) {
+        let device = &mut self.devices[device.index()];
+        device.given -= 1;
+        device.ended_at = now;
         self.pass_ended = true;
-        self.ended_at = now;
     }
 
-    pub(super) fn ended_at(&self) -> Moment {
-        self.ended_at
+    /// The time at which the last pass ended: on this device or, for a pass that any device may run, on any.
+    pub(super) fn ended_at(&self, device: Option<DeviceIndex>) -> Moment {
+        match device {
+            Some(device) => self.devices[device.index()].ended_at,
+            None => self.devices.iter().map(|device| device.ended_at).max().unwrap_or_default(),
+        }
     }
 
-    /// Whether a pass ended since the last call and the engine has nothing left to do.
+    /// Whether a pass ended since the last call and a device has nothing left to do.
     pub(super) fn take_idle(&mut self) -> bool {
+        // Backward passes that wait have other devices, if there are several.
         std::mem::take(&mut self.pass_ended)
-            && self.given == 0
+            && self.devices.iter().any(|device| device.given == 0)
             && self.forward.is_empty()
-            && self.backward.is_empty()
+            && (self.backward.is_empty() || self.devices.len() > 1)
     }
 
     /// Takes the passes of a microbatch out of the queue.
     pub(super) fn remove(&mut self, key: ClaimKey) {
         self.forward.remove(&(key.step, Reverse(key.stage), key.microbatch));
         self.backward.remove(&(key.step, key.stage, key.microbatch));
+    }
+
+    /// The device that has the passes of dropped work.
+    pub(super) fn device_of_dropped(&self, key: ClaimKey) -> Option<DeviceIndex> {
+        self.dropping.get(&key).map(|dropped| dropped.device)
     }
 
     pub(super) fn is_dropping(&self, key: ClaimKey) -> bool {

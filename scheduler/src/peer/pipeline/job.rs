@@ -4,7 +4,7 @@ use shoal_protocol::ids::{ClaimKey, Grant, Member};
 use shoal_protocol::message::{FixedLoss, PassTimes, PeerMessage, TensorTag};
 use shoal_protocol::units::Moment;
 
-use crate::action::{Payload, PayloadId, PeerAction};
+use crate::action::{DeviceIndex, Payload, PayloadId, PeerAction};
 
 /// A pass to give to the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub(super) struct Job {
     /// Whether the microbatch occupies room.
     pub(super) holds_room: bool,
     pub(super) input: Input,
+    /// The device that has its passes, once the forward pass is given out.
+    pub(super) device: Option<DeviceIndex>,
     pub(super) forward: Progress,
     pub(super) backward: Progress,
     pub(super) answer: Answer,
@@ -102,6 +104,7 @@ impl Job {
             report: Report::NotDone,
             holds_room: true,
             input: if from.is_none() { Input::Samples } else { Input::Expected },
+            device: None,
             forward: Progress::Waiting,
             backward: Progress::Waiting,
             answer: if last { Answer::Own } else { Answer::Expected },
@@ -153,9 +156,10 @@ impl Job {
             && self.grant().is_some()
     }
 
-    /// Marks the forward pass as running. Returns the activation that it reads.
-    pub(super) fn start_forward(&mut self) -> Option<PayloadId> {
+    /// Marks the forward pass as running on a device. Returns the activation that it reads.
+    pub(super) fn start_forward(&mut self, device: DeviceIndex) -> Option<PayloadId> {
         self.forward = Progress::Running;
+        self.device = Some(device);
         match self.input {
             Input::Here(payload) => Some(payload.id),
             _ => None,

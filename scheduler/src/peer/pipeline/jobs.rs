@@ -9,7 +9,7 @@ use shoal_protocol::message::{HeldClaim, PeerMessage, ToCoordinator};
 use shoal_protocol::units::{Bytes, Moment};
 
 use super::job::{Answer, Claim, Input, Job, Progress, Report};
-use crate::action::{Payload, PeerAction};
+use crate::action::{DeviceIndex, Payload, PeerAction};
 use crate::peer::Out;
 
 /// All jobs, by step, stage and microbatch.
@@ -50,6 +50,17 @@ impl Jobs {
 
     pub(super) fn insert(&mut self, key: ClaimKey, job: Job) {
         self.by_key.insert(key, job);
+    }
+
+    /// The device of a job whose forward pass has begun.
+    pub(super) fn device_of(&self, key: ClaimKey) -> DeviceIndex {
+        self.by_key.get(&key).and_then(|job| job.device).expect("its forward pass has begun")
+    }
+
+    /// Number of jobs whose forward pass went to this device, and whose backward pass has not ended.
+    pub(super) fn graphs_on(&self, device: DeviceIndex) -> usize {
+        let open = |job: &&Job| job.device == Some(device) && job.backward != Progress::Done;
+        self.by_key.values().filter(open).count()
     }
 
     /// The jobs of a step at a stage.

@@ -35,10 +35,10 @@ use self::stages::HostedStages;
 use self::work_request::WorkRequests;
 use super::Out;
 use super::context::Context;
-use crate::action::{Payload, PeerAction, PeerEvent, PeerLoad, Task};
+use crate::action::{DeviceIndex, Payload, PeerAction, PeerEvent, PeerLoad, Task};
 
 /// The hosted stages and the microbatches at them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Pipeline {
     pub(super) stages: HostedStages,
     pub(super) jobs: Jobs,
@@ -52,6 +52,19 @@ pub(super) struct Pipeline {
 
 /// Hosted stages.
 impl Pipeline {
+    /// A pipeline without stages, of a peer with so many devices.
+    pub(super) fn new(devices: usize) -> Self {
+        Self {
+            stages: HostedStages::default(),
+            jobs: Jobs::default(),
+            queue: ComputeQueue::new(devices),
+            released: ReleasedClaims::default(),
+            requests: WorkRequests::default(),
+            downstream: Downstream::default(),
+            early_senders: BTreeSet::new(),
+        }
+    }
+
     /// Whether this peer serves a stage in a step.
     pub(super) fn hosts_at(&self, ctx: &Context<'_>, stage: Stage, step: Step) -> bool {
         ctx.span_at(step).is_some_and(|span| span.contains(stage)) && self.stages.contains(stage)
@@ -123,34 +136,35 @@ impl Pipeline {
     /// Gives the engine the next passes if it has too few. At the last stage the backward pass comes along
     /// with the forward pass that it follows.
     pub(super) fn dispatch(&mut self, ctx: &Context<'_>, out: &mut Out) {
-        while let Some(pass) = self.next_pass(ctx, out) {
+        while let Some((pass, device)) = self.next_pass(ctx, out) {
             match pass {
                 Pass::Backward(key) => {
                     let job = self.jobs.existing(key);
                     assert!(job.can_run_backward(), "queued passes can run");
                     let gradient = job.start_backward();
-                    out.push(PeerAction::Compute(Task::Backward { key, gradient }));
+                    out.push(PeerAction::Compute(Task::Backward { key, gradient, device }));
                 }
                 Pass::Forward(key) => {
                     let held_out = ctx.is_held_out(key);
                     let job = self.jobs.existing(key);
-                    let activation = job.start_forward();
-                    out.push(PeerAction::Compute(Task::Forward { key, activation, held_out }));
+                    let activation = job.start_forward(device);
+                    let task = Task::Forward { key, activation, held_out, device };
+                    out.push(PeerAction::Compute(task));
                     if job.answer == Answer::Own && job.grant().is_some() && !held_out {
                         let gradient = job.start_backward();
-                        self.queue.note_extra_pass();
-                        out.push(PeerAction::Compute(Task::Backward { key, gradient }));
+                        self.queue.note_extra_pass(device);
+                        out.push(PeerAction::Compute(Task::Backward { key, gradient, device }));
                     }
                 }
             }
         }
     }
 
-    /// The next pass for the engine. Where stages are swapped and a visit begins with it, the stage of the
-    /// next visit is loaded meanwhile.
-    fn next_pass(&mut self, ctx: &Context<'_>, out: &mut Out) -> Option<Pass> {
+    /// The next pass for a device. Where stages are swapped and a visit begins with it, the stage of the next
+    /// visit is loaded meanwhile.
+    fn next_pass(&mut self, ctx: &Context<'_>, out: &mut Out) -> Option<(Pass, DeviceIndex)> {
         if !ctx.config.limits.swaps {
-            return self.queue.next(ctx.newest_runnable());
+            return self.queue.next(ctx.newest_runnable(), &self.jobs);
         }
         let (stages, jobs) = (&self.stages, &self.jobs);
         let comes = |step, stage| more_comes(ctx, stages, jobs, step, stage);
@@ -161,7 +175,7 @@ impl Pipeline {
             let sums = (!next.upwards).then_some(key.step);
             out.push(PeerAction::Compute(Task::FetchAhead { stage: next.stage, sums }));
         }
-        Some(pass)
+        Some((pass, DeviceIndex::default()))
     }
 
     /// The time at which the engine waits no longer for more work of the stage that it has in memory.
@@ -213,7 +227,7 @@ impl Pipeline {
         out: &mut Out,
     ) {
         self.queue.visits.end(Pass::Forward(key), busy);
-        let took = self.end_pass(ctx, key, |times| times.add_forward(busy), out);
+        let took = self.end_pass(ctx, key, busy, PassTimes::add_forward, out);
         if self.queue.is_dropping(key) {
             return self.drop_result(key, output, out);
         }
@@ -242,7 +256,7 @@ impl Pipeline {
         out: &mut Out,
     ) -> bool {
         self.queue.visits.end(Pass::Backward(key), busy);
-        let took = self.end_pass(ctx, key, |times| times.add_backward(busy), out);
+        let took = self.end_pass(ctx, key, busy, PassTimes::add_backward, out);
         if self.queue.is_dropping(key) {
             self.drop_result(key, gradient, out);
             return false;
@@ -253,7 +267,8 @@ impl Pipeline {
         job.backward = Progress::Done;
         job.pass_times.backward = took;
         self.jobs.release_answer(key, out);
-        out.push(PeerAction::Compute(Task::Accumulate { key }));
+        let device = self.jobs.device_of(key);
+        out.push(PeerAction::Compute(Task::Accumulate { key, device }));
         if let Some(gradient) = gradient {
             self.jobs.log_gradient(key, gradient);
             self.answer_senders(ctx, key, out);
@@ -266,17 +281,21 @@ impl Pipeline {
         &mut self,
         ctx: &Context<'_>,
         key: ClaimKey,
-        measure: impl Fn(&mut PassTimes),
+        busy: Duration,
+        measure: impl Fn(&mut PassTimes, Duration),
         out: &mut Out,
     ) -> Duration {
         let job = self.jobs.get(key);
         let began = job.map_or(ctx.now, |job| self.available_at(ctx, key.step, job));
-        self.queue.note_end(ctx.now);
+        let device = job.and_then(|job| job.device).or(self.queue.device_of_dropped(key));
+        self.queue.note_end(ctx.now, device.expect("a pass has a device"));
         if let Some(hosted) = self.stages.get_mut(key.stage) {
-            measure(&mut hosted.times);
+            // The other devices run as many passes meanwhile.
+            let each = busy / u32::from(ctx.config.candidate.devices.get());
+            measure(&mut hosted.times, each);
             // The pass of released late work counts twice, since its length is no accident.
             if hosted.has_late(key) {
-                measure(&mut hosted.times);
+                measure(&mut hosted.times, each);
             }
         }
         self.stages.notify_late_senders(out);
@@ -422,8 +441,9 @@ impl Pipeline {
             && !ctx.is_held_out(key);
         if running || has_graph {
             let holds_room = job.holds_room && running;
-            self.queue.drop_later(key, Dropped { in_use, holds_room });
-            out.push(PeerAction::Compute(Task::Discard { key }));
+            let device = job.device.expect("its forward pass has begun");
+            self.queue.drop_later(key, Dropped { in_use, holds_room, device });
+            out.push(PeerAction::Compute(Task::Discard { key, device }));
         }
     }
 

@@ -54,7 +54,9 @@ impl HostedStage {
         let manifest = &config.manifest;
         let behind = usize::from(manifest.last_stage().0 - stage.0);
         let largest_window = largest_window(config, hosted);
-        let window = config.limits.first_window.max(first_window(behind)).min(largest_window);
+        let devices = usize::from(config.candidate.devices.get());
+        let window = config.limits.first_window.max(devices * first_window(behind));
+        let window = window.min(largest_window);
         assert!(window > 0, "a stage has room");
         Self {
             window,

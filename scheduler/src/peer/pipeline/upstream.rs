@@ -380,7 +380,7 @@ impl Pipeline {
     pub(super) fn available_at(&self, ctx: &Context<'_>, step: Step, job: &Job) -> Moment {
         let reads_newest = ctx.config.manifest.reads(step) == ctx.version();
         let weights_at = if reads_newest { ctx.position.version_at } else { Moment::default() };
-        job.ready_at.max(weights_at).max(self.queue.ended_at())
+        job.ready_at.max(weights_at).max(self.queue.ended_at(job.device))
     }
 
     /// Notifies the senders of reclaimed work when there is room again: at once where the work was stolen,

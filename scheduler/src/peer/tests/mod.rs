@@ -5,6 +5,7 @@ mod lifecycle;
 mod upstream;
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use shoal_protocol::message::{
 use shoal_protocol::units::{Bytes, Moment};
 
 use super::{Peer, PeerConfig, PeerLimits};
-use crate::action::{Payload, PayloadId, PeerAction, PeerEvent, PeerInput, Task, TaskResult};
+use crate::action::{DeviceIndex, Payload, PayloadId, PeerAction, PeerEvent, PeerInput, Task, TaskResult};
 use crate::router::Routing;
 use crate::sim::Scenario;
 
@@ -50,8 +51,17 @@ impl Probe {
         Self::hosting(StageSpan::one(Stage(stage)), 1 - stage, limits)
     }
 
-    /// A member of that run that hosts a span. Members 1 and 2 host the stage `others`.
+    /// A member of that run that hosts a span with one device. Members 1 and 2 host the stage `others`.
     fn hosting(span: StageSpan, others: u16, limits: PeerLimits) -> (Self, Vec<PeerAction>) {
+        Self::with_devices(NonZeroU16::MIN, span, others, limits)
+    }
+
+    fn with_devices(
+        devices: NonZeroU16,
+        span: StageSpan,
+        others: u16,
+        limits: PeerLimits,
+    ) -> (Self, Vec<PeerAction>) {
         let manifest = Arc::new(Scenario::small_manifest(2, 8, 3));
         let config = PeerConfig {
             me: member(ME),
@@ -64,6 +74,7 @@ impl Probe {
                 addresses: Vec::new(),
                 fingerprint: Some(ContentHash([0; 32])),
                 duties: Duties::default(),
+                devices,
                 mobile: false,
                 price: None,
             },
@@ -79,6 +90,7 @@ impl Probe {
             addresses: Vec::new(),
             serving: true,
             duties: Duties::default(),
+            devices,
             mobile: false,
             price: None,
             moves: None,

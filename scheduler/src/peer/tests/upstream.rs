@@ -31,7 +31,7 @@ fn the_gradient_releases_room_and_refused_senders_are_notified() {
     let tag = TensorTag::ActivationGradient { key: key(0, 0) };
     let service_time = 2_000_000;
     let expected = [
-        PeerAction::Compute(Task::Accumulate { key: key(1, 0) }),
+        PeerAction::Compute(Task::Accumulate { key: key(1, 0), device: DeviceIndex::default() }),
         PeerAction::SendTensor { to: member(1), tag, payload: PayloadId(100) },
         send(2, PeerMessage::Accepted { key: key(1, 1), service_time }),
         claim(1),
@@ -49,7 +49,7 @@ fn nothing_is_counted_without_its_claim_and_a_report_repeats_until_it_is_acknowl
     let forwarded = TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss::new(7, 1)) };
     assert_eq!(probe.done(forwarded), [PeerAction::Release(PayloadId(1))]);
     let granted = FromCoordinator::Granted { key, grant: grant(0), next_holder: None };
-    let backward = PeerAction::Compute(Task::Backward { key, gradient: None });
+    let backward = PeerAction::Compute(Task::Backward { key, gradient: None, device: DeviceIndex::default() });
     assert_eq!(probe.receive_from_coordinator(granted.clone()), [backward]);
     assert_eq!(probe.receive_from_coordinator(granted), []);
     probe.done(TaskResult::Returned { key, gradient: Some(payload(2)) });
@@ -141,7 +141,7 @@ fn a_reclaim_releases_late_work_only() {
     let released_actions = probe.receive_from_coordinator(reclaim);
     let busy = send(1, PeerMessage::Busy { key, service_time: 0 });
     let released = PeerAction::ToCoordinator(ToCoordinator::Released { key, grant });
-    let discard = PeerAction::Compute(Task::Discard { key });
+    let discard = PeerAction::Compute(Task::Discard { key, device: DeviceIndex::default() });
     assert_eq!(released_actions[..3], [busy, released, discard], "{released_actions:?}");
 }
 
@@ -166,7 +166,7 @@ fn work_whose_claim_another_member_holds_is_dropped_and_its_sender_redirected() 
     let holder = member(9);
     let held = probe.receive_from_coordinator(FromCoordinator::Held { key, holder });
     let redirect = send(1, PeerMessage::HeldBy { key, holder });
-    assert_eq!(held, [redirect, PeerAction::Compute(Task::Discard { key })]);
+    assert_eq!(held, [redirect, PeerAction::Compute(Task::Discard { key, device: DeviceIndex::default() })]);
     // It is not accepted again before the engine discarded it.
     assert_eq!(probe.offer(1, 0), [send(1, PeerMessage::Busy { key, service_time: 0 })]);
     let forwarded = TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss::new(1, 1)) };
@@ -193,4 +193,48 @@ fn a_forward_pass_may_wait_for_the_longer_backward_pass_of_another_microbatch() 
     probe.now = begin + second * 3;
     let released = PeerAction::ToCoordinator(ToCoordinator::Released { key, grant });
     assert!(probe.receive_from_coordinator(reclaim).contains(&released));
+}
+
+#[test]
+fn each_device_has_two_passes_and_the_graphs_of_its_own_forward_passes() {
+    let devices = NonZeroU16::new(2).expect("two");
+    let (span, limits) = (StageSpan::one(Stage(1)), PeerLimits::default());
+    let (mut probe, _) = Probe::with_devices(devices, span, 0, limits);
+    let passes = |actions: &[PeerAction]| -> Vec<(bool, u32, u16)> {
+        let pass = |action: &PeerAction| match action {
+            PeerAction::Compute(Task::Forward { key, device, .. }) => {
+                Some((true, key.microbatch.0, device.0))
+            }
+            PeerAction::Compute(Task::Backward { key, device, .. }) => {
+                Some((false, key.microbatch.0, device.0))
+            }
+            _ => None,
+        };
+        actions.iter().filter_map(pass).collect()
+    };
+    let given = |probe: &mut Probe, microbatch| {
+        probe.offer(1, microbatch);
+        passes(&probe.tensor(1, TensorTag::Activation { key: key(1, microbatch) }, microbatch.into()))
+    };
+    assert_eq!(given(&mut probe, 0), [(true, 0, 0)]);
+    assert_eq!(given(&mut probe, 1), [(true, 1, 1)], "the other device is idle");
+    assert_eq!(given(&mut probe, 2), [(true, 2, 0)]);
+    assert_eq!(given(&mut probe, 3), [(true, 3, 1)]);
+    let forwarded = |microbatch| TaskResult::Forwarded {
+        key: key(1, microbatch),
+        output: None,
+        loss: Some(FixedLoss::new(1, 1)),
+    };
+    assert_eq!(passes(&probe.done(forwarded(1))), [], "its claim is missing");
+    let granted = |microbatch| FromCoordinator::Granted {
+        key: key(1, microbatch),
+        grant: grant(microbatch),
+        next_holder: None,
+    };
+    assert_eq!(passes(&probe.receive_from_coordinator(granted(1))), [(false, 1, 1)]);
+    assert_eq!(passes(&probe.receive_from_coordinator(granted(0))), [], "its pass goes on");
+    assert_eq!(passes(&probe.done(forwarded(0))), [(false, 0, 0)]);
+    let returned = probe.done(TaskResult::Returned { key: key(1, 1), gradient: Some(payload(9)) });
+    let accumulates = Task::Accumulate { key: key(1, 1), device: DeviceIndex(1) };
+    assert!(returned.contains(&PeerAction::Compute(accumulates)), "{returned:?}");
 }

@@ -61,7 +61,7 @@ impl Engine {
                 Task::Apply { stage, .. } => Some(*stage),
                 _ => None,
             };
-            let next = self.queue.iter().find_map(updates);
+            let next = self.lanes.waiting().find_map(updates);
             let parts = next.map(|stage| [Part::Weights, Part::Moments].map(|part| (stage, part)));
             tiers.fetch(now, parts.into_iter().flatten().collect(), omit);
         }
@@ -91,7 +91,7 @@ impl Engine {
     pub(super) fn note_changes(&mut self, task: &Task) {
         let Some(tiers) = &mut self.tiers else { return };
         match task {
-            Task::Accumulate { key } => {
+            Task::Accumulate { key, .. } => {
                 let part = Part::Sums(key.step);
                 tiers.change((key.stage, part), self.stages[&key.stage].value(part));
             }
@@ -117,7 +117,7 @@ impl Engine {
             Task::Forward { key, .. } | Task::Backward { key, .. } => {
                 vec![(key.stage, Part::Weights)]
             }
-            Task::Accumulate { key } => vec![(key.stage, Part::Sums(key.step))],
+            Task::Accumulate { key, .. } => vec![(key.stage, Part::Sums(key.step))],
             Task::Apply { stage, .. } | Task::Store { stage, .. } | Task::Restore { stage, .. } => {
                 vec![(*stage, Part::Weights), (*stage, Part::Moments)]
             }

@@ -7,6 +7,7 @@ use shoal_protocol::message::{
 use shoal_protocol::units::Bytes;
 
 use super::peer_index::index_of;
+use crate::action::DeviceIndex;
 use crate::sim::integer_model::Weights;
 use crate::sim::payloads::Content;
 use crate::sim::scenario::Fault;
@@ -41,7 +42,7 @@ pub(super) enum Event {
         stage: Stage,
         weights: Option<Weights>,
     },
-    EngineDone(Member),
+    EngineDone(Member, DeviceIndex),
     /// A copy of a stage has been written, unless the disk fails.
     Written {
         to: Member,
@@ -94,7 +95,7 @@ impl Event {
     /// The peer whose process must run for this event, if any.
     pub(super) fn target(&self) -> Option<usize> {
         match self {
-            Self::Start(me) | Self::EngineDone(me) | Self::Tick(me) => Some(index_of(*me)),
+            Self::Start(me) | Self::EngineDone(me, _) | Self::Tick(me) => Some(index_of(*me)),
             Self::Arrives { to, .. }
             | Self::Kept { to, .. }
             | Self::LinksProbed { to, .. }
@@ -116,7 +117,7 @@ impl Event {
     /// The incarnation without which the event is dropped, if any.
     pub(super) fn incarnation(&self) -> Option<Member> {
         match self {
-            Self::Start(me) | Self::EngineDone(me) | Self::Tick(me) => Some(*me),
+            Self::Start(me) | Self::EngineDone(me, _) | Self::Tick(me) => Some(*me),
             Self::Kept { to, .. }
             | Self::LinksProbed { to, .. }
             | Self::Fetched { to, .. }

@@ -60,6 +60,7 @@ impl Node {
             candidate: Candidate {
                 choice: scenario.peers[index].choice,
                 fits: scenario.peers[index].fits.clone(),
+                devices: scenario.peers[index].devices,
                 mobile: scenario.peers[index].choice == StageChoice::Auto,
                 price: None,
                 link_estimates: (!probes_links_first(scenario)).then(Vec::new),

@@ -16,7 +16,7 @@ use super::observation::Observation;
 use super::peer_index::{index_of, peer_id};
 use super::queue::EventQueue;
 use super::traffic::Traffic;
-use crate::action::{CoordinatorInput, PeerAction, PeerEvent, PeerInput, Task, TaskResult};
+use crate::action::{CoordinatorInput, DeviceIndex, PeerAction, PeerEvent, PeerInput, Task, TaskResult};
 use crate::sim::corruption::Corruption;
 use crate::sim::engine::{Observed, is_pass};
 use crate::sim::founded::Founded;
@@ -169,35 +169,38 @@ impl<'a> Swarm<'a> {
     }
 
     fn compute(&mut self, index: usize, task: Task) {
-        let omit = self.deviations.rules.omit;
-        if let Some(end) = self.nodes[index].engine.give(self.queue.now(), task, omit) {
-            self.engine_began(index, end);
+        self.nodes[index].engine.give(task);
+        self.begin_tasks(index);
+    }
+
+    /// Begins the tasks of a peer's engine that can begin.
+    fn begin_tasks(&mut self, index: usize) {
+        let (now, omit) = (self.queue.now(), self.deviations.rules.omit);
+        while let Some((device, end)) = self.nodes[index].engine.begin(now, omit) {
+            self.engine_began(index, device, end);
         }
     }
 
-    fn engine_began(&mut self, index: usize, end: Moment) {
+    fn engine_began(&mut self, index: usize, device: DeviceIndex, end: Moment) {
         let node = &self.nodes[index];
-        self.queue.at(end, Event::EngineDone(node.me));
-        let running = node.engine.running().filter(|task| is_pass(task));
+        self.queue.at(end, Event::EngineDone(node.me, device));
+        let running = node.engine.running(device).filter(|task| is_pass(task));
         if let Some(Task::Forward { key, .. } | Task::Backward { key, .. }) = running {
             self.observation.report.ran(key.step, self.queue.now(), end);
             self.observation.show(Seen::Ran { peer: index, key: *key, until: end });
         }
     }
 
-    /// A peer's engine has executed its running task.
-    pub(super) fn engine_done(&mut self, index: usize) -> Held {
+    /// A device of a peer's engine has executed its running task.
+    pub(super) fn engine_done(&mut self, index: usize, device: DeviceIndex) -> Held {
         let node = &mut self.nodes[index];
-        if self.deviations.skips(node.engine.running()) {
-            node.engine.forget_gradient();
+        if self.deviations.skips(node.engine.running(device)) {
+            node.engine.forget_gradient(device);
         }
-        let (now, omit) = (self.queue.now(), self.deviations.rules.omit);
-        let finished = node.engine.finish(&mut node.payloads);
+        let finished = node.engine.finish(device, &mut node.payloads);
         let (result, busy, observed) = self.observation.holds("engine", finished)?;
-        self.observation.device(now, &node.engine)?;
-        if let Some(end) = node.engine.begin(now, omit) {
-            self.engine_began(index, end);
-        }
+        self.observation.device(self.queue.now(), &node.engine)?;
+        self.begin_tasks(index);
         self.observe(index, &observed)?;
         let Some(result) = result else { return Ok(()) };
         if self.deviations.repeats(&result) {

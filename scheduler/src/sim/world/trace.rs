@@ -40,8 +40,9 @@ impl Trace {
                 self.link_estimates(link_estimates);
                 11
             }
-            Event::EngineDone(me) => {
+            Event::EngineDone(me, device) => {
                 member_id(me);
+                self.word(u64::from(device.0));
                 3
             }
             Event::Written { to, version, stage, weights } => {

@@ -1,0 +1,270 @@
+//! The devices of one peer as one engine.
+//!
+//! One device computes on the caller's thread. Several have a thread and a replica of every hosted stage each,
+//! so passes of different microbatches run at the same time.
+
+mod several;
+mod share;
+mod worker;
+
+use std::ops::Range;
+use std::path::Path;
+
+use shoal_protocol::ids::{ClaimKey, Stage, StageSpan, Step, WeightGroup};
+use shoal_protocol::manifest::Manifest;
+
+use self::several::Several;
+pub(crate) use self::share::Share;
+use crate::all_reduce::AllReduce;
+use crate::checkpoint::StageState;
+use crate::device::{Device, DeviceChoice};
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::optimizer::Update;
+use crate::origin::Origin;
+use crate::parameters::group_elements;
+use crate::swap::SwapStats;
+
+/// The threads of each of so many devices: an equal part, at least one.
+#[must_use]
+pub fn threads_of_each(threads: usize, devices: usize) -> usize {
+    (threads / devices.max(1)).max(1)
+}
+
+/// The devices of one peer. Methods that [`Engine`] has too do the same, for all devices; their errors are the
+/// same, and [`crate::EngineError::DeviceStopped`].
+#[derive(Debug)]
+pub struct Island(Devices);
+
+#[derive(Debug)]
+enum Devices {
+    One(Box<Engine>),
+    Several(Several),
+}
+
+impl From<Engine> for Island {
+    fn from(engine: Engine) -> Self {
+        Self(Devices::One(Box::new(engine)))
+    }
+}
+
+impl Island {
+    /// Hosts a span's stages on each of these devices, as [`Engine::new`] does. `threads` are those of one
+    /// device.
+    ///
+    /// # Errors
+    /// If a device does not work or has too little memory.
+    ///
+    /// # Panics
+    /// If the run has no such stage, or there is no device.
+    pub fn new(
+        manifest: &Manifest,
+        span: StageSpan,
+        devices: &[DeviceChoice],
+        threads: usize,
+    ) -> Result<Self> {
+        if let [device] = devices {
+            return Ok(Engine::new(manifest, span, Device::open(*device, threads)?)?.into());
+        }
+        Ok(Self(Devices::Several(Several::new(manifest, span, devices, threads)?)))
+    }
+
+    /// The engine of the only device; `None` if there are several.
+    pub fn only(&mut self) -> Option<&mut Engine> {
+        match &mut self.0 {
+            Devices::One(engine) => Some(engine),
+            Devices::Several(_) => None,
+        }
+    }
+
+    /// Does work on a device's engine: at once if there is one device, otherwise in turn on the device's
+    /// thread. `counts` is the microbatch whose gradient it may add to the device's accumulator.
+    ///
+    /// # Errors
+    /// If the device's thread has ended.
+    ///
+    /// # Panics
+    /// If there is no such device.
+    pub fn run(
+        &mut self,
+        device: usize,
+        counts: Option<ClaimKey>,
+        work: impl FnOnce(&mut Engine) + Send + 'static,
+    ) -> Result<()> {
+        match &mut self.0 {
+            Devices::One(engine) => {
+                assert!(device == 0, "there is one device");
+                work(engine);
+                Ok(())
+            }
+            Devices::Several(several) => several.run(device, counts, Box::new(work)),
+        }
+    }
+
+    /// Number of hosted stages.
+    #[must_use]
+    pub fn hosted(&self) -> usize {
+        match &self.0 {
+            Devices::One(engine) => engine.hosted(),
+            Devices::Several(several) => several.hosted(),
+        }
+    }
+
+    /// What was swapped; `None` where everything is in memory.
+    #[must_use]
+    pub fn swap_stats(&self) -> Option<SwapStats> {
+        match &self.0 {
+            Devices::One(engine) => engine.swap_stats(),
+            Devices::Several(_) => None,
+        }
+    }
+
+    /// See [`Engine::fetch_ahead`].
+    ///
+    /// # Errors
+    /// If the file of swapped weights fails.
+    pub fn fetch_ahead(&mut self, stage: Stage, sums: Option<Step>) -> Result<()> {
+        self.only().map_or(Ok(()), |engine| engine.fetch_ahead(stage, sums))
+    }
+
+    /// The all-reduce of a weight group; see [`Engine::all_reduce`].
+    ///
+    /// # Errors
+    /// If no stage of the group is hosted, or there is too little memory or disk.
+    pub fn all_reduce(&self, manifest: &Manifest, weights: WeightGroup) -> Result<AllReduce> {
+        match &self.0 {
+            Devices::One(engine) => engine.all_reduce(weights),
+            Devices::Several(_) => AllReduce::new(manifest, group_elements(manifest, weights)),
+        }
+    }
+
+    /// See [`Engine::need_mean`].
+    ///
+    /// # Errors
+    /// If the file of swapped weights fails.
+    pub fn need_mean(&mut self, weights: WeightGroup) -> Result<()> {
+        self.only().map_or(Ok(()), |engine| engine.need_mean(weights))
+    }
+
+    /// See [`Engine::forget_mean`].
+    ///
+    /// # Errors
+    /// If the file of swapped weights fails.
+    pub fn forget_mean(&mut self, weights: WeightGroup) -> Result<()> {
+        self.only().map_or(Ok(()), |engine| engine.forget_mean(weights))
+    }
+
+    /// See [`Engine::need_update`].
+    ///
+    /// # Errors
+    /// If the stage is not hosted, or the file of swapped weights fails.
+    pub fn need_update(&mut self, stage: Stage) -> Result<()> {
+        self.only().map_or(Ok(()), |engine| engine.need_update(stage))
+    }
+
+    /// Passes a step's sums of a range of a weight group, over all its hosted stages and all devices, to a
+    /// function: i64, little-endian.
+    ///
+    /// # Errors
+    /// If no stage of the group is hosted, or it has no such range.
+    pub fn read_sums<T>(
+        &mut self,
+        weights: WeightGroup,
+        step: Step,
+        range: Range<usize>,
+        read: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T> {
+        match &mut self.0 {
+            Devices::One(engine) => engine.read_sums(weights, step, range, read),
+            Devices::Several(several) => several.read_sums(weights, step, range, read),
+        }
+    }
+
+    /// See [`Engine::apply`].
+    ///
+    /// # Errors
+    /// If the stage is not hosted or a gradient has the wrong length.
+    pub fn apply(&mut self, stage: Stage, update: &Update<'_>) -> Result<()> {
+        match &mut self.0 {
+            Devices::One(engine) => engine.apply(stage, update),
+            Devices::Several(several) => several.apply(stage, update),
+        }
+    }
+
+    /// A copy of a stage's weights and optimizer state.
+    ///
+    /// # Errors
+    /// If the stage is not hosted.
+    pub fn state(&self, stage: Stage) -> Result<StageState> {
+        match &self.0 {
+            Devices::One(engine) => engine.state(stage),
+            Devices::Several(several) => several.state(stage),
+        }
+    }
+
+    /// See [`Engine::needs_base`].
+    ///
+    /// # Errors
+    /// If the stage is not hosted.
+    pub fn needs_base(&self, stage: Stage) -> Result<bool> {
+        match &self.0 {
+            Devices::One(engine) => engine.needs_base(stage),
+            Devices::Several(several) => several.needs_base(stage),
+        }
+    }
+
+    /// See [`Engine::load`].
+    ///
+    /// # Errors
+    /// If the stage is not hosted, or a file is missing or does not fit.
+    pub fn load(&mut self, stage: Stage, origin: &Origin) -> Result<()> {
+        match &mut self.0 {
+            Devices::One(engine) => engine.load(stage, origin),
+            Devices::Several(several) => several.load(stage, origin),
+        }
+    }
+
+    /// See [`Engine::host`].
+    ///
+    /// # Errors
+    /// If a device has too little memory.
+    pub fn host(&mut self, stage: Stage) -> Result<()> {
+        match &mut self.0 {
+            Devices::One(engine) => engine.host(stage),
+            Devices::Several(several) => several.host(stage),
+        }
+    }
+
+    /// Removes a stage and its microbatches in flight.
+    ///
+    /// # Errors
+    /// If the file of swapped weights fails.
+    pub fn leave(&mut self, stage: Stage) -> Result<()> {
+        match &mut self.0 {
+            Devices::One(engine) => engine.leave(stage),
+            Devices::Several(several) => several.leave(stage),
+        }
+    }
+
+    /// See [`Engine::restart`].
+    ///
+    /// # Errors
+    /// If a device has too little memory, or a file is missing or does not fit.
+    pub fn restart(&mut self, stage: Stage, origin: &Origin) -> Result<()> {
+        match &mut self.0 {
+            Devices::One(engine) => engine.restart(stage, origin),
+            Devices::Several(several) => several.restart(stage, origin),
+        }
+    }
+
+    /// See [`Engine::read_stage`].
+    ///
+    /// # Errors
+    /// If the stage is not hosted, or the files are missing, damaged or belong to another stage.
+    pub fn read_stage(&mut self, stage: Stage, version: Step, folder: &Path) -> Result<()> {
+        match &mut self.0 {
+            Devices::One(engine) => engine.read_stage(stage, version, folder),
+            Devices::Several(several) => several.read_stage(stage, version, folder),
+        }
+    }
+}

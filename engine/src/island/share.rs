@@ -1,0 +1,81 @@
+//! The division of a stage's weights among the devices of an island.
+
+use std::ops::Range;
+
+use crate::parameters::Parameter;
+
+/// One of several about equal parts of each stage's weights. Whole tensors, because the updates of some rules
+/// read all elements of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Share {
+    index: usize,
+    count: usize,
+}
+
+impl Share {
+    /// All weights.
+    pub(crate) const WHOLE: Self = Self { index: 0, count: 1 };
+
+    /// All shares of so many devices, in order.
+    pub(crate) fn all(count: usize) -> impl Iterator<Item = Self> {
+        (0..count).map(move |index| Self { index, count })
+    }
+
+    /// The range of these parameters that is in the share.
+    pub(crate) fn of(self, parameters: &[Parameter]) -> Range<usize> {
+        let elements = parameters.last().map_or(0, |last| last.range().end);
+        // The number of parameters of which more than half lies before a cut.
+        let cut = |index: usize| {
+            let at = 2 * elements * index / self.count;
+            parameters.partition_point(|one| one.offset + one.range().end <= at)
+        };
+        cut(self.index)..if self.index + 1 == self.count {
+            parameters.len()
+        } else {
+            cut(self.index + 1)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parameters(lengths: &[usize]) -> Vec<Parameter> {
+        let mut offset = 0;
+        let parameter = |length: &usize| {
+            let parameter = Parameter { name: offset.to_string(), shape: vec![*length], offset };
+            offset += length;
+            parameter
+        };
+        lengths.iter().map(parameter).collect()
+    }
+
+    #[test]
+    fn equal_tensors_are_dealt_out_equally() {
+        let eight = parameters(&[5; 8]);
+        let shares: Vec<_> = Share::all(4).map(|share| share.of(&eight)).collect();
+        assert_eq!(shares, [0..2, 2..4, 4..6, 6..8]);
+        assert_eq!(Share::WHOLE.of(&eight), 0..8);
+    }
+
+    proptest! {
+        #[test]
+        fn each_parameter_is_in_one_share(
+            lengths in prop::collection::vec(1usize..1000, 0..20),
+            count in 1usize..9,
+        ) {
+            let parameters = parameters(&lengths);
+            let mut next = 0;
+            for share in Share::all(count) {
+                let range = share.of(&parameters);
+                prop_assert_eq!(range.start, next);
+                prop_assert!(range.end >= range.start);
+                next = range.end;
+            }
+            prop_assert_eq!(next, parameters.len());
+        }
+    }
+}

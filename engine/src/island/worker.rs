@@ -1,0 +1,125 @@
+//! The thread of one device of an island, and the engine that it owns.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use crate::device::{Device, DeviceChoice};
+use crate::engine::Engine;
+use crate::error::{EngineError, Result};
+
+/// Orders that wait at most. A device has two passes at a time, each with an order to add or drop its gradient.
+const ORDERS: usize = 1 << 10;
+
+/// Work on an engine.
+pub(super) type Work = Box<dyn FnOnce(&mut Engine) + Send>;
+
+/// What the thread does next.
+enum Order {
+    Run(Work),
+    /// Hand the engine over, and wait until it is back.
+    Lend,
+}
+
+/// A thread that carries out orders on its engine, in turn. It ends when this handle is dropped.
+#[derive(Debug)]
+pub(super) struct Worker {
+    device: Device,
+    orders: SyncSender<Order>,
+    lent: Receiver<Box<Engine>>,
+    back: SyncSender<Box<Engine>>,
+}
+
+impl Worker {
+    /// Starts the thread, and waits until it has its device and engine.
+    pub(super) fn start(
+        choice: DeviceChoice,
+        threads: usize,
+        make: impl FnOnce(Device) -> Result<Engine> + Send + 'static,
+    ) -> Result<Self> {
+        let (orders, next) = sync_channel(ORDERS);
+        let (lend, lent) = sync_channel(1);
+        let (back, returned) = sync_channel(1);
+        let (began, begins) = sync_channel(1);
+        let stopped = || EngineError::DeviceStopped { device: choice.to_string() };
+        let thread = std::thread::Builder::new().name(format!("device {choice}"));
+        let run = move || {
+            // libtorch's number of threads is that of the thread that sets it.
+            let made = Device::open(choice, threads).and_then(|device| Ok((device, make(device)?)));
+            let (device, mut engine) = match made {
+                Ok((device, engine)) => (device, Box::new(engine)),
+                Err(error) => return drop(began.send(Err(error))),
+            };
+            if began.send(Ok(device)).is_err() {
+                return;
+            }
+            while let Ok(order) = next.recv() {
+                match order {
+                    Order::Run(work) => work(&mut engine),
+                    Order::Lend => {
+                        let Some(back) = lend.send(engine).ok().and_then(|()| returned.recv().ok())
+                        else {
+                            return;
+                        };
+                        engine = back;
+                    }
+                }
+            }
+        };
+        thread.spawn(run).map_err(|_| stopped())?;
+        let device = begins.recv().map_err(|_| stopped())??;
+        Ok(Self { device, orders, lent, back })
+    }
+
+    /// Queues work.
+    ///
+    /// # Errors
+    /// If the thread has ended, which it does when it panics.
+    pub(super) fn run(&self, work: Work) -> Result<()> {
+        self.orders.send(Order::Run(work)).map_err(|_| self.stopped())
+    }
+
+    /// Asks for the engine, to be received by [`Self::receive`].
+    pub(super) fn ask(&self) -> Result<()> {
+        self.orders.send(Order::Lend).map_err(|_| self.stopped())
+    }
+
+    /// Receives the engine once the work before [`Self::ask`] has ended.
+    pub(super) fn receive(&self) -> Result<Lent<'_>> {
+        let engine = self.lent.recv().map_err(|_| self.stopped())?;
+        Ok(Lent { worker: self, engine: Some(engine) })
+    }
+
+    fn stopped(&self) -> EngineError {
+        EngineError::DeviceStopped { device: self.device.to_string() }
+    }
+}
+
+/// The engine of a device whose thread waits. It goes back when this is dropped.
+#[derive(Debug)]
+pub(super) struct Lent<'a> {
+    worker: &'a Worker,
+    engine: Option<Box<Engine>>,
+}
+
+impl Deref for Lent<'_> {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        self.engine.as_ref().expect("it goes back only when this is dropped")
+    }
+}
+
+impl DerefMut for Lent<'_> {
+    fn deref_mut(&mut self) -> &mut Engine {
+        self.engine.as_mut().expect("it goes back only when this is dropped")
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        if let Some(engine) = self.engine.take() {
+            // The thread waits for it, unless the process ends.
+            let _ = self.worker.back.send(engine);
+        }
+    }
+}

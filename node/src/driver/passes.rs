@@ -1,0 +1,140 @@
+//! The passes of microbatches, on the engine of one device.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::anyhow;
+use bytes::Bytes;
+use shoal_engine::{Engine, EngineError, ForwardOutput, SwapStats};
+use shoal_protocol::codec::Codec;
+use shoal_protocol::ids::ClaimKey;
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::FixedLoss;
+use shoal_scheduler::action::{DeviceIndex, Task, TaskResult};
+use tokio::sync::mpsc;
+
+use super::engine_thread::JobDone;
+use super::payload::{Payloads, Tensor, Tensors};
+
+/// What a device needs for passes besides its engine.
+#[derive(Debug, Clone)]
+pub(super) struct Passes {
+    pub(super) manifest: Arc<Manifest>,
+    pub(super) payloads: Payloads,
+    /// Extra time for each pass, to model a slow peer.
+    pub(super) slow_down: Duration,
+}
+
+impl Passes {
+    /// Carries out a task that concerns one device.
+    ///
+    /// # Panics
+    /// When the task concerns all devices.
+    pub(super) fn carry_out(
+        &self,
+        engine: &mut Engine,
+        task: &Task,
+        inputs: &[Tensors],
+    ) -> Result<TaskResult, EngineError> {
+        match *task {
+            Task::Forward { key, .. } => self.forward(engine, key, &inputs[0]),
+            Task::Backward { key, .. } => self.backward(engine, key, inputs.first()),
+            Task::Accumulate { key, .. } => match engine.accumulate(key) {
+                Ok(()) => Ok(TaskResult::Accumulated { key }),
+                Err(error @ EngineError::BadGradient { .. }) => {
+                    Ok(TaskResult::Diverged { key, reason: error.to_string() })
+                }
+                Err(error) => Err(error),
+            },
+            Task::Discard { key, .. } => {
+                engine.discard(key);
+                Ok(TaskResult::Discarded { key })
+            }
+            _ => unreachable!("{task:?} concerns all devices"),
+        }
+    }
+
+    fn forward(
+        &self,
+        engine: &mut Engine,
+        key: ClaimKey,
+        tensors: &Tensors,
+    ) -> Result<TaskResult, EngineError> {
+        std::thread::sleep(self.slow_down);
+        let (input, labels) = (tensors[0].clone(), tensors.get(1).cloned());
+        let label_bytes = labels.as_ref().map(|labels| &labels.bytes);
+        match engine.forward(key, &input.bytes, label_bytes)? {
+            // The backward pass may be queued already, and finds its inputs.
+            ForwardOutput::Loss { share, .. } if !share.is_finite() => {
+                Ok(TaskResult::Diverged { key, reason: format!("its loss is {share}") })
+            }
+            ForwardOutput::Loss { share, targets, padded } => Ok(TaskResult::Forwarded {
+                key,
+                output: None,
+                loss: Some(FixedLoss::from_nats(share.into(), targets, padded)),
+            }),
+            ForwardOutput::Activation(bytes) => {
+                let codec = self.manifest.codec.activations;
+                let mut tensors = vec![self.boundary_tensor(codec, bytes)];
+                tensors.extend(labels);
+                let output = self.payloads.log(tensors);
+                Ok(TaskResult::Forwarded { key, output: Some(output), loss: None })
+            }
+        }
+    }
+
+    fn backward(
+        &self,
+        engine: &mut Engine,
+        key: ClaimKey,
+        gradient: Option<&Tensors>,
+    ) -> Result<TaskResult, EngineError> {
+        std::thread::sleep(self.slow_down);
+        let input_gradient = engine.backward(key, gradient.map(|tensors| &tensors[0].bytes))?;
+        let codec = self.manifest.codec.activation_gradients;
+        let keep = |bytes| self.payloads.log([self.boundary_tensor(codec, bytes)]);
+        Ok(TaskResult::Returned { key, gradient: input_gradient.map(keep) })
+    }
+
+    /// Makes a tensor for a stage boundary.
+    fn boundary_tensor(&self, codec: Codec, bytes: Bytes) -> Tensor {
+        let shape = self.manifest.boundary_shape().to_vec();
+        Tensor { element: codec.into(), shape, bytes }
+    }
+}
+
+/// The report of a task that runs on the thread of one of several devices. Dropped without a result, because
+/// the thread panicked or ended before the task, it reports an error.
+#[derive(Debug)]
+pub(super) struct Report {
+    results: mpsc::Sender<JobDone>,
+    device: DeviceIndex,
+    is_sent: bool,
+}
+
+impl Report {
+    pub(super) fn new(results: mpsc::Sender<JobDone>, device: DeviceIndex) -> Self {
+        Self { results, device, is_sent: false }
+    }
+
+    /// Reports the result of a task that began at `start`.
+    pub(super) fn send(mut self, start: Instant, result: anyhow::Result<TaskResult>) {
+        self.is_sent = true;
+        self.give(result, start.elapsed());
+    }
+
+    fn give(&self, result: anyhow::Result<TaskResult>, busy: Duration) {
+        // The receiver is gone only while the process ends.
+        let _ = self.results.blocking_send(JobDone { result, busy, swapped: SwapStats::default() });
+    }
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        if !self.is_sent {
+            let number = self.device.0;
+            let stopped = anyhow!("the thread of device {number} (counted from 0) has ended");
+            self.give(Err(stopped), Duration::ZERO);
+        }
+    }
+}
