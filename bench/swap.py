@@ -67,7 +67,7 @@ class Row:
     whole: float
     swapped: float
     predicted: float
-    # Whether the passes take longer than their bytes.
+    # Whether passes and updates take longer than their bytes, nearly.
     hidden: bool
     # Share of the time for which the engine waited.
     waited: float
@@ -138,8 +138,9 @@ def row(measured, each, update, disk):
     passes, loads = microbatches * each, read / disk.read + written / disk.written
     updates = of_update / disk.read + of_update / 2 / disk.written
     tokens = microbatches * SAMPLES * MODEL.context
-    return Row(microbatches, tokens / whole, tokens / swapped,
-               tokens / (max(passes, loads) + max(update, updates)), passes >= loads, moved["waited_seconds"] / swapped)
+    predicted = max(passes, loads) + max(update, updates)
+    return Row(microbatches, tokens / whole, tokens / swapped, tokens / predicted,
+               predicted * LEAST_SHARE <= passes + update, moved["waited_seconds"] / swapped)
 
 
 def peer(folder, scratch, microbatches):
@@ -148,8 +149,11 @@ def peer(folder, scratch, microbatches):
     order = {"model": dataclasses.asdict(model), "microbatches": microbatches, "steps": 1,
              "threads": len(os.sched_getaffinity(0)), "folder": str(scratch)}
     command = [sys.executable, f"{FOLDER}/swap_peer.py", folder, json.dumps(order)]
+    # It compiles its access to the disk with the ninja beside it.
+    environment = os.environ | {"PATH": f"{os.path.abspath(folder)}/bin:{os.environ['PATH']}"}
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=PEER_LIMIT_SECONDS, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=PEER_LIMIT_SECONDS, check=False,
+                               env=environment)
     except subprocess.TimeoutExpired:
         return None, f"it did not end within {PEER_LIMIT_SECONDS} s"
     lines = ended.stdout.strip().splitlines()

@@ -7,6 +7,7 @@
 //! fits in an i64 in any case: with 44 bits and 32 microbatches, gradients may reach about 16 000.
 
 use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use shoal_protocol::ids::ClaimKey;
@@ -129,26 +130,34 @@ widest! {
     }
 }
 
-/// The sum of one stage's weight gradients over the microbatches counted so far.
-#[derive(Debug)]
+/// The sum of one stage's weight gradients over the microbatches counted so far. Clones share it.
+#[derive(Debug, Clone)]
 pub(crate) struct Accumulator {
     fixed_point: FixedPoint,
     /// i64, flat, on the device.
-    pub(crate) sums: Tensor,
+    sums: Arc<Mutex<Tensor>>,
 }
 
 impl Accumulator {
     pub(crate) fn new(manifest: &Manifest, elements: usize, device: Device) -> Result<Self> {
-        Ok(Self {
-            fixed_point: FixedPoint::of(manifest),
-            sums: Tensor::f_zeros([elements as i64], (Kind::Int64, device))?,
-        })
+        let sums = Tensor::f_zeros([elements as i64], (Kind::Int64, device))?;
+        Ok(Self { fixed_point: FixedPoint::of(manifest), sums: Arc::new(Mutex::new(sums)) })
+    }
+
+    /// A handle of the tensor, whose memory may be elsewhere while nothing is added or read.
+    pub(crate) fn tensor(&self) -> Tensor {
+        self.lock().shallow_clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Tensor> {
+        // Nothing panics between the changes of an addition.
+        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds the gradient of one microbatch. All pieces are checked before any is added, so an error
     /// leaves the sums unchanged.
     pub(crate) fn add(
-        &mut self,
+        &self,
         key: ClaimKey,
         gradient: &[Piece],
         parameters: &[Parameter],
@@ -165,8 +174,9 @@ impl Accumulator {
                 return Err(EngineError::BadGradient { tensor, key, problem });
             }
         }
-        assert!(covers(gradient, self.sums.numel()), "the gradients are not those of this stage");
-        gradient.iter().try_for_each(|piece| self.add_piece(piece))
+        let mut sums = self.lock();
+        assert!(covers(gradient, sums.numel()), "the gradients are not those of this stage");
+        gradient.iter().try_for_each(|piece| self.add_piece(&mut sums, piece))
     }
 
     /// Whether a value is in range.
@@ -202,25 +212,25 @@ impl Accumulator {
             })
     }
 
-    fn add_piece(&mut self, piece: &Piece) -> Result<()> {
+    fn add_piece(&self, sums: &mut Tensor, piece: &Piece) -> Result<()> {
         let scale = self.fixed_point.scale;
         match &piece.values {
-            Values::Dense(gradient) if self.sums.device() != Device::Cpu => {
+            Values::Dense(gradient) if sums.device() != Device::Cpu => {
                 let rounded = gradient.f_to_kind(Kind::Double)?.f_mul_scalar(scale)?.f_round()?;
                 let (start, length) = (piece.offset as i64, gradient.numel() as i64);
-                let mut sums = self.sums.f_narrow(0, start, length)?;
+                let mut sums = sums.f_narrow(0, start, length)?;
                 let _ = sums.f_add_(&rounded.f_to_kind(Kind::Int64)?.f_flatten(0, -1)?)?;
             }
             Values::Dense(gradient) => {
                 let end = piece.offset + gradient.numel();
-                let sums = &mut elements_mut::<i64>(&mut self.sums)[piece.offset..end];
+                let sums = &mut elements_mut::<i64>(sums)[piece.offset..end];
                 match gradient.kind() {
                     Kind::BFloat16 => add_bf16(sums, elements(gradient), scale),
                     _ => add_f32(sums, elements(gradient), scale),
                 }
             }
             Values::Rows(rows) => {
-                let sums = &mut elements_mut::<i64>(&mut self.sums)[piece.offset..];
+                let sums = &mut elements_mut::<i64>(sums)[piece.offset..];
                 for (index, values) in rows.indices.iter().zip(rows.values.chunks(rows.width)) {
                     let start = index * rows.width;
                     add_f32(&mut sums[start..start + rows.width], values, scale);
@@ -232,14 +242,24 @@ impl Accumulator {
 
     /// Passes the sums of a range of the flat vector to a function: i64, little-endian.
     pub(crate) fn read<T>(&self, range: Range<usize>, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
-        let piece = self.sums.f_narrow(0, range.start as i64, range.len() as i64)?;
+        let sums = self.lock();
+        let piece = sums.f_narrow(0, range.start as i64, range.len() as i64)?;
         let piece = piece.f_to(Device::Cpu)?;
         Ok(read(bytes_of(&piece)))
     }
 
+    /// Moves all that another accumulator of the stage has here; this one is in the machine's memory.
+    pub(crate) fn take(&self, other: &Self) -> Result<()> {
+        assert!(!Arc::ptr_eq(&self.sums, &other.sums), "an accumulator is not moved to itself");
+        let mut sums = self.lock();
+        let all = 0..sums.numel();
+        other.read(all, |part| add_words(elements_mut(&mut sums), part))?;
+        other.clear()
+    }
+
     /// Clears the sums for the next step.
-    pub(crate) fn clear(&mut self) -> Result<()> {
-        let _ = self.sums.f_zero_()?;
+    pub(crate) fn clear(&self) -> Result<()> {
+        let _ = self.lock().f_zero_()?;
         Ok(())
     }
 }

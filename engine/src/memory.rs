@@ -47,20 +47,18 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
     span.stages().map(stage_bytes).sum()
 }
 
-/// What several devices of one memory ([`crate::Island`]) take beyond [`memory_floor`]. Each further device has
-/// for every weight 16 bytes (weights, one microbatch's gradient and accumulator), 2 for its bf16 copy, 12 or 14
-/// for each earlier version that steps read, and its frozen weights; the sums of all devices take 8 for each step
-/// at a time. What the optimizer keeps is divided.
+/// What several workers of the processor ([`crate::Island`]) take beyond [`memory_floor`]. Each further one has
+/// for every weight 8 bytes (weights and one microbatch's gradient), 2 for its bf16 copy, 4 or 6 for each earlier
+/// version that steps read, and its frozen weights. They share accumulators, and divide what the optimizer keeps.
 #[must_use]
 pub fn island_overhead(manifest: &Manifest, span: StageSpan, devices: usize) -> Bytes {
     let further = devices.saturating_sub(1) as u64;
     let (steps, narrow) = (manifest.steps_at_once(), narrow_bytes(manifest));
     let size = manifest.training.dtype.size() as u64;
-    let sums = if further > 0 { 8 * steps } else { 0 };
     let stage_bytes = |stage| {
         let weights = parameter_count(manifest, stage) as u64;
         let frozen = frozen_count(manifest, stage) as u64 * size;
-        Bytes(further * (weights * (4 + steps * (4 + narrow + 8)) + frozen) + weights * sums)
+        Bytes(further * (weights * (4 + steps * (4 + narrow)) + frozen))
     };
     span.stages().map(stage_bytes).sum()
 }
@@ -155,14 +153,14 @@ mod tests {
     }
 
     #[test]
-    fn further_devices_add_replicas_and_the_sums_of_all() {
+    fn further_workers_add_replicas_of_the_weights() {
         let mut manifest = manifest();
         let span = StageSpan::one(Stage(0));
         let weights = parameter_count(&manifest, Stage(0)) as u64;
         assert_eq!(island_overhead(&manifest, span, 1), Bytes(0));
-        assert_eq!(island_overhead(&manifest, span, 4), Bytes(weights * (3 * 16 + 8)));
+        assert_eq!(island_overhead(&manifest, span, 4), Bytes(weights * 3 * 8));
         manifest.training.staleness = 1;
-        assert_eq!(island_overhead(&manifest, span, 2), Bytes(weights * (28 + 16)));
+        assert_eq!(island_overhead(&manifest, span, 2), Bytes(weights * 12));
     }
 
     #[test]

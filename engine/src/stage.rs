@@ -10,7 +10,7 @@ use shoal_protocol::label::Label;
 use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
 
-use crate::accumulator::{Accumulator, add_words};
+use crate::accumulator::Accumulator;
 use crate::base::{BaseFiles, StageFiles, stage_weights};
 use crate::checkpoint::{StageState, StartFiles, hash_tensors};
 use crate::codec;
@@ -448,12 +448,6 @@ impl StageModel {
         self.forwards.retain(|key, _| key.step > step);
         self.pending.retain(|key, _| key.step > step);
         Ok(())
-    }
-
-    /// Adds what an accumulator has to sums in the machine's memory, and clears it.
-    pub(crate) fn move_sums(&mut self, turn: usize, sums: &mut [i64]) -> Result<()> {
-        self.accumulators[turn].read(0..sums.len(), |own| add_words(sums, own))?;
-        self.clear(turn)
     }
 
     /// Clears an accumulator.

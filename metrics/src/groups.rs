@@ -111,7 +111,7 @@ group! {
         /// Floating-point operations per second of this peer's device in a product of large
         /// matrices, measured at the start.
         peak_flops: Gauge = "shoal_peak_flops_per_second";
-        /// Time that this peer's engine was busy.
+        /// Time that this peer's engine was busy; of several devices the mean.
         compute_busy: Counter = "shoal_compute_busy_seconds_total";
         /// Duration of a task of this peer's engine.
         phase_duration: Family<Phase, Histogram> = "shoal_phase_duration_seconds" from 0.001;

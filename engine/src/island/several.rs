@@ -1,9 +1,9 @@
 //! An island of several devices.
 //!
-//! Before a round, the integers of all accumulators are moved into one vector in the machine's memory, which
-//! other members read; that is exact, so it does not matter which device ran a pass. Each device updates a share
-//! of the weights, for which alone it has what the optimizer keeps (ZeRO-1, arXiv 1910.02054), and copies the
-//! others' shares.
+//! Rounds read accumulators in the machine's memory. Workers of the processor add to these; a GPU has
+//! accumulators of its own, whose integers are moved when a round first reads them. Both are exact, so it does
+//! not matter which device ran a pass. Each device updates a share of the weights, for which alone it has what
+//! the optimizer keeps (ZeRO-1, arXiv 1910.02054), and copies the others' shares.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,7 +14,7 @@ use shoal_protocol::manifest::Manifest;
 
 use super::share::Share;
 use super::worker::{Lent, Worker, Work};
-use crate::accumulator::add_words;
+use crate::accumulator::{Accumulator, add_words};
 use crate::checkpoint::{self, StageState};
 use crate::device::DeviceChoice;
 use crate::engine::Engine;
@@ -31,11 +31,12 @@ type SumsKey = (Stage, usize);
 pub(super) struct Several {
     manifest: Manifest,
     workers: Vec<Worker>,
-    /// The sums of all devices, as far as they were moved here.
-    sums: BTreeMap<SumsKey, Vec<i64>>,
-    /// The accumulators with sums that were not moved.
+    /// Whether the devices add to accumulators of their own.
+    has_gpus: bool,
+    /// The accumulators of each hosted stage.
+    sums: BTreeMap<Stage, Vec<Accumulator>>,
+    /// The GPUs' accumulators with sums that were not moved.
     counted: BTreeSet<(usize, SumsKey)>,
-    hosted: BTreeSet<Stage>,
 }
 
 impl Several {
@@ -52,23 +53,42 @@ impl Several {
             Worker::start(*device, threads, make)
         };
         let shares = Share::all(devices.len());
-        Ok(Self {
+        let mut island = Self {
             manifest: manifest.clone(),
             workers: devices.iter().zip(shares).map(start).collect::<Result<_>>()?,
+            has_gpus: devices.iter().any(|device| !device.is_processor()),
             sums: BTreeMap::new(),
             counted: BTreeSet::new(),
-            hosted: span.stages().collect(),
-        })
+        };
+        span.stages().try_for_each(|stage| island.make_sums(stage))?;
+        Ok(island)
+    }
+
+    /// Makes the accumulators of a stage that is new on all devices.
+    fn make_sums(&mut self, stage: Stage) -> Result<()> {
+        let elements = parameter_count(&self.manifest, stage);
+        let accumulator = |_| Accumulator::new(&self.manifest, elements, tch::Device::Cpu);
+        let sums: Vec<Accumulator> =
+            (0..self.manifest.steps_at_once()).map(accumulator).collect::<Result<_>>()?;
+        if !self.has_gpus {
+            self.each(|engine| {
+                engine.stage_mut(stage)?.accumulators.clone_from(&sums);
+                Ok(())
+            })?;
+        }
+        self.counted.retain(|(_, (of, _))| *of != stage);
+        self.sums.insert(stage, sums);
+        Ok(())
     }
 
     pub(super) fn hosted(&self) -> usize {
-        self.hosted.len()
+        self.sums.len()
     }
 
     /// Queues work on a device's engine. `counts` is the microbatch whose gradient it may add to the device's
     /// accumulator.
     pub(super) fn run(&mut self, device: usize, counts: Option<ClaimKey>, work: Work) -> Result<()> {
-        if let Some(key) = counts {
+        if let Some(key) = counts.filter(|_| self.has_gpus) {
             self.counted.insert((device, (key.stage, self.turn(key.step))));
         }
         self.workers[device].run(work)
@@ -84,44 +104,41 @@ impl Several {
     ) -> Result<T> {
         let stages: Vec<Stage> = self.manifest.stages_of(weights).collect();
         let hosted: Vec<Stage> =
-            stages.iter().copied().filter(|stage| self.hosted.contains(stage)).collect();
+            stages.iter().copied().filter(|stage| self.sums.contains_key(stage)).collect();
         let turn = self.turn(step);
         for stage in &hosted {
             self.collect((*stage, turn))?;
         }
-        let part = |stage: &Stage| -> Result<&[u8]> {
+        let place = |stage: &Stage| -> Result<Range<usize>> {
             let group = range_in_stage(&self.manifest, *stage, weights);
             let (expected, found) = (group.len(), range.end);
             if found > expected {
                 let what = "a range of sums";
                 return Err(EngineError::WrongLength { what, expected, found });
             }
-            let place = group.start + range.start..group.start + range.end;
-            Ok(bytemuck::cast_slice(&self.sums[&(*stage, turn)][place]))
+            Ok(group.start + range.start..group.start + range.end)
         };
         match &hosted[..] {
             [] => Err(EngineError::NotHosted(stages[0])),
-            [only] => Ok(read(part(only)?)),
+            [only] => self.sums[only][turn].read(place(only)?, read),
             several => {
                 let mut all = vec![0i64; range.len()];
                 for stage in several {
-                    add_words(&mut all, part(stage)?);
+                    let add = |part: &[u8]| add_words(&mut all, part);
+                    self.sums[stage][turn].read(place(stage)?, add)?;
                 }
                 Ok(read(bytemuck::cast_slice(&all)))
             }
         }
     }
 
-    /// Moves what the devices have in their accumulators into this machine's memory.
+    /// Moves what GPUs have in accumulators of their own.
     fn collect(&mut self, (stage, turn): SumsKey) -> Result<()> {
-        let elements = parameter_count(&self.manifest, stage);
-        let sums = self.sums.entry((stage, turn)).or_insert_with(|| vec![0; elements]);
         for (device, worker) in self.workers.iter().enumerate() {
-            let place = (device, (stage, turn));
-            if self.counted.contains(&place) {
+            if self.counted.contains(&(device, (stage, turn))) {
                 worker.ask()?;
-                worker.receive()?.stage_mut(stage)?.move_sums(turn, sums)?;
-                self.counted.remove(&place);
+                self.sums[&stage][turn].take(&worker.receive()?.stage(stage)?.accumulators[turn])?;
+                self.counted.remove(&(device, (stage, turn)));
             }
         }
         Ok(())
@@ -145,8 +162,7 @@ impl Several {
             engine.clear(stage, turn)?;
         }
         drop(engines);
-        self.forget_sums(stage, Some(turn));
-        Ok(())
+        self.forget_sums(stage, turn..turn + 1)
     }
 
     /// A copy of a stage's weights and optimizer state.
@@ -173,24 +189,25 @@ impl Several {
 
     /// Adds a stage unless it is hosted already; see [`Engine::host`].
     pub(super) fn host(&mut self, stage: Stage) -> Result<()> {
-        self.each(|engine| engine.host(stage))?;
-        self.hosted.insert(stage);
+        if !self.sums.contains_key(&stage) {
+            self.each(|engine| engine.host(stage))?;
+            self.make_sums(stage)?;
+        }
         Ok(())
     }
 
     /// Removes a stage and its microbatches in flight.
     pub(super) fn leave(&mut self, stage: Stage) -> Result<()> {
         self.each(|engine| engine.leave(stage))?;
-        self.hosted.remove(&stage);
-        self.forget_sums(stage, None);
+        self.counted.retain(|(_, (of, _))| *of != stage);
+        self.sums.remove(&stage);
         Ok(())
     }
 
     /// Resets a stage to the first version; see [`Engine::restart`].
     pub(super) fn restart(&mut self, stage: Stage, origin: &Origin) -> Result<()> {
         self.each(|engine| engine.restart(stage, origin))?;
-        self.forget_sums(stage, None);
-        Ok(())
+        self.make_sums(stage)
     }
 
     /// Loads a stage of a version from files; see [`Engine::read_stage`].
@@ -202,8 +219,7 @@ impl Several {
     ) -> Result<()> {
         let state = checkpoint::read_stage(folder, &self.manifest, stage)?;
         self.each(|engine| engine.set_state(stage, version, &state))?;
-        self.forget_sums(stage, None);
-        Ok(())
+        self.forget_sums(stage, 0..self.sums[&stage].len())
     }
 
     /// Borrows the engines of all devices, once the work that they have is done.
@@ -220,11 +236,10 @@ impl Several {
         (step.0 % self.manifest.steps_at_once()) as usize
     }
 
-    /// Forgets what was counted at a stage: in one of its accumulators, or in all.
-    fn forget_sums(&mut self, stage: Stage, turn: Option<usize>) {
-        let stays = |(of, at): &SumsKey| *of != stage || turn.is_some_and(|turn| turn != *at);
-        self.sums.retain(|key, _| stays(key));
-        self.counted.retain(|(_, key)| stays(key));
+    /// Forgets what was counted in accumulators of a stage, which the devices have cleared on their side.
+    fn forget_sums(&mut self, stage: Stage, turns: Range<usize>) -> Result<()> {
+        self.counted.retain(|(_, (of, turn))| *of != stage || !turns.contains(turn));
+        self.sums[&stage][turns].iter().try_for_each(Accumulator::clear)
     }
 }
 

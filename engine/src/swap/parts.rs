@@ -40,7 +40,7 @@ impl StageModel {
         let slots = self.optimizer.slots.iter();
         all.extend(slots.map(|one| whole(Part::Slot(one.layout.slot), &one.flat, is_fresh)));
         let sums = self.accumulators.iter().enumerate();
-        all.extend(sums.map(|(turn, of)| whole(Part::Sums(turn), &of.sums, is_fresh)));
+        all.extend(sums.map(|(turn, of)| whole(Part::Sums(turn), &of.tensor(), is_fresh)));
         all
     }
 

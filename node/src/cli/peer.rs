@@ -56,7 +56,7 @@ fn parse_interval(text: &str) -> Result<Duration, &'static str> {
 pub struct ComputeArgs {
     /// Devices, each of which runs microbatches of its own: `auto`, `cpu`, `cuda:N`, several GPUs as `cuda:0,cuda:1`, `all` for every GPU, or
     /// `cpu:N` for N workers that share the threads.
-    #[arg(long, value_name = "DEVICES", default_value = "auto")]
+    #[arg(long, value_name = "DEVICES", default_value = "auto", overrides_with = "device")]
     device: Devices,
     /// Number of processor threads for computation; default: all.
     #[arg(long, value_name = "N", value_parser = parse_threads)]

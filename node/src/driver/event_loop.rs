@@ -104,7 +104,12 @@ impl<'a> Driver<'a> {
         };
         let anchor_role = AnchorRole::open(&role, &context).await?;
         let (manifest, history) = (&context.manifest, anchor_role.history());
-        let metrics = MetricsUpdate::new(setup.metrics.clone(), manifest, history.as_ref());
+        let metrics = MetricsUpdate::new(
+            setup.metrics.clone(),
+            manifest,
+            devices.len(),
+            history.as_ref(),
+        );
         let peak = match setup.watched {
             true => Some(startup_probes::peak_flops(manifest, &devices, threads).await?),
             false => None,

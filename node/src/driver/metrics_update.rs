@@ -37,6 +37,8 @@ pub(crate) struct MetricsUpdate {
     flops: Vec<PassFlops>,
     traffic: Traffic,
     spill_failures: u64,
+    /// The number of devices, which run passes at the same time.
+    devices: usize,
     /// What the engine has swapped.
     swapped: SwapStats,
     looked: Option<Instant>,
@@ -48,7 +50,12 @@ pub(crate) struct MetricsUpdate {
 
 impl MetricsUpdate {
     /// Names the run, and sets the state that is in the local log.
-    pub(crate) fn new(metrics: Metrics, manifest: &Manifest, history: Option<&History>) -> Self {
+    pub(crate) fn new(
+        metrics: Metrics,
+        manifest: &Manifest,
+        devices: usize,
+        history: Option<&History>,
+    ) -> Self {
         metrics.name_run(format!("{:.NAME_LENGTH$}", manifest.run_id().to_string()));
         metrics.run.planned_steps.set(gauge(manifest.training.steps));
         metrics.checkpoints.interval.set(gauge(manifest.checkpoint.every));
@@ -59,6 +66,7 @@ impl MetricsUpdate {
             flops: manifest.stages().map(|stage| pass_flops(manifest, stage)).collect(),
             traffic: Traffic::default(),
             spill_failures: 0,
+            devices,
             swapped: SwapStats::default(),
             looked: None,
             joining: Some(Instant::now()),
@@ -180,7 +188,11 @@ impl MetricsUpdate {
             | TaskResult::Left { .. }
             | TaskResult::Diverged { .. } => return,
         };
-        node.compute_busy.inc_by(seconds);
+        let at_a_time = match phase {
+            Phase::Forward | Phase::Backward | Phase::Accumulate => self.devices,
+            _ => 1,
+        };
+        node.compute_busy.inc_by(seconds / at_a_time as f64);
         node.phase_duration.of(phase).observe(seconds);
     }
 

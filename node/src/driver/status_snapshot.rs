@@ -122,6 +122,7 @@ impl Sources<'_> {
             peer: member.peer,
             incarnation: member.incarnation,
             stages: record.span,
+            devices: record.devices,
             state,
             moves: record.moves.map(|moves| MoveStatus { to: moves.to, reason: moves.reason }),
             coordinator: self.coordination.contact().coordinator() == Some(member),

@@ -1,5 +1,7 @@
 //! An example status for tests of views: a swarm that has just lost the last replica of a stage.
 
+use std::num::NonZeroU16;
+
 use shoal_protocol::ids::{ContentHash, Incarnation, PeerId, Stage, StageSpan};
 
 use super::{
@@ -27,6 +29,7 @@ fn member(number: u8, stages: StageSpan, state: MemberState) -> MemberStatus {
         peer: peer(number),
         incarnation: Incarnation(1),
         stages,
+        devices: NonZeroU16::MIN.saturating_add(if number == 2 { 3 } else { 0 }),
         state,
         moves: None,
         coordinator: number == 1,

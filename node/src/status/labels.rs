@@ -159,8 +159,9 @@ fn roles(member: &MemberStatus) -> String {
         (member.anchor, "anchor"),
         (member.archive, "archive"),
     ];
-    let has: Vec<&str> = all.iter().filter(|(is, _)| *is).map(|(_, name)| *name).collect();
-    has.join(", ")
+    let has = all.iter().filter(|(is, _)| *is).map(|(_, name)| (*name).to_owned());
+    let several = (member.devices.get() > 1).then(|| format!("{} devices", member.devices));
+    has.chain(several).collect::<Vec<_>>().join(", ")
 }
 
 /// Round trip, measured throughput and packet loss of the link to a member.

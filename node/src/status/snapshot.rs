@@ -1,6 +1,7 @@
 //! The status snapshot and its JSON form.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 
 use serde::{Deserialize, Serialize};
 #[cfg(any(test, fuzzing))]
@@ -205,6 +206,9 @@ pub struct MemberStatus {
     pub incarnation: Incarnation,
     /// The stages that it hosts; empty for an observer.
     pub stages: StageSpan,
+    /// The number of its devices.
+    #[serde(default = "one_device")]
+    pub devices: NonZeroU16,
     /// Its state.
     pub state: MemberState,
     /// The stage that it moves to, while it moves.
@@ -225,6 +229,11 @@ pub struct MemberStatus {
     pub addresses: Vec<SocketAddr>,
     /// This node's connection to it, if there is one.
     pub link: Option<LinkStatus>,
+}
+
+/// Snapshots of earlier versions know of one device.
+fn one_device() -> NonZeroU16 {
+    NonZeroU16::MIN
 }
 
 /// A member's move to another stage.

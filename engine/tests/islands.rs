@@ -1,0 +1,203 @@
+//! Several devices as one engine: the same bits as one device.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::channel;
+
+use bytes::Bytes;
+use shoal_engine::{
+    DeviceChoice, FixedPoint, ForwardOutput, Island, Origin, Samples, StageState, Update,
+    group_elements, square_norm,
+};
+use shoal_protocol::ids::{Microbatch, Stage, StageSpan, Step, WeightGroup};
+use shoal_protocol::manifest::{Dtype, Manifest};
+
+use self::common::{Trainer, key, manifest, samples, text};
+
+/// One run on an island of so many workers of the processor.
+struct Islander {
+    manifest: Manifest,
+    island: Island,
+    samples: Samples,
+    devices: usize,
+}
+
+impl Islander {
+    fn new(manifest: &Manifest, samples: Samples, devices: usize) -> Self {
+        let span = StageSpan::all(manifest.training.stages);
+        let island = Island::new(manifest, span, &vec![DeviceChoice::Cpu; devices], 1);
+        Self { manifest: manifest.clone(), island: island.expect("room"), samples, devices }
+    }
+
+    /// Trains one step. Returns its mean loss.
+    fn step(&mut self, step: u64) -> f64 {
+        let stages: Vec<Stage> = self.manifest.stages().collect();
+        let (results, losses) = channel();
+        for microbatch in 0..self.manifest.training.microbatches {
+            // Unequal parts of the work.
+            let device = (microbatch as usize / 2) % self.devices;
+            let batch = self.samples.batch(Step(step), Microbatch(microbatch));
+            let (of_passes, results) = (stages.clone(), results.clone());
+            let passes = move |engine: &mut shoal_engine::Engine| {
+                let mut input = batch.inputs;
+                for stage in &of_passes {
+                    let key = key(step, *stage, microbatch);
+                    match engine.forward(key, &input, Some(&batch.labels)).expect("a pass") {
+                        ForwardOutput::Activation(activation) => input = activation,
+                        ForwardOutput::Loss { share, targets, .. } => {
+                            results.send((share, targets)).expect("it is received");
+                        }
+                    }
+                }
+                let mut gradient: Option<Bytes> = None;
+                for stage in of_passes.iter().rev() {
+                    let key = key(step, *stage, microbatch);
+                    gradient = engine.backward(key, gradient.as_ref()).expect("a pass");
+                }
+            };
+            self.island.run(device, None, passes).expect("a device");
+            for stage in &stages {
+                let key = key(step, *stage, microbatch);
+                let add = move |engine: &mut shoal_engine::Engine| {
+                    engine.accumulate(key).expect("gradients in range");
+                };
+                self.island.run(device, Some(key), add).expect("a device");
+            }
+        }
+        drop(results);
+        let gradients: Vec<Bytes> =
+            self.manifest.clone().weight_groups().map(|group| self.mean(group, step)).collect();
+        let all: Vec<(f32, u64)> = losses.iter().collect();
+        let targets = all.iter().map(|(_, targets)| targets).sum();
+        self.apply(step, &gradients, targets);
+        all.iter().map(|(share, _)| f64::from(*share)).sum::<f64>() / all.len() as f64
+    }
+
+    /// The mean gradient of a weight group, read in two parts.
+    fn mean(&mut self, weights: WeightGroup, step: u64) -> Bytes {
+        let fixed_point = FixedPoint::of(&self.manifest);
+        let all = group_elements(&self.manifest, weights);
+        let mut part = |range| {
+            let reduce = |sums: &[u8]| fixed_point.reduce(&[sums]).expect("one part");
+            self.island.read_sums(weights, Step(step), range, reduce).expect("hosted")
+        };
+        [part(0..all / 3), part(all / 3..all)].concat().into()
+    }
+
+    fn apply(&mut self, step: u64, gradients: &[Bytes], targets: u64) {
+        let norm = gradients.iter().map(|gradient| square_norm(gradient)).sum::<f64>().sqrt();
+        let gradient_norm = norm * self.manifest.gradient_scale(targets);
+        for stage in self.manifest.stages() {
+            let groups = self.manifest.groups_of(stage);
+            let gradients: Vec<&[u8]> =
+                groups.map(|weights| &gradients[usize::from(weights.0)][..]).collect();
+            let gradients = &gradients[..];
+            let update = Update { step: Step(step), gradients, gradient_norm, targets };
+            self.island.apply(stage, &update).expect("a whole gradient");
+        }
+    }
+
+    fn states(&self) -> BTreeMap<Stage, StageState> {
+        let state = |stage| (stage, self.island.state(stage).expect("hosted"));
+        self.manifest.stages().map(state).collect()
+    }
+}
+
+/// Trains on one device and on islands, and compares states.
+fn compare(change: impl FnOnce(&mut Manifest)) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut manifest = manifest();
+    manifest.training.stages = 2;
+    manifest.training.microbatches = 7;
+    change(&mut manifest);
+    let mut make = || samples(&mut manifest, folder.path(), &text());
+    let [one, two, four] = [make(), make(), make()];
+    let mut alone = Trainer::new(&manifest, one);
+    let mut islands = [Islander::new(&manifest, two, 2), Islander::new(&manifest, four, 4)];
+    for step in 0..6 {
+        let (loss, _) = alone.step(step);
+        for island in &mut islands {
+            let found = island.step(step);
+            assert!((found - loss).abs() < 1e-6, "step {step}: {found} instead of {loss}");
+        }
+    }
+    let state = |stage| (stage, alone.engine.state(stage).expect("hosted"));
+    let expected: BTreeMap<Stage, StageState> = manifest.stages().map(state).collect();
+    for island in &islands {
+        assert!(island.states() == expected, "{} devices have another state", island.devices);
+    }
+}
+
+#[test]
+fn islands_compute_the_bits_of_one_device() {
+    compare(|_| {});
+}
+
+#[test]
+fn islands_compute_the_bits_of_one_device_in_bf16() {
+    compare(|manifest| manifest.training.dtype = Dtype::Bf16);
+}
+
+#[test]
+fn islands_compute_the_bits_of_one_device_with_two_versions() {
+    compare(|manifest| manifest.training.staleness = 1);
+}
+
+#[test]
+fn islands_compute_the_bits_of_one_device_with_a_tied_model() {
+    compare(|manifest| {
+        manifest.model.block.tied = true;
+        manifest.training.stages = 3;
+    });
+}
+
+#[test]
+fn islands_compute_the_bits_of_one_device_with_every_kind_of_slots() {
+    for rule in [common::muon(), common::adafactor(), common::sgd()] {
+        compare(|manifest| manifest.optimizer.rule = rule);
+    }
+}
+
+#[test]
+fn an_island_loads_what_one_device_wrote_and_begins_again() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut manifest = manifest();
+    manifest.training.stages = 2;
+    let mut make = || samples(&mut manifest, folder.path(), &text());
+    let [one, other] = [make(), make()];
+    let mut alone = Trainer::new(&manifest, one);
+    let mut island = Islander::new(&manifest, other, 3);
+    let initial = island.states();
+    (0..3).for_each(|step| _ = alone.step(step));
+    let written = common::write(&alone, 3, folder.path());
+    // What was counted before belongs to no version that is loaded.
+    let _ = island.step(0);
+    for stage in manifest.stages() {
+        island.island.read_stage(stage, Step(3), &written).expect("a whole part");
+        assert!(island.states()[&stage] == alone.engine.state(stage).expect("hosted"));
+    }
+    alone.step(3);
+    island.step(3);
+    for stage in manifest.stages() {
+        assert!(island.states()[&stage] == alone.engine.state(stage).expect("hosted"));
+        island.island.restart(stage, &Origin::default()).expect("room");
+    }
+    assert!(island.states() == initial);
+    island.island.leave(Stage(0)).expect("hosted");
+    assert_eq!(island.island.hosted(), 1);
+    assert!(island.island.state(Stage(0)).is_err());
+    island.island.host(Stage(0)).expect("room");
+    assert!(island.states() == initial);
+}
+
+#[test]
+fn a_device_that_panics_is_an_error_of_later_work() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut manifest = manifest();
+    let samples = samples(&mut manifest, folder.path(), &text());
+    let mut island = Islander::new(&manifest, samples, 2);
+    island.island.run(1, None, |_| panic!("as the test wants")).expect("it runs");
+    let error = island.island.state(Stage(0)).expect_err("one device is gone");
+    assert!(error.to_string().contains("cpu has stopped"), "{error}");
+}

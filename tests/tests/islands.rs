@@ -1,0 +1,67 @@
+//! Peers of several devices train the bits of one device, alone and beside others.
+
+use shoal_tests::process::Process;
+use shoal_tests::run::{Run, local_command, trained_by};
+use shoal_tests::swarm::{SLOW, Swarm};
+use toml::Value;
+
+/// A run of two stages and ten steps, with a checkpoint after every second step.
+fn run() -> Run {
+    Run::of_two_stages(10, 2)
+}
+
+#[test]
+fn one_process_with_several_devices_has_the_bits_of_one_device() {
+    let run = Run::tiny(&[
+        ("training.steps", Value::from(6)),
+        ("training.stages", Value::from(3)),
+        ("training.microbatches", Value::from(5)),
+        ("training.staleness", Value::from(1)),
+    ]);
+    let alone = run.local("alone");
+    for devices in ["cpu:2", "cpu:3"] {
+        let out = run.path(devices);
+        let mut command = local_command(&run.config(), &out);
+        command.args(["--device", devices]);
+        let trained = trained_by(command, &out);
+        assert_eq!(trained.hash(), alone.hash(), "{devices}");
+        assert_eq!(trained.losses(), alone.losses(), "{devices}");
+    }
+}
+
+#[test]
+fn a_swarm_of_unlike_peers_survives_the_death_of_one_with_two_devices() {
+    let run = run();
+    let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "4"], SLOW].concat());
+    for devices in ["cpu:2", "cpu:3", "cpu:2"] {
+        swarm.join(&[&["--device", devices], SLOW].concat());
+    }
+    swarm.reach(2);
+    swarm.peers.remove(3).kill();
+    swarm.join(&[&["--device", "cpu:2"], SLOW].concat());
+    let trained = swarm.finish();
+    let alone = run.local("alone");
+    assert_eq!(trained.hash(), alone.hash());
+    assert_eq!(trained.losses(), alone.losses());
+}
+
+#[test]
+fn a_stage_whose_only_peer_has_several_devices_is_restored_from_a_checkpoint() {
+    let run = run();
+    let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "2"], SLOW].concat());
+    swarm.join(&[&["--device", "cpu:2"], SLOW].concat());
+    swarm.reach(4);
+    swarm.peers.remove(1).kill();
+    swarm.join(&[&["--device", "cpu:3"], SLOW].concat());
+    let _ = swarm.peers[0].event("rewound");
+    assert_eq!(swarm.finish().hash(), run.local("alone").hash());
+}
+
+#[test]
+fn devices_whose_replicas_do_not_fit_are_refused_with_the_memory_that_they_need() {
+    let run = run();
+    let mut command = local_command(&run.config(), &run.path("none"));
+    command.args(["--device", "cpu:4", "--memory", "1MiB"]);
+    let text = Process::start("local", command).end().failure(3);
+    assert!(text.contains("of memory and 1.0 MiB is there"), "{text}");
+}
