@@ -48,14 +48,14 @@ LARGEST_GAP = 0.1
 
 
 class Contest:
-    """All contenders with one number of microbatches."""
+    """All contenders with one number of microbatches. `failures` says of contenders why they cannot train."""
 
-    def __init__(self, options, ranks, microbatches):
+    def __init__(self, options, ranks, failures, microbatches):
         self.plain = Shoal(options.shoal, text=options.text)
         self.several = Shoal(options.shoal, device=f"cpu:{PROCESSES}", text=options.text)
-        self.ranks, self.microbatches = ranks, microbatches
-        # By the contender: the loss of its first step, its last checkpoint, and why it cannot train.
-        self.losses, self.hashes, self.failures = {}, {}, {}
+        self.ranks, self.failures, self.microbatches = ranks, failures, microbatches
+        # By the contender: the loss of its first step, and its last checkpoint.
+        self.losses, self.hashes = {}, {}
 
     def contenders(self):
         """Those that train here, each as a function that gives tokens per second. PyTorch's are warm."""
@@ -68,6 +68,8 @@ class Contest:
         }
         contenders = {name: lambda name=name: self.rate_of_shoal(name, runs[name]()) for name in runs}
         for strategy, name in STRATEGIES.items():
+            if name in self.failures:
+                continue
             try:
                 self.losses[name] = self.ask(strategy, 1)["loss"]
                 self.ask(strategy, SKIPPED_STEPS)
@@ -133,9 +135,9 @@ def main():
     machine = machines.line(machines.describe(sys.executable))
     started = {name: start_ranks("torch_parallel.py", SMALL, options.text, PROCESSES) for name in STRATEGIES}
     with closing([worker for workers in started.values() for worker in workers]):
-        ranks = {name: workers[0] for name, workers in started.items()}
+        ranks, failures = {name: workers[0] for name, workers in started.items()}, {}
         for microbatches in MICROBATCHES:
-            contest = Contest(options, ranks, microbatches)
+            contest = Contest(options, ranks, failures, microbatches)
             results = take_turns(contest.contenders(), options.rounds)
             contest.check()
             report(contest, results, machine)
