@@ -107,10 +107,10 @@ def report(contest, results, machine):
     losses = contest.losses.values()
     notes = (
         f"{SMALL.describe()}, in {contest.microbatches} microbatches; {DTYPE}. {machine}, MKL's stock dispatch in all. "
-        f"Tokens per second, median of {len(results[WORKERS])} alternated rounds of {STEPS} steps; the ratio is the median "
-        f"of the rounds' ratios. Peers are connected by QUIC on loopback, PyTorch's processes by gloo. Shoal's checkpoint is "
-        f"the same with two workers, one worker of one thread, and two peers. Losses of the first step: {min(losses):.3f} "
-        f"to {max(losses):.3f}."
+        f"Tokens per second, median of {len(results[WORKERS])} alternated rounds of {STEPS} steps; the ratio is the "
+        "median of the rounds' ratios. Peers are connected by QUIC on loopback, PyTorch's processes by gloo. Shoal's "
+        "checkpoint is the same with two workers, one worker of one thread, and two peers. Losses of the first step: "
+        f"{min(losses):.3f} to {max(losses):.3f}."
     )
     table.show(
         f"Two workers of one peer, {contest.microbatches} microbatches a step", notes,

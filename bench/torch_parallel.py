@@ -82,8 +82,9 @@ class Sharded(Trainer):
 class Split(Trainer):
     """Tensor parallelism: the first matrix of attention and feed-forward is split by rows, the second by columns.
 
-    Queries, keys and values share the first matrix, so a rank takes its rows for those of its own heads. Initial weights
-    are random, so the model is the same with its rows in another order."""
+    Queries, keys and values share the first matrix, and so do gate and up. A rank takes its rows for those of its own
+    heads and channels. As initial weights are random, the model is the same with its rows in another order.
+    """
 
     def spread(self, module):
         mesh = init_device_mesh("cpu", (self.ranks,))
