@@ -19,6 +19,7 @@ help:
 	@echo 'make bench-convergence DATA=TEXT  measure the effect of codecs on the loss (19 minutes)'
 	@echo 'make bench-prepare   measure the preparation of data beside datasets (30 minutes)'
 	@echo 'make bench-swap      measure training with a third of its memory, beside DeepSpeed (15 minutes)'
+	@echo 'make bench-island    measure a peer of two workers beside DDP, FSDP2 and tensor parallelism (10 minutes)'
 	@echo 'make bench-generate  measure the generation of text beside transformers (4 minutes)'
 	@echo 'make bench-chunks    measure downloads of a file from several peers (10 minutes; root)'
 	@echo 'make bench-placement compare placements of 64 devices with DT-FM (3 minutes)'
@@ -166,6 +167,13 @@ bench-swap: build
 		hjson==3.1.0 ninja py-cpuinfo msgpack einops psutil pydantic pydantic_core==2.50.5 annotated-types typing-inspection
 	.venv/bin/python bench/swap.py --shoal target/release/shoal --peers $(deepspeed)
 
+# The text of both sides.
+island_text := bench/results/tools/text.txt
+bench-island: build
+	@scripts/setup.sh --tests
+	bench/text.sh $(island_text)
+	.venv/bin/python bench/island.py --shoal target/release/shoal --text $(island_text)
+
 bench-generate: setup
 	@scripts/setup.sh --tests
 	cargo build --release -p shoal-engine --example generate_speed
@@ -240,5 +248,5 @@ check-real: build
 
 .PHONY: help setup build demo test programs test-system test-deployment bench-smoke bench bench-recovery \
 	bench-overhead bench-codec bench-all-reduce bench-all-reduce-links bench-links bench-transport bench-chunks \
-	bench-convergence bench-prepare bench-swap bench-spans bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
+	bench-convergence bench-prepare bench-swap bench-island bench-spans bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
 	bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak lint check-gpu check-real

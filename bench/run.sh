@@ -22,7 +22,7 @@ cargo build --quiet --release -p shoal-engine --example train_rounds --example r
 cargo build --quiet --release -p shoal-protocol --features net \
     --example codec_speed --example transport_speed --example plain_speed
 cc -O2 -shared -fPIC -o "$tools/mkl_avx512.so" bench/mkl_avx512.c
-find engine protocol scheduler -name '*.rs' -print0 | sort -z | xargs -0 cat >"$tools/text.txt"
+bench/text.sh "$tools/text.txt"
 
 exec .venv/bin/python bench/bench.py \
     --shoal "$target/release/shoal" \

@@ -29,6 +29,8 @@ class Outcome:
     tokens_per_step: int
     # The tokens of all steps.
     tokens: int
+    # The loss of the first step, before any update.
+    first_loss: float
     # The bytes that each peer sent, by kind, in order of stages.
     sent: list
     # The peak memory of each process, in bytes.
@@ -41,14 +43,15 @@ class Outcome:
 
 
 class Shoal:
-    """The binary, and its device."""
+    """The binary, its device, and the text to train on: by default the one in the binary."""
 
-    def __init__(self, binary, device="cpu"):
+    def __init__(self, binary, device="cpu", text=None):
         self.binary = os.path.abspath(binary)
         self.device = device
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "run.toml")
-            subprocess.run([self.binary, "init", "-o", path], check=True, capture_output=True)
+            data = ["--data", os.path.abspath(text)] if text else []
+            subprocess.run([self.binary, "init", "-o", path, *data], check=True, capture_output=True)
             self.default = path.read_text(encoding="utf-8")
 
     def swarm(self, model, replicas=1, machines=None, flags=(), **run):
@@ -151,6 +154,7 @@ def read_outcome(folder, peaks):
         all_reduce_seconds=[step.get("all_reduce_seconds") for step in steps[SKIPPED_STEPS:]],
         tokens_per_step=steps[0]["tokens"],
         tokens=sum(step["tokens"] for step in steps),
+        first_loss=steps[0]["loss"],
         sent=[last(one, "finished").get("sent", {}) for one in events],
         peak=peaks,
         checkpoint_hash=report["checkpoint_hash"],

@@ -62,6 +62,7 @@ def checks(programs, out):
         Check("convergence", "convergence.py", [*shoal, "--data", text, "--plot", str(out / "plot.svg")]),
         Check("prepare", "prepare.py", [*shoal, "--datasets", installed("datasets")], needs_library="datasets"),
         Check("swap", "swap.py", shoal),
+        Check("island", "island.py", [*shoal, "--text", text]),
         Check("generate", "generate.py", ["--generate-speed", example("generate_speed")]),
         Check("chunks", "chunks.py", ["--speed", example("chunk_speed"), *plain, *network], needs_links=True),
         Check("placement", "placement", ["1", "1", "1"]),

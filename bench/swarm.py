@@ -1,17 +1,13 @@
 """Tables of a swarm: its speed beside one process and torch.distributed.pipelining, and its traffic."""
 
-import dataclasses
-import json
-import socket
 import statistics
-import sys
 
 import table
 from machine import line as machine_line
 from model import SMALL
 from shoal_run import SKIPPED_STEPS
 from sizes import size
-from worker import FOLDER, Worker, closing, ratio, take_turns
+from worker import closing, ratio, start_ranks, take_turns
 
 STAGES = 2
 MICROBATCHES = size((8, 16, 32), (8,))
@@ -64,20 +60,9 @@ class Contest:
         return answer["tokens"] / answer["seconds"]
 
 
-def start_pipeline(text):
-    """Starts both processes of torch.distributed.pipelining. The first one takes orders."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    described = json.dumps(
-        {**dataclasses.asdict(SMALL), "device": "cpu", "threads": 1, "text": text}
-    )
-    command = [sys.executable, f"{FOLDER}/torch_pipeline.py", described]
-    return [Worker([*command, str(rank), port]) for rank in range(STAGES)]
-
-
 def measure(shoal, tools, dtype, machine):
     """Measures in one dtype and prints the tables. Gives their numbers, the swarm's best run and its microbatches."""
-    workers = start_pipeline(tools.text)
+    workers = start_ranks("torch_pipeline.py", SMALL, tools.text, STAGES)
     with closing(workers):
         contest = Contest(shoal, workers[0], dtype)
         runs = contest.runs()

@@ -13,13 +13,14 @@ class Attention(nn.Module):
 
     def __init__(self, model):
         super().__init__()
-        self.heads = model.heads
+        # Tensor parallelism leaves each process a part of the heads.
+        self.heads, self.channels = model.heads, model.hidden // model.heads
         self.mix = nn.Linear(model.hidden, 3 * model.hidden, bias=False)
         self.output = nn.Linear(model.hidden, model.hidden, bias=False)
 
     def forward(self, x, cosine, sine):
-        samples, tokens, hidden = x.shape
-        mixed = self.mix(x).view(samples, tokens, 3 * self.heads, hidden // self.heads)
+        samples, tokens, _ = x.shape
+        mixed = self.mix(x).view(samples, tokens, 3 * self.heads, self.channels)
         turned = rotate(mixed[:, :, : 2 * self.heads], cosine, sine)
         queries, keys = turned.split(self.heads, dim=2)
         attended = functional.scaled_dot_product_attention(
@@ -28,7 +29,7 @@ class Attention(nn.Module):
             mixed[:, :, 2 * self.heads :].transpose(1, 2),
             is_causal=True,
         )
-        return self.output(attended.transpose(1, 2).reshape(x.shape))
+        return self.output(attended.transpose(1, 2).flatten(2))
 
 
 def rotate(x, cosine, sine):

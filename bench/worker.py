@@ -1,12 +1,19 @@
 """Processes that train on demand, so that contenders can take turns."""
 
 import contextlib
+import dataclasses
 import json
 import os
+import socket
 import statistics
 import subprocess
+import sys
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+
+class TrainingFailed(SystemExit):
+    """A worker cannot train; ends the benchmark unless it is caught."""
 
 
 class Worker:
@@ -24,7 +31,7 @@ class Worker:
             env=environment,
             cwd=folder,
         )
-        self.name = os.path.basename(command[-2])
+        self.name = os.path.basename(next(part for part in reversed(command) if os.path.exists(part)))
 
     def ask(self, **order):
         """Sends an order and waits for its answer."""
@@ -32,8 +39,11 @@ class Worker:
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
-            raise SystemExit(f"{self.name} ended with {self.process.wait()} instead of training")
-        return json.loads(answer)
+            raise TrainingFailed(f"{self.name} ended with {self.process.wait()} instead of training")
+        answer = json.loads(answer)
+        if "error" in answer:
+            raise TrainingFailed(answer["error"])
+        return answer
 
     def close(self):
         """Ends the process by ending its orders."""
@@ -43,6 +53,15 @@ class Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def start_ranks(script, model, text, ranks):
+    """Starts the processes of a script that calls torch_ranks.serve, one thread each. The first one takes orders."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    described = json.dumps({**dataclasses.asdict(model), "device": "cpu", "threads": 1, "text": text})
+    command = [sys.executable, f"{FOLDER}/{script}", described]
+    return [Worker([*command, str(rank), str(ranks), str(port)]) for rank in range(ranks)]
 
 
 @contextlib.contextmanager
