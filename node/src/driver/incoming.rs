@@ -47,7 +47,7 @@ pub(crate) enum Unusable {
         what: &'static str,
     },
     /// Labels that are no tokens.
-    #[error("labels outside of the vocabulary")]
+    #[error("labels or tokens outside of the vocabulary")]
     Label,
 }
 
@@ -128,11 +128,15 @@ pub(crate) fn unpack(
     let tensors = frames.iter().map(Tensor::from_frame).collect::<Result<Vec<_>, FrameError>>()?;
     if let (TensorTag::Activation { .. }, [_, labels]) = (&tag, tensors.as_slice()) {
         let vocabulary = manifest.model.vocabulary;
-        let unknown = |word: &[u8; 4]| {
-            let target = Label::from_word(u32::from_le_bytes(*word)).target;
-            target.is_some_and(|target| target >= vocabulary)
+        let words = labels.bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+        let mut words = words.enumerate();
+        let of_labels = manifest.tokens_per_microbatch();
+        let is_unknown = |(place, word): (usize, u32)| {
+            let is_label = (place as u64) < of_labels;
+            let id = if is_label { Label::from_word(word).target } else { Some(word) };
+            id.is_some_and(|id| id >= vocabulary)
         };
-        if labels.bytes.as_chunks::<4>().0.iter().any(unknown) {
+        if words.any(is_unknown) {
             return Err(Unusable::Label);
         }
     }
@@ -142,7 +146,6 @@ pub(crate) fn unpack(
 /// Checks shapes before tensors are unpacked, so that no larger one is allocated.
 fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Result<(), Unusable> {
     let shape = manifest.boundary_shape();
-    let [samples, tokens, _] = shape;
     let is = |frame: &Frame, element: Element, shape: &[u32]| {
         frame.element() == element && frame.shape() == shape
     };
@@ -156,7 +159,7 @@ fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Resul
     let (fits, what) = match (tag, frames) {
         (TensorTag::Activation { .. }, [activation, labels]) => (
             is(activation, codecs.activations.into(), &shape)
-                && is(labels, Element::U32, &[samples, tokens]),
+                && is(labels, Element::U32, &manifest.label_shape()),
             "an activation",
         ),
         (TensorTag::ActivationGradient { .. }, [gradient]) => {
