@@ -255,4 +255,30 @@ mod tests {
             assert!(matches!(gradient(width), Err(Unusable::Shape { .. })), "{width}");
         }
     }
+
+    #[test]
+    fn an_activation_in_a_subspace_comes_with_known_tokens() {
+        let mut manifest = Scenario::small_manifest(2, 1, 1);
+        manifest.model.hidden = 8;
+        manifest.model.boundary = Some(Boundary { kind: BoundaryKind::Subspace, width: 4 });
+        let [rows, tokens] = manifest.label_shape();
+        let key = ClaimKey { step: Step(0), stage: Stage(1), microbatch: Microbatch(0) };
+        let tag = wire::encode(&TensorTag::Activation { key }).expect("small");
+        let frame = |element, shape: &[u32], bytes: Vec<u8>| {
+            Frame::pack(element, shape, bytes.into(), Packing::Raw).expect("small")
+        };
+        let activation = |rows: u32, last: u32| {
+            let shape = manifest.boundary_shape();
+            let numbers = vec![0; 4 * shape.iter().product::<u32>() as usize];
+            let mut words = vec![0; 4 * (rows * tokens) as usize];
+            let end = words.len();
+            words[end - 4..].copy_from_slice(&last.to_le_bytes());
+            let labels = frame(Element::U32, &[rows, tokens], words);
+            unpack(&tag, &[frame(Element::F32, &shape, numbers), labels], &manifest).map(|_| ())
+        };
+        let vocabulary = manifest.model.vocabulary;
+        assert!(activation(rows, vocabulary - 1).is_ok());
+        assert!(matches!(activation(rows, vocabulary), Err(Unusable::Label)));
+        assert!(matches!(activation(rows / 2, 0), Err(Unusable::Shape { .. })));
+    }
 }

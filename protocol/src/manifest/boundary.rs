@@ -287,7 +287,7 @@ mod tests {
         };
         assert_eq!(refusal(&|later| later.training.microbatches = 1), Ok(()));
         let error = refusal(&|later| later.training.seed = 9).expect_err("refused");
-        assert!(error.contains("training.seed = 9"), "{error}");
+        assert!(error.contains("this run has 9"), "{error}");
         let error = refusal(&|later| later.model.initializer_range = 0.5).expect_err("refused");
         assert!(error.contains("model.initializer_range"), "{error}");
         let error = refusal(&|later| later.training.stages = 3).expect_err("refused");
