@@ -17,6 +17,7 @@ help:
 	@echo 'make bench-links     measure the share of its speed that a swarm keeps over links (17 minutes; root)'
 	@echo 'make bench-transport measure throughput over long, full and lossy links (13 minutes; root)'
 	@echo 'make bench-convergence DATA=TEXT  measure the effect of codecs on the loss (19 minutes)'
+	@echo 'make bench-subspace DATA=TEXT  measure the effect of subspace boundaries on the loss (20 minutes)'
 	@echo 'make bench-prepare   measure the preparation of data beside datasets (30 minutes)'
 	@echo 'make bench-swap      measure training with a third of its memory, beside DeepSpeed (15 minutes)'
 	@echo 'make bench-island    measure a peer of two workers beside DDP, FSDP2 and tensor parallelism (10 minutes)'
@@ -151,6 +152,10 @@ bench-convergence: build
 	.venv/bin/python bench/convergence.py --shoal target/release/shoal --data $(DATA) \
 		--plot docs/convergence.svg
 
+bench-subspace: build
+	@scripts/setup.sh --tests
+	.venv/bin/python bench/subspace.py --shoal target/release/shoal --data $(DATA)
+
 datasets := bench/results/tools/datasets
 smollm2 := bench/results/tools/smollm2
 bench-prepare: build
@@ -248,5 +253,5 @@ check-real: build
 
 .PHONY: help setup build demo test programs test-system test-deployment bench-smoke bench bench-recovery \
 	bench-overhead bench-codec bench-all-reduce bench-all-reduce-links bench-links bench-transport bench-chunks \
-	bench-convergence bench-prepare bench-swap bench-island bench-spans bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
+	bench-convergence bench-subspace bench-prepare bench-swap bench-island bench-spans bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
 	bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak lint check-gpu check-real

@@ -60,6 +60,7 @@ def checks(programs, out):
         Check("links", "links.py", [*shoal, *network], needs_links=True),
         Check("transport", "transport.py", [*speed, *plain, *network], needs_links=True),
         Check("convergence", "convergence.py", [*shoal, "--data", text, "--plot", str(out / "plot.svg")]),
+        Check("subspace", "subspace.py", [*shoal, "--data", text]),
         Check("prepare", "prepare.py", [*shoal, "--datasets", installed("datasets")], needs_library="datasets"),
         Check("swap", "swap.py", shoal),
         Check("island", "island.py", [*shoal, "--text", text]),

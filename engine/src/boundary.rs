@@ -4,7 +4,7 @@
 //! the end of a stage normalises `[B, T, H]`, reduces it to `[B, T, W]` by a matrix or by the
 //! maximum of H / W neighbours, and normalises again. The beginning of the next stage expands it to
 //! `[B, T, H]` by a matrix. There is no residual path around the bottleneck. Norms and matrices
-//! have no bias, as in the model; SWARM's have one.
+//! have no bias, as in the model; SWARM's have one. Boundaries without weights are in `subspace`.
 
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{Boundary, BoundaryKind, Manifest};
@@ -50,7 +50,7 @@ impl Compress {
             input_norm: cut("input_norm", &[hidden])?,
             matrix: match boundary.kind {
                 BoundaryKind::Bottleneck => Some(cut("compress", &[width, hidden])?),
-                BoundaryKind::Maxout => None,
+                BoundaryKind::Maxout | BoundaryKind::Subspace => None,
             },
             output_norm: cut("output_norm", &[width])?,
         })
@@ -59,12 +59,12 @@ impl Compress {
 
 /// The boundary at the beginning of a stage, if it is trained.
 pub(crate) fn before(manifest: &Manifest, stage: Stage) -> Option<Boundary> {
-    manifest.model.boundary.filter(|_| stage > Stage(0))
+    manifest.model.trained_boundary().filter(|_| stage > Stage(0))
 }
 
 /// The boundary at the end of a stage, if it is trained.
 pub(crate) fn after(manifest: &Manifest, stage: Stage) -> Option<Boundary> {
-    manifest.model.boundary.filter(|_| stage < manifest.last_stage())
+    manifest.model.trained_boundary().filter(|_| stage < manifest.last_stage())
 }
 
 /// Compresses `[B, T, H]` to `[B, T, W]`.

@@ -214,8 +214,9 @@ impl Engine {
     /// Runs one stage on one microbatch.
     ///
     /// In the first stage, `input` holds token ids `[B, T]` as little-endian u32; in every other
-    /// stage it is the activation of the previous stage. The last stage also needs `labels`,
-    /// encoded like tokens. A held-out microbatch (its number is at least `training.microbatches`)
+    /// stage it is the activation of the previous stage. The last stage also needs `labels`, the words of
+    /// [`Manifest::with_tokens`]; so does every other but the first in a run whose boundaries are in a
+    /// subspace. A held-out microbatch (its number is at least `training.microbatches`)
     /// leaves no state; any other is in flight until it is accumulated or discarded, or the step is
     /// applied.
     ///

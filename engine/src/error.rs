@@ -86,8 +86,8 @@ pub enum EngineError {
         /// The base.
         path: PathBuf,
     },
-    /// The last stage needs the tokens to predict.
-    #[error("{0} has reached the last stage without its labels")]
+    /// The last stage needs the tokens to predict, and every stage after a boundary in a subspace the tokens.
+    #[error("{0} has come without its labels")]
     MissingLabels(ClaimKey),
     /// All stages but the last need the gradient of their output.
     #[error("{0} needs the gradient of its activation")]

@@ -11,6 +11,7 @@ use shoal_protocol::manifest::{Manifest, Norm};
 
 use crate::normal::fill_normal;
 use crate::parameters::{Parameter, parameter_count, parameters, source_of};
+use crate::subspace::Subspace;
 use crate::{adapter, boundary};
 
 /// Weights that are filled together: a power of two.
@@ -23,11 +24,15 @@ const WORDS: usize = 512;
 /// standard deviation `model.initializer_range`. Trained boundaries have no residual path, so their
 /// standard deviation preserves the magnitude of activations: one over the root of their number of
 /// inputs. Of an adapter the second matrix begins as 0, and the first with the deviation that PEFT
-/// draws it with: one over the root of three times its inputs.
+/// draws it with: one over the root of three times its inputs. Weights that stay in a subspace begin with
+/// their nearest values there.
 #[must_use]
 pub fn initial_weights(manifest: &Manifest, stage: Stage) -> Vec<f32> {
     let mut flat = vec![0.0; parameter_count(manifest, stage)];
     fill_initial_weights(manifest, &parameters(manifest, stage), &mut flat, 1);
+    if let Some(subspace) = Subspace::of(manifest, stage) {
+        subspace.constrain(&mut flat, 1);
+    }
     flat
 }
 
@@ -61,9 +66,9 @@ pub(crate) fn fill_initial_weights(
             manifest.model.initializer_range
         };
         let name = source_of(parameter, manifest.model.block.tied);
-        let key = stream_key(manifest.training.seed, name);
+        let normals = Normals::new(manifest.training.seed, name, deviation);
         for (index, weights) in weights.chunks_mut(CHUNK).enumerate() {
-            chunks.push(Chunk { key, start: index * CHUNK, weights, deviation });
+            chunks.push(Chunk { normals, start: index * CHUNK, weights });
         }
     }
     let share = chunks.len().div_ceil(threads.max(1)).max(1);
@@ -79,36 +84,54 @@ pub(crate) fn fill_initial_weights(
 
 /// Neighbouring weights of a parameter.
 struct Chunk<'a> {
-    key: [u8; 32],
-    /// Index of the first in the parameter: even, since weights are drawn in pairs.
+    normals: Normals,
+    /// Index of the first in the parameter.
     start: usize,
     weights: &'a mut [f32],
-    deviation: f64,
 }
 
 impl Chunk<'_> {
-    /// Fills the weights with normal numbers by the transform of Box and Muller (1958), from their place in
-    /// the parameter's stream: eight bytes for each weight.
     fn fill(&mut self) {
+        self.normals.fill(self.start, self.weights);
+    }
+}
+
+/// The normal numbers of one name: a stream that can be read from any place.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Normals {
+    /// Key of a ChaCha8 stream.
+    key: [u8; 32],
+    deviation: f64,
+}
+
+impl Normals {
+    /// The numbers of a seed and a name, whose BLAKE3 hash is the stream's key.
+    pub(crate) fn new(seed: u64, name: &str, deviation: f64) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("shoal initial weights v1");
+        hasher.update(&seed.to_le_bytes());
+        hasher.update(name.as_bytes());
+        Self { key: *hasher.finalize().as_bytes(), deviation }
+    }
+
+    /// The initial values of a weight of the model that is a matrix.
+    pub(crate) fn of_weight(manifest: &Manifest, name: &str) -> Self {
+        Self::new(manifest.training.seed, name, manifest.model.initializer_range)
+    }
+
+    /// Fills weights with normal numbers by the transform of Box and Muller (1958), from the place of number
+    /// `start` in the stream: eight bytes for each number. `start` is even, since numbers are drawn in pairs.
+    pub(crate) fn fill(&self, start: usize, weights: &mut [f32]) {
         let mut stream = ChaCha8Rng::from_seed(self.key);
         // A word of the stream has four bytes.
-        stream.set_word_pos(2 * self.start as u128);
+        stream.set_word_pos(2 * start as u128);
         let mut bits = [0u64; WORDS];
-        for weights in self.weights.chunks_mut(WORDS) {
+        for weights in weights.chunks_mut(WORDS) {
             let bits = &mut bits[..weights.len().next_multiple_of(2)];
             stream.fill_bytes(bytemuck::cast_slice_mut(bits));
             bits.iter_mut().for_each(|word| *word = u64::from_le(*word));
             fill_normal(bits, weights, self.deviation);
         }
     }
-}
-
-/// Key of a parameter's ChaCha8 stream: the BLAKE3 hash of seed and name.
-fn stream_key(seed: u64, name: &str) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new_derive_key("shoal initial weights v1");
-    hasher.update(&seed.to_le_bytes());
-    hasher.update(name.as_bytes());
-    *hasher.finalize().as_bytes()
 }
 
 #[cfg(test)]

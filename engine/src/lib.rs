@@ -49,6 +49,7 @@ mod language_model;
 mod layer;
 mod loss;
 mod memory;
+mod microbatch;
 mod mkl;
 mod model;
 mod norm;
@@ -63,6 +64,7 @@ mod samples;
 mod sampling;
 mod shim;
 mod stage;
+mod subspace;
 mod swap;
 mod tensor;
 #[cfg(test)]

@@ -25,7 +25,9 @@ const PER_PARAMETER: u64 = 20;
 /// `5 · hidden + 2 · queries + 2 · keys + 3 · intermediate` numbers. If activations are compressed, they also
 /// include the inputs of two norms and of the compression between them at the end of a stage, and
 /// the input of the expansion at the beginning of the next. With `recompute` one microbatch at a
-/// time has these tensors as well.
+/// time has these tensors as well. In a run with a subspace, every stage has its basis four times (as
+/// numbers and as tensors, each with the transpose), and during a pass a row of the initial embedding for
+/// each token, in f32.
 #[must_use]
 pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
     let training = &manifest.training;
@@ -42,7 +44,8 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
         let activations =
             if training.recompute { in_flight * input + graph } else { in_flight * graph };
         let frozen = frozen_count(manifest, stage) as u64 * size;
-        Bytes(weights + optimizer_bytes(manifest, stage) + frozen + activations)
+        let subspace = basis_bytes(manifest) + initial_bytes(manifest);
+        Bytes(weights + optimizer_bytes(manifest, stage) + frozen + activations + subspace)
     };
     span.stages().map(stage_bytes).sum()
 }
@@ -88,6 +91,7 @@ pub fn swapping_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> S
     let all: u64 = span.stages().map(count).sum();
     let inputs = span.stages().count() as u64 * u64::from(in_flight) * versions * input;
     let kept = |stage| optimizer_bytes(manifest, stage);
+    let subspace = span.stages().count() as u64 * basis_bytes(manifest) + initial_bytes(manifest);
     let passing =
         largest(&|stage| (4 + 4) * count(stage) + kept(stage) + graph_bytes(manifest, stage));
     let update = |stage| count(stage) * (4 + versions * (4 + narrow)) + kept(stage);
@@ -95,7 +99,7 @@ pub fn swapping_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> S
         count(stage) * versions * (4 + narrow) + frozen_count(manifest, stage) as u64 * size
     };
     SwappingFloor {
-        resident: Bytes(all * kept_errors(manifest) + passing + inputs),
+        resident: Bytes(all * kept_errors(manifest) + passing + inputs + subspace),
         swapped: Bytes(largest(&|stage| update(stage).max(pass(stage)))),
     }
 }
@@ -115,6 +119,22 @@ fn kept_errors(manifest: &Manifest) -> u64 {
     if manifest.codec.all_reduce.loses() { 8 } else { 0 }
 }
 
+/// Width of the subspace, 0 if there is none.
+fn subspace_width(manifest: &Manifest) -> u64 {
+    manifest.model.subspace().map_or(0, u64::from)
+}
+
+/// Bytes of a stage's copies of the subspace's basis.
+fn basis_bytes(manifest: &Manifest) -> u64 {
+    4 * 4 * u64::from(manifest.model.hidden) * subspace_width(manifest)
+}
+
+/// Bytes of the initial embedding's rows that a pass reads.
+fn initial_bytes(manifest: &Manifest) -> u64 {
+    let rows = manifest.model.subspace().map_or(0, |_| manifest.tokens_per_microbatch());
+    4 * u64::from(manifest.model.hidden) * rows
+}
+
 /// The tensors that one microbatch's backward pass reads.
 fn graph_bytes(manifest: &Manifest, stage: Stage) -> u64 {
     let model = &manifest.model;
@@ -126,7 +146,10 @@ fn graph_bytes(manifest: &Manifest, stage: Stage) -> u64 {
     let compressed = boundary::after(manifest, stage).map_or(0, |_| 2 * hidden + width);
     let expanded = boundary::before(manifest, stage).map_or(0, |_| width);
     let layers = manifest.layers_of(stage).len() as u64;
-    size * tokens * (layers * per_layer + compressed + expanded)
+    let has_input = u64::from(stage > Stage(0));
+    let has_output = u64::from(stage < manifest.last_stage());
+    let coordinates = (has_input + has_output) * subspace_width(manifest);
+    4 * tokens * coordinates + size * tokens * (layers * per_layer + compressed + expanded)
 }
 
 #[cfg(test)]
@@ -170,6 +193,7 @@ mod tests {
             manifest.training.stages = 2;
             manifest.training.recompute = true;
             manifest.model.boundary = boundary;
+            manifest.check().expect("valid");
             let each = |stage| {
                 let span = StageSpan::one(Stage(stage));
                 memory_floor(&manifest, span, 5) - memory_floor(&manifest, span, 4)
@@ -179,7 +203,8 @@ mod tests {
         let tokens = 2 * 4 * 4;
         let (wide, narrow) = (Bytes(tokens * 8), Bytes(tokens * 2));
         assert_eq!(floor(None), (wide, wide));
-        let boundary = Boundary { kind: BoundaryKind::Maxout, width: 2 };
-        assert_eq!(floor(Some(boundary)), (narrow, narrow));
+        for kind in [BoundaryKind::Maxout, BoundaryKind::Subspace] {
+            assert_eq!(floor(Some(Boundary { kind, width: 2 })), (narrow, narrow));
+        }
     }
 }

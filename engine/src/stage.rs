@@ -6,7 +6,6 @@ use std::ops::Range;
 use bytes::Bytes;
 use shoal_protocol::codec::{Codec, Rounding};
 use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step, WeightGroup};
-use shoal_protocol::label::Label;
 use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
 
@@ -20,11 +19,13 @@ use crate::frozen::Frozen;
 use crate::gradient::Piece;
 use crate::init::fill_initial_weights;
 use crate::island::Share;
-use crate::loss::{IGNORED, Loss, LossGradients, cross_entropy};
+use crate::loss::{Loss, LossGradients, cross_entropy};
+use crate::microbatch::{Labels, per_token, token_ids};
 use crate::norm::normalise;
 use crate::optimizer::{OptimizerState, Slot, SlotLayout, SlotVector, Update, layout};
 use crate::parameters::{Parameter, parameter_count, parameters, range_in_stage};
 use crate::shim;
+use crate::subspace::{Projection, Subspace};
 use crate::tensor::{elements, elements_mut, floats, kind};
 use crate::weights::Weights;
 
@@ -57,6 +58,9 @@ pub(crate) struct StageModel {
     /// The weights that are updated here, as a range of the list above; whoever updates the others is on the
     /// same island.
     own: Range<usize>,
+    /// The subspace that crosses boundaries, in a run that has one: as numbers for updates, and in passes.
+    subspace: Option<(Subspace, Projection)>,
+    threads: usize,
     /// The ranges of the stage's weight groups in the flat vector.
     groups: BTreeMap<WeightGroup, Range<usize>>,
     /// The version of the weights: the number of applied updates.
@@ -128,10 +132,17 @@ impl StageModel {
         let mut flat = Tensor::f_zeros([count as i64], (Kind::Float, tch::Device::Cpu))?;
         let from_base = frozen.is_none() && manifest.model.loads_weights();
         let drawn = manifest.start.is_none() && !from_base;
+        let subspace = Subspace::of(manifest, stage);
         if drawn {
             let values = elements_mut(&mut flat);
             fill_initial_weights(manifest, &parameters, values, device.threads);
+            subspace.iter().for_each(|subspace| subspace.constrain(values, device.threads));
         }
+        let scale = manifest.model.block.embedding_scale;
+        let with_projection = |subspace| -> Result<_> {
+            let projection = Projection::new(&subspace, scale, device.torch)?;
+            Ok((subspace, projection))
+        };
         let flat = flat.f_to(device.torch)?;
         let unchanged = frozen.as_ref().map(|frozen| &frozen.flat);
         let stale = (0..manifest.training.staleness)
@@ -144,6 +155,8 @@ impl StageModel {
             last: stage == manifest.last_stage(),
             manifest: manifest.clone(),
             device: device.torch,
+            subspace: subspace.map(with_projection).transpose()?,
+            threads: device.threads,
             groups: manifest
                 .groups_of(stage)
                 .map(|weights| (weights, range_in_stage(manifest, stage, weights)))
@@ -212,26 +225,40 @@ impl StageModel {
         let _guard = (!keeps_graph).then(tch::no_grad_guard);
         let training = &self.manifest.training;
         let blocks = &self.weights_of(key)?.blocks;
-        let labels = labels.map(|labels| self.labels(labels)).transpose()?;
-        let (leaf, tokens, x) = match &blocks.embedding {
+        let device = self.device;
+        let labels = labels.map(|labels| Labels::decode(&self.manifest, labels, device));
+        let labels = labels.transpose()?;
+        let (leaf, tokens, x, initial) = match &blocks.embedding {
             Some(embedding) => {
-                let tokens = self.tokens(input)?;
+                let ids = token_ids(&self.manifest, input)?;
+                let tokens = per_token(&self.manifest, &ids, device)?;
                 let trains = keeps_graph && embedding.is_trained;
                 let leaf = embedding.rows(&tokens)?.set_requires_grad(trains);
                 let x = embedding.embed(&leaf, 0, &blocks.shape, training.dtype)?;
-                (leaf, Some(tokens), x)
+                (leaf, Some(tokens), x, self.initial(Some(&ids), key)?)
             }
             None => {
+                let ids = labels.as_ref().and_then(|labels| labels.tokens.as_deref());
+                let initial = self.initial(ids, key)?;
                 let codec = self.manifest.codec.activations;
                 let leaf = self
                     .boundary_tensor(input, codec, "an activation")?
-                    .f_to_kind(kind(training.dtype))?
+                    .f_to_kind(self.boundary_kind())?
                     .set_requires_grad(keeps_graph);
-                (leaf.shallow_clone(), None, leaf)
+                let x = match &initial {
+                    Some((projection, rows)) => {
+                        projection.expand(&leaf, rows, kind(training.dtype))?
+                    }
+                    None => leaf.shallow_clone(),
+                };
+                (leaf, None, x, initial)
             }
         };
         let documents = labels.as_ref().and_then(|labels| labels.documents.as_ref());
         let mut output = blocks.through(x, documents, None)?;
+        if let (false, Some((projection, rows))) = (self.last, &initial) {
+            output = projection.compress(&output, rows)?;
+        }
         let (mut loss, mut targets, mut padded) = (None, 0, 0);
         if let Some(head) = &blocks.head {
             let labels = labels.as_ref().ok_or(EngineError::MissingLabels(key))?;
@@ -241,6 +268,32 @@ impl StageModel {
             loss = Some(cross_entropy(&output, matrix, &labels.targets, keeps_graph)?);
         }
         Ok(Pass { leaf, tokens, output, loss, targets, padded })
+    }
+
+    /// In a run with a subspace, the initial embedding of tokens.
+    fn initial(&self, ids: Option<&[i64]>, key: ClaimKey) -> Result<Option<(&Projection, Tensor)>> {
+        let Some((_, projection)) = &self.subspace else { return Ok(None) };
+        let ids = ids.ok_or(EngineError::MissingLabels(key))?;
+        Ok(Some((projection, projection.initial(ids)?)))
+    }
+
+    /// The kind of numbers on this side of a boundary: coordinates in a subspace are not rounded to bf16.
+    fn boundary_kind(&self) -> Kind {
+        match self.subspace {
+            Some(_) => Kind::Float,
+            None => kind(self.manifest.training.dtype),
+        }
+    }
+
+    /// The gradient of a weight, as far as a constraint leaves it.
+    fn within_constraint(&self, offset: usize, gradient: &Tensor) -> Result<Tensor> {
+        let Some((subspace, projection)) = &self.subspace else {
+            return Ok(gradient.shallow_clone());
+        };
+        match subspace.constraint_at(offset) {
+            Some(constraint) => projection.gradient(constraint, gradient),
+            None => Ok(gradient.shallow_clone()),
+        }
     }
 
     /// Runs the backward pass of one microbatch; see [`crate::Engine::backward`].
@@ -266,7 +319,9 @@ impl StageModel {
                 Some(head),
             ) => {
                 if let Some(of_head) = of_head {
-                    pieces.push(Piece::dense(head.matrix.offset, of_head)?);
+                    let offset = head.matrix.offset;
+                    let of_head = self.within_constraint(offset, of_head)?;
+                    pieces.push(Piece::dense(offset, &of_head)?);
                 }
                 rows.shallow_clone()
             }
@@ -274,7 +329,7 @@ impl StageModel {
                 let bytes = gradient.ok_or(EngineError::MissingGradient(key))?;
                 let codec = self.manifest.codec.activation_gradients;
                 let gradient = self.boundary_tensor(bytes, codec, "an activation gradient")?;
-                gradient.f_to_kind(kind(self.manifest.training.dtype))?
+                gradient.f_to_kind(self.boundary_kind())?
             }
         };
         let leaves = blocks.leaves.iter().map(|leaf| &leaf.tensor);
@@ -282,6 +337,7 @@ impl StageModel {
         let inputs: Vec<&Tensor> = leaves.chain(input).collect();
         let mut gradients = shim::gradients(&pass.output, Some(&gradient), &inputs)?.into_iter();
         for (leaf, gradient) in blocks.leaves.iter().zip(&mut gradients) {
+            let gradient = self.within_constraint(leaf.offset, &gradient)?;
             pieces.push(Piece::dense(leaf.offset, &gradient)?);
         }
         let input_gradient = match (&blocks.embedding, &pass.tokens, gradients.next()) {
@@ -289,6 +345,7 @@ impl StageModel {
             (Some(embedding), Some(tokens), Some(of_input)) => {
                 let vocabulary = self.manifest.model.vocabulary;
                 let rows = of_input.f_flatten(0, 1)?;
+                let rows = self.within_constraint(embedding.offset, &rows)?;
                 pieces.push(Piece::embedding(embedding.offset, vocabulary, tokens, &rows)?);
                 None
             }
@@ -419,7 +476,11 @@ impl StageModel {
             &self.parameters[self.own.clone()],
             &self.manifest,
             update,
-        )
+        )?;
+        if let Some((subspace, _)) = &self.subspace {
+            subspace.constrain_tensor(&mut self.weights.flat, self.threads)?;
+        }
+        Ok(())
     }
 
     /// Copies what another replica on the same island updated.
@@ -524,85 +585,8 @@ impl StageModel {
         let shape = self.manifest.boundary_shape().map(i64::from);
         codec::decode(bytes, codec, &shape, self.device, what)
     }
-
-    /// Token ids `[B, T]` from u32, little-endian.
-    fn tokens(&self, bytes: &[u8]) -> Result<Tensor> {
-        let ids: Result<Vec<i64>> =
-            self.words(bytes, "tokens")?.map(|token| self.known(token)).collect();
-        self.per_token(&ids?)
-    }
-
-    /// Labels from their words (`shoal_protocol::label`), little-endian.
-    fn labels(&self, bytes: &[u8]) -> Result<Labels> {
-        let mut targets = Vec::new();
-        let mut documents = Vec::new();
-        let (mut document, mut padded) = (0, 0);
-        let context = self.manifest.model.context as usize;
-        for (place, word) in self.words(bytes, "labels")?.enumerate() {
-            let label = Label::from_word(word);
-            padded += u64::from(label.padding);
-            targets.push(label.target.map_or(Ok(IGNORED), |target| self.known(target))?);
-            if place % context == 0 {
-                document = 0;
-            } else if label.starts_document {
-                document += 1;
-            }
-            documents.push(document);
-        }
-        let counted = targets.iter().filter(|target| **target != IGNORED).count() as u64;
-        let several = documents.iter().any(|document| *document > 0);
-        Ok(Labels {
-            counted,
-            padded,
-            targets: self.per_token(&targets)?.f_flatten(0, -1)?,
-            documents: several.then(|| self.per_token(&documents)).transpose()?,
-        })
-    }
-
-    /// One word per token from little-endian bytes.
-    fn words<'a>(
-        &self,
-        bytes: &'a [u8],
-        what: &'static str,
-    ) -> Result<impl Iterator<Item = u32> + 'a> {
-        let tokens = u64::from(self.manifest.training.microbatch_size)
-            * u64::from(self.manifest.model.context);
-        let expected = 4 * tokens as usize;
-        if bytes.len() != expected {
-            return Err(EngineError::WrongLength { what, expected, found: bytes.len() });
-        }
-        Ok(bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)))
-    }
-
-    fn known(&self, token: u32) -> Result<i64> {
-        let vocabulary = self.manifest.model.vocabulary;
-        match token < vocabulary {
-            true => Ok(i64::from(token)),
-            false => Err(EngineError::UnknownToken { token, vocabulary }),
-        }
-    }
-
-    /// A tensor `[B, T]` on the device.
-    fn per_token(&self, values: &[i64]) -> Result<Tensor> {
-        let shape = [self.manifest.training.microbatch_size, self.manifest.model.context];
-        let tensor = Tensor::f_from_slice(values)?.f_view(shape.map(i64::from))?;
-        Ok(tensor.f_to(self.device)?)
-    }
 }
 
 fn copied(tensor: &Tensor) -> Result<Vec<f32>> {
     Ok(elements(&tensor.f_to(tch::Device::Cpu)?).to_vec())
-}
-
-/// The decoded labels of a microbatch.
-#[derive(Debug)]
-struct Labels {
-    /// Ids, or [`IGNORED`]: i64 `[B · T]`.
-    targets: Tensor,
-    /// Number of those that are not ignored.
-    counted: u64,
-    /// Number of tokens that are followed by padding.
-    padded: u64,
-    /// Numbers each token's document: i64 `[B, T]`. `None` if each sample is one document.
-    documents: Option<Tensor>,
 }

@@ -11,7 +11,7 @@ use shoal_engine::{
     group_elements, square_norm,
 };
 use shoal_protocol::ids::{Microbatch, Stage, StageSpan, Step, WeightGroup};
-use shoal_protocol::manifest::{Dtype, Manifest};
+use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Manifest};
 
 use self::common::{Trainer, key, manifest, samples, text};
 
@@ -38,12 +38,13 @@ impl Islander {
             // Unequal parts of the work.
             let device = (microbatch as usize / 2) % self.devices;
             let batch = self.samples.batch(Step(step), Microbatch(microbatch));
+            let labels = self.manifest.with_tokens(&batch.inputs, batch.labels);
             let (of_passes, results) = (stages.clone(), results.clone());
             let passes = move |engine: &mut shoal_engine::Engine| {
                 let mut input = batch.inputs;
                 for stage in &of_passes {
                     let key = key(step, *stage, microbatch);
-                    match engine.forward(key, &input, Some(&batch.labels)).expect("a pass") {
+                    match engine.forward(key, &input, Some(&labels)).expect("a pass") {
                         ForwardOutput::Activation(activation) => input = activation,
                         ForwardOutput::Loss { share, targets, .. } => {
                             results.send((share, targets)).expect("it is received");
@@ -157,6 +158,14 @@ fn islands_compute_the_bits_of_one_device_with_every_kind_of_slots() {
     for rule in [common::muon(), common::adafactor(), common::sgd()] {
         compare(|manifest| manifest.optimizer.rule = rule);
     }
+}
+
+#[test]
+fn islands_compute_the_bits_of_one_device_with_a_subspace() {
+    compare(|manifest| {
+        let boundary = Boundary { kind: BoundaryKind::Subspace, width: 6 };
+        manifest.model.boundary = Some(boundary);
+    });
 }
 
 #[test]

@@ -69,12 +69,14 @@ fn recomputing_changes_no_bit() {
 }
 
 #[test]
-fn recomputing_changes_no_bit_with_trained_boundaries() {
+fn recomputing_changes_no_bit_with_narrow_boundaries() {
     for (dtype, kind) in [
         (Dtype::F32, BoundaryKind::Bottleneck),
         (Dtype::F32, BoundaryKind::Maxout),
         (Dtype::Bf16, BoundaryKind::Bottleneck),
         (Dtype::Bf16, BoundaryKind::Maxout),
+        (Dtype::F32, BoundaryKind::Subspace),
+        (Dtype::Bf16, BoundaryKind::Subspace),
     ] {
         let run = |recompute| {
             bits(|manifest| {

@@ -22,6 +22,14 @@ fn transformers_computes_the_same_logits_from_a_checkpoint() {
 }
 
 #[test]
+fn a_checkpoint_of_a_subspace_is_a_plain_llama() {
+    let mut manifest = manifest();
+    manifest.training.stages = 3;
+    manifest.model.boundary = Some(Boundary { kind: BoundaryKind::Subspace, width: 6 });
+    assert_same_logits(manifest, "checkpoint.py");
+}
+
+#[test]
 fn a_checkpoint_with_trained_boundaries_matches_pytorch_and_is_not_a_llama() {
     for boundary in BOUNDARIES {
         let mut manifest = manifest();

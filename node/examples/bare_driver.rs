@@ -220,12 +220,13 @@ impl Trainer {
             }
             let key = self.key(step, begun);
             let batch = self.samples.batch(step, key.microbatch);
+            let labels = self.manifest.with_tokens(&batch.inputs, batch.labels);
             let ForwardOutput::Activation(output) =
-                self.engine.forward(key, &batch.inputs, Some(&batch.labels))?
+                self.engine.forward(key, &batch.inputs, Some(&labels))?
             else {
                 bail!("stage 0 of two has an activation");
             };
-            let frames = vec![self.activation(output)?, self.labels(batch.labels)?];
+            let frames = vec![self.activation(output)?, self.labels(labels)?];
             self.link.send(runtime, key, frames)?;
             begun += 1;
         }
@@ -263,10 +264,6 @@ impl Trainer {
     }
 
     fn labels(&self, bytes: Bytes) -> anyhow::Result<Frame> {
-        Ok(Frame::pack(Element::U32, &self.tokens(), bytes, Packing::Raw)?)
-    }
-
-    fn tokens(&self) -> [u32; 2] {
-        [self.manifest.training.microbatch_size, self.manifest.model.context]
+        Ok(Frame::pack(Element::U32, &self.manifest.label_shape(), bytes, Packing::Raw)?)
     }
 }

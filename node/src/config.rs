@@ -505,7 +505,10 @@ mod tests {
             let found = text.lines().find(|line| line.starts_with("# boundary")).expect("there");
             text.replace(found, &format!("boundary = {boundary}"))
         };
-        assert!(load(&with("{ kind = \"bottleneck\", width = 33 }")).is_ok());
+        for kind in ["bottleneck", "subspace"] {
+            let read = load(&with(&format!("{{ kind = \"{kind}\", width = 33 }}"))).expect("valid");
+            assert_eq!(load(&read.to_toml()).expect("valid"), read, "{kind}");
+        }
         for (boundary, words) in [
             ("{ kind = \"maxout\", width = 33 }", "must be a divisor of hidden = 128 for maxout"),
             ("{ kind = \"bottleneck\", width = 128 }", "must be from 2 to 127"),

@@ -63,6 +63,19 @@ impl Run {
         Self::changed(config, changes)
     }
 
+    /// [`Self::tiny`] with boundaries of a kind and a width.
+    ///
+    /// # Panics
+    /// As [`Self::tiny`].
+    #[must_use]
+    pub fn with_boundary(kind: &str, width: i64, changes: &[(&str, toml::Value)]) -> Self {
+        let boundary = toml::Table::from_iter([
+            ("kind".to_owned(), toml::Value::from(kind)),
+            ("width".to_owned(), toml::Value::from(width)),
+        ]);
+        Self::tiny(&[changes, &[("model.boundary", boundary.into())]].concat())
+    }
+
     fn changed(mut config: toml::Table, changes: &[(&str, toml::Value)]) -> Self {
         for (name, value) in changes {
             let (section, key) = name.split_once('.').expect("a name is section.key");

@@ -29,6 +29,22 @@ fn a_stage_with_another_replica_survives_a_death() {
     assert_eq!(trained.hash(), run.local("alone").hash());
 }
 
+/// One of two replicas of a stage is killed, and a newcomer takes its place with a snapshot.
+#[test]
+fn a_run_in_a_subspace_survives_a_death() {
+    let changes =
+        [("training.steps", toml::Value::from(8)), ("training.stages", toml::Value::from(2))];
+    let run = Run::with_boundary("subspace", 6, &changes);
+    let mut swarm = Swarm::slow_at(&run.config(), 4, 2);
+    swarm.peers.remove(3).kill();
+    swarm.join(SLOW);
+    let trained = swarm.finish();
+    assert_whole(&trained, 8);
+    let alone = run.local("alone");
+    assert_eq!(trained.hash(), alone.hash());
+    assert_eq!(trained.losses(), alone.losses());
+}
+
 #[test]
 fn an_output_log_on_disk_is_replayed_after_a_death() {
     let run = Run::of_two_stages(8, 0);

@@ -7,7 +7,7 @@ use shoal_tests::process::Process;
 use shoal_tests::program::shoal;
 use shoal_tests::run::{Run, Trained, checkpoint_hash, local, text};
 use shoal_tests::swarm::Swarm;
-use toml::{Table, Value};
+use toml::Value;
 
 /// Trains a run with a peer for each list of flags. The first one starts the run.
 fn swarm(config: &Path, peers: &[&[&str]]) -> Trained {
@@ -111,17 +111,15 @@ fn lossy_codecs_give_the_bits_of_one_process_with_any_placement() {
 }
 
 #[test]
-fn trained_boundaries_give_the_bits_of_one_process_with_any_placement() {
-    for (kind, width, codec) in [("bottleneck", 12, "f32"), ("maxout", 8, "int8")] {
-        let boundary = Table::from_iter([
-            ("kind".to_owned(), Value::from(kind)),
-            ("width".to_owned(), Value::from(width)),
-        ]);
-        let run = Run::tiny(&[
-            ("model.boundary", Value::from(boundary)),
+fn narrow_boundaries_give_the_bits_of_one_process_with_any_placement() {
+    for (kind, width, codec) in
+        [("bottleneck", 12, "f32"), ("maxout", 8, "int8"), ("subspace", 8, "int8")]
+    {
+        let codecs = [
             ("codec.activations", Value::from(codec)),
             ("codec.activation_gradients", Value::from(codec)),
-        ]);
+        ];
+        let run = Run::with_boundary(kind, width, &codecs);
         let losses = trained_by_any_placement(&run, kind).losses();
         assert!(losses.last() < losses.first(), "{kind} learns: {losses:?}");
     }

@@ -78,7 +78,7 @@ pub fn export(
 ) -> Result<()> {
     staging::refuse_occupied(out)?;
     let manifest = checkpoint.manifest();
-    if manifest.model.boundary.is_some() {
+    if manifest.model.trained_boundary().is_some() {
         let reason = "the model has trained boundaries, which no family of models has: `shoal \
                       generate` reads the checkpoint as it is";
         return Err(BaseError::NotExportable { reason: reason.to_owned() });

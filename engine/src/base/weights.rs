@@ -116,7 +116,7 @@ pub(crate) fn stage_weights(
 ) -> Result<Vec<f32>> {
     let files = StageFiles::open(base, manifest, stage)?;
     // Trained boundaries are no part of a base: they are drawn as always.
-    let mut flat = match manifest.model.boundary {
+    let mut flat = match manifest.model.trained_boundary() {
         Some(_) => initial_weights(manifest, stage),
         None => vec![0.0; parameter_count(manifest, stage)],
     };

@@ -210,11 +210,11 @@ fn config(manifest: &Manifest, base: Option<&BaseFiles>) -> Value {
         config["dtype"] = json!("float32");
     }
     let renamed = base.is_some_and(|base| !base.index.has_names_of_llama());
-    if renamed || manifest.lora.is_some() || manifest.model.boundary.is_some() {
+    if renamed || manifest.lora.is_some() || manifest.model.trained_boundary().is_some() {
         config["architectures"] = json!(["ShoalForCausalLM"]);
         config["model_type"] = json!("shoal");
     }
-    if let Some(boundary) = manifest.model.boundary {
+    if let Some(boundary) = manifest.model.trained_boundary() {
         let last = |stage| manifest.layers_of(stage).end - 1;
         let cut = manifest.stages().filter(|stage| *stage != manifest.last_stage());
         config["boundary"] = json!({

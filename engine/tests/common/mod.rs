@@ -209,9 +209,10 @@ impl Trainer {
     /// Forward through all stages; returns the loss.
     pub(crate) fn forward(&mut self, step: u64, microbatch: u32) -> f32 {
         let batch = self.batch(step, microbatch);
+        let labels = self.manifest.with_tokens(&batch.inputs, batch.labels);
         let mut input = batch.inputs;
         for stage in self.manifest.stages() {
-            match self.engine.forward(key(step, stage, microbatch), &input, Some(&batch.labels)) {
+            match self.engine.forward(key(step, stage, microbatch), &input, Some(&labels)) {
                 Ok(ForwardOutput::Activation(activation)) => input = activation,
                 Ok(ForwardOutput::Loss { share, targets, .. }) => {
                     *self.targets.entry(step).or_default() += targets;

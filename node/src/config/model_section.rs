@@ -144,6 +144,7 @@ fn boundary_line(boundary: Option<Boundary>) -> String {
         let kind = match kind {
             BoundaryKind::Bottleneck => "bottleneck",
             BoundaryKind::Maxout => "maxout",
+            BoundaryKind::Subspace => "subspace",
         };
         format!("boundary = {{ kind = \"{kind}\", width = {width} }}")
     };

@@ -80,9 +80,14 @@ impl EngineResources {
         let samples = self.samples.as_mut().expect("the first stage has the data");
         let batch = samples.batch(key.step, key.microbatch)?;
         let manifest = &self.parts.manifest;
-        let shape = vec![manifest.training.microbatch_size, manifest.model.context];
-        let tokens = |bytes| Tensor { element: Element::U32, shape: shape.clone(), bytes };
-        Ok([tokens(batch.inputs), tokens(batch.labels)].into_iter().collect())
+        let shape = [manifest.training.microbatch_size, manifest.model.context];
+        let labels = manifest.with_tokens(&batch.inputs, batch.labels);
+        let words = |shape: [u32; 2], bytes| {
+            let shape = shape.to_vec();
+            Tensor { element: Element::U32, shape, bytes }
+        };
+        let inputs = words(shape, batch.inputs);
+        Ok([inputs, words(manifest.label_shape(), labels)].into_iter().collect())
     }
 }
 

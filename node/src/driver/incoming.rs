@@ -47,7 +47,7 @@ pub(crate) enum Unusable {
         what: &'static str,
     },
     /// Labels that are no tokens.
-    #[error("labels outside of the vocabulary")]
+    #[error("labels or tokens outside of the vocabulary")]
     Label,
 }
 
@@ -128,11 +128,15 @@ pub(crate) fn unpack(
     let tensors = frames.iter().map(Tensor::from_frame).collect::<Result<Vec<_>, FrameError>>()?;
     if let (TensorTag::Activation { .. }, [_, labels]) = (&tag, tensors.as_slice()) {
         let vocabulary = manifest.model.vocabulary;
-        let unknown = |word: &[u8; 4]| {
-            let target = Label::from_word(u32::from_le_bytes(*word)).target;
-            target.is_some_and(|target| target >= vocabulary)
+        let words = labels.bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+        let mut words = words.enumerate();
+        let of_labels = manifest.tokens_per_microbatch();
+        let is_unknown = |(place, word): (usize, u32)| {
+            let is_label = (place as u64) < of_labels;
+            let id = if is_label { Label::from_word(word).target } else { Some(word) };
+            id.is_some_and(|id| id >= vocabulary)
         };
-        if labels.bytes.as_chunks::<4>().0.iter().any(unknown) {
+        if words.any(is_unknown) {
             return Err(Unusable::Label);
         }
     }
@@ -142,7 +146,6 @@ pub(crate) fn unpack(
 /// Checks shapes before tensors are unpacked, so that no larger one is allocated.
 fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Result<(), Unusable> {
     let shape = manifest.boundary_shape();
-    let [samples, tokens, _] = shape;
     let is = |frame: &Frame, element: Element, shape: &[u32]| {
         frame.element() == element && frame.shape() == shape
     };
@@ -156,7 +159,7 @@ fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Resul
     let (fits, what) = match (tag, frames) {
         (TensorTag::Activation { .. }, [activation, labels]) => (
             is(activation, codecs.activations.into(), &shape)
-                && is(labels, Element::U32, &[samples, tokens]),
+                && is(labels, Element::U32, &manifest.label_shape()),
             "an activation",
         ),
         (TensorTag::ActivationGradient { .. }, [gradient]) => {
@@ -251,5 +254,31 @@ mod tests {
         for width in [2, 8] {
             assert!(matches!(gradient(width), Err(Unusable::Shape { .. })), "{width}");
         }
+    }
+
+    #[test]
+    fn an_activation_in_a_subspace_comes_with_known_tokens() {
+        let mut manifest = Scenario::small_manifest(2, 1, 1);
+        manifest.model.hidden = 8;
+        manifest.model.boundary = Some(Boundary { kind: BoundaryKind::Subspace, width: 4 });
+        let [rows, tokens] = manifest.label_shape();
+        let key = ClaimKey { step: Step(0), stage: Stage(1), microbatch: Microbatch(0) };
+        let tag = wire::encode(&TensorTag::Activation { key }).expect("small");
+        let frame = |element, shape: &[u32], bytes: Vec<u8>| {
+            Frame::pack(element, shape, bytes.into(), Packing::Raw).expect("small")
+        };
+        let activation = |rows: u32, last: u32| {
+            let shape = manifest.boundary_shape();
+            let numbers = vec![0; 4 * shape.iter().product::<u32>() as usize];
+            let mut words = vec![0; 4 * (rows * tokens) as usize];
+            let end = words.len();
+            words[end - 4..].copy_from_slice(&last.to_le_bytes());
+            let labels = frame(Element::U32, &[rows, tokens], words);
+            unpack(&tag, &[frame(Element::F32, &shape, numbers), labels], &manifest).map(|_| ())
+        };
+        let vocabulary = manifest.model.vocabulary;
+        assert!(activation(rows, vocabulary - 1).is_ok());
+        assert!(matches!(activation(rows, vocabulary), Err(Unusable::Label)));
+        assert!(matches!(activation(rows / 2, 0), Err(Unusable::Shape { .. })));
     }
 }

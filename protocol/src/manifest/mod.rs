@@ -180,10 +180,27 @@ pub enum ManifestError {
          none: take model.boundary out, or ask for more stages"
     )]
     BoundaryOfOneStage,
-    /// Adapters beside trained boundaries.
+    /// A subspace in a model whose embedding does not follow from the seed.
     #[error(
-        "lora freezes the model's weights, and model.boundary adds layers that must be trained: \
-         take one of them out"
+        "model.boundary of kind \"subspace\" draws the initial embedding from the seed at every stage, and \
+         model.from takes it from a base: give model.like instead, or another kind of boundary"
+    )]
+    SubspaceOfBase,
+    /// A subspace in a model whose layers add the output of a norm to the residual stream.
+    #[error(
+        "model.boundary of kind \"subspace\" constrains the matrices whose output joins the residual stream, \
+         and this model has a norm after them: take another kind of boundary"
+    )]
+    SubspaceWithNorm,
+    /// A subspace in a model that adds trained positions to the residual stream.
+    #[error(
+        "model.boundary of kind \"subspace\" sends what layers add to the embedding, and this model adds \
+         trained positions too: take another kind of boundary"
+    )]
+    SubspaceWithPositions,
+    /// Adapters beside a boundary, which needs all weights trained.
+    #[error(
+        "lora freezes the model's weights, and model.boundary needs them to be trained: take one of them out"
     )]
     LoraWithBoundary,
     /// The text is too short for one sample to train on and, if requested, one to evaluate.
@@ -255,6 +272,17 @@ pub enum ManifestError {
         earlier: u16,
         /// Stages of this run.
         here: u16,
+    },
+    /// A subspace that was drawn from another seed.
+    #[error(
+        "the checkpoint to go on from has model.boundary in a subspace drawn from training.seed = {earlier}, and \
+         this run has {here}: keep the seed"
+    )]
+    StartWithOtherSubspace {
+        /// Seed of the checkpoint's run.
+        earlier: u64,
+        /// Seed of this run.
+        here: u64,
     },
     /// A start at or after the run's end.
     #[error(

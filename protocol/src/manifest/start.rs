@@ -121,10 +121,7 @@ impl Manifest {
         if let Some(((key, old), (_, new))) = { facts }.find(|(old, new)| old != new) {
             return differs(key, old, new);
         }
-        let [old, new] = [earlier, self].map(|manifest| manifest.training.stages);
-        if self.model.boundary.is_some() && old != new {
-            return Err(ManifestError::StartWithBoundary { earlier: old, here: new });
-        }
+        self.check_same_boundary(earlier)?;
         let [old, new] = [earlier, self].map(|manifest| &manifest.optimizer.rule);
         match new.takes_state_of(old) {
             true => Ok(()),

@@ -62,7 +62,7 @@ pub enum PeerMessage {
 /// Identifies the content of a tensor message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum TensorTag {
-    /// An activation in `Manifest::boundary_shape`, then its labels, `[samples, tokens]`.
+    /// An activation in `Manifest::boundary_shape`, then its labels in `Manifest::label_shape`.
     Activation {
         /// The receiver's work.
         key: ClaimKey,
