@@ -3,6 +3,7 @@
 //! One device computes on the caller's thread. Several have a thread and a replica of every hosted stage each,
 //! so passes of different microbatches run at the same time.
 
+mod additions;
 mod several;
 mod share;
 mod worker;

@@ -12,6 +12,7 @@ use std::path::Path;
 use shoal_protocol::ids::{ClaimKey, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 
+use super::additions::Additions;
 use super::share::Share;
 use super::worker::{Lent, Worker, Work};
 use crate::accumulator::{Accumulator, add_words};
@@ -24,7 +25,7 @@ use crate::origin::Origin;
 use crate::parameters::{parameter_count, range_in_stage};
 
 /// An accumulator: its stage, and which one of that stage.
-type SumsKey = (Stage, usize);
+pub(super) type SumsKey = (Stage, usize);
 
 /// Several devices with replicas of the same stages.
 #[derive(Debug)]
@@ -37,6 +38,8 @@ pub(super) struct Several {
     sums: BTreeMap<Stage, Vec<Accumulator>>,
     /// The GPUs' accumulators with sums that were not moved.
     counted: BTreeSet<(usize, SumsKey)>,
+    /// Additions to accumulators that have not ended.
+    additions: Additions,
 }
 
 impl Several {
@@ -59,6 +62,7 @@ impl Several {
             has_gpus: devices.iter().any(|device| !device.is_processor()),
             sums: BTreeMap::new(),
             counted: BTreeSet::new(),
+            additions: Additions::default(),
         };
         span.stages().try_for_each(|stage| island.make_sums(stage))?;
         Ok(island)
@@ -88,10 +92,16 @@ impl Several {
     /// Queues work on a device's engine. `counts` is the microbatch whose gradient it may add to the device's
     /// accumulator.
     pub(super) fn run(&mut self, device: usize, counts: Option<ClaimKey>, work: Work) -> Result<()> {
-        if let Some(key) = counts.filter(|_| self.has_gpus) {
-            self.counted.insert((device, (key.stage, self.turn(key.step))));
+        let Some(key) = counts else { return self.workers[device].run(work) };
+        let place = (key.stage, self.turn(key.step));
+        if self.has_gpus {
+            self.counted.insert((device, place));
         }
-        self.workers[device].run(work)
+        let addition = self.additions.begin(place);
+        self.workers[device].run(Box::new(move |engine| {
+            work(engine);
+            drop(addition);
+        }))
     }
 
     /// Passes the sums of a step over all devices to a function; see [`Engine::read_sums`].
@@ -107,6 +117,7 @@ impl Several {
             stages.iter().copied().filter(|stage| self.sums.contains_key(stage)).collect();
         let turn = self.turn(step);
         for stage in &hosted {
+            self.additions.wait((*stage, turn));
             self.collect((*stage, turn))?;
         }
         let place = |stage: &Stage| -> Result<Range<usize>> {
