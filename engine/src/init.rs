@@ -4,21 +4,16 @@
 //! without communication, and the cut into stages does not matter. All arithmetic is in Rust (the
 //! `libm` crate, not the system's library), so the bits are the same on every machine.
 
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{Manifest, Norm};
 
-use crate::normal::fill_normal;
+use crate::normal_stream::NormalStream;
 use crate::parameters::{Parameter, parameter_count, parameters, source_of};
 use crate::subspace::Subspace;
 use crate::{adapter, boundary};
 
 /// Weights that are filled together: a power of two.
 const CHUNK: usize = 1 << 16;
-
-/// Words of random bits that are drawn together.
-const WORDS: usize = 512;
 
 /// The initial flat vector of a stage. Norms begin as 1 and biases as 0; all others are normal with
 /// standard deviation `model.initializer_range`. Trained boundaries have no residual path, so their
@@ -66,7 +61,7 @@ pub(crate) fn fill_initial_weights(
             manifest.model.initializer_range
         };
         let name = source_of(parameter, manifest.model.block.tied);
-        let normals = Normals::new(manifest.training.seed, name, deviation);
+        let normals = NormalStream::new(manifest.training.seed, name, deviation);
         for (index, weights) in weights.chunks_mut(CHUNK).enumerate() {
             chunks.push(Chunk { normals, start: index * CHUNK, weights });
         }
@@ -84,7 +79,7 @@ pub(crate) fn fill_initial_weights(
 
 /// Neighbouring weights of a parameter.
 struct Chunk<'a> {
-    normals: Normals,
+    normals: NormalStream,
     /// Index of the first in the parameter.
     start: usize,
     weights: &'a mut [f32],
@@ -93,44 +88,6 @@ struct Chunk<'a> {
 impl Chunk<'_> {
     fn fill(&mut self) {
         self.normals.fill(self.start, self.weights);
-    }
-}
-
-/// The normal numbers of one name: a stream that can be read from any place.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Normals {
-    /// Key of a ChaCha8 stream.
-    key: [u8; 32],
-    deviation: f64,
-}
-
-impl Normals {
-    /// The numbers of a seed and a name, whose BLAKE3 hash is the stream's key.
-    pub(crate) fn new(seed: u64, name: &str, deviation: f64) -> Self {
-        let mut hasher = blake3::Hasher::new_derive_key("shoal initial weights v1");
-        hasher.update(&seed.to_le_bytes());
-        hasher.update(name.as_bytes());
-        Self { key: *hasher.finalize().as_bytes(), deviation }
-    }
-
-    /// The initial values of a weight of the model that is a matrix.
-    pub(crate) fn of_weight(manifest: &Manifest, name: &str) -> Self {
-        Self::new(manifest.training.seed, name, manifest.model.initializer_range)
-    }
-
-    /// Fills weights with normal numbers by the transform of Box and Muller (1958), from the place of number
-    /// `start` in the stream: eight bytes for each number. `start` is even, since numbers are drawn in pairs.
-    pub(crate) fn fill(&self, start: usize, weights: &mut [f32]) {
-        let mut stream = ChaCha8Rng::from_seed(self.key);
-        // A word of the stream has four bytes.
-        stream.set_word_pos(2 * start as u128);
-        let mut bits = [0u64; WORDS];
-        for weights in weights.chunks_mut(WORDS) {
-            let bits = &mut bits[..weights.len().next_multiple_of(2)];
-            stream.fill_bytes(bytemuck::cast_slice_mut(bits));
-            bits.iter_mut().for_each(|word| *word = u64::from_le(*word));
-            fill_normal(bits, weights, self.deviation);
-        }
     }
 }
 

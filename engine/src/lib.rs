@@ -54,6 +54,7 @@ mod mkl;
 mod model;
 mod norm;
 mod normal;
+mod normal_stream;
 mod optimizer;
 mod origin;
 mod parameters;

@@ -159,15 +159,16 @@ fn adapters_and_their_moments_stay() {
 }
 
 #[test]
-fn trained_boundaries_stay_with_the_same_stages_alone() {
-    let kind = BoundaryKind::Bottleneck;
-    let first = trained(|manifest| manifest.model.boundary = Some(Boundary { kind, width: 8 }));
-    assert_kept(&first, 3);
-    let place = tempfile::tempdir().expect("a temporary folder");
-    let written = write(&first, 3, place.path());
-    let manifest = later(&written, |manifest| manifest.training.stages = 2);
-    let error = start_files(&manifest, &written).expect_err("refused");
-    assert!(error.contains("the number of stages must stay"), "{error}");
+fn boundaries_stay_with_the_same_stages_alone() {
+    for kind in [BoundaryKind::Bottleneck, BoundaryKind::Subspace] {
+        let first = trained(|manifest| manifest.model.boundary = Some(Boundary { kind, width: 8 }));
+        assert_kept(&first, 3);
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let written = write(&first, 3, place.path());
+        let manifest = later(&written, |manifest| manifest.training.stages = 2);
+        let error = start_files(&manifest, &written).expect_err("refused");
+        assert!(error.contains("the number of stages must stay"), "{error}");
+    }
 }
 
 /// As one loop in PyTorch with the same changes at the same step.

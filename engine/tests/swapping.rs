@@ -4,7 +4,7 @@ mod common;
 
 use shoal_engine::{Engine, Origin, optimizer_elements, parameter_count, swapping_floor};
 use shoal_protocol::ids::{ContentHash, Stage, StageSpan, Step};
-use shoal_protocol::manifest::{Dtype, Manifest};
+use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Manifest};
 use shoal_protocol::units::Bytes;
 
 use self::common::{Trainer, manifest, samples, text};
@@ -52,6 +52,12 @@ fn compare(change: impl FnOnce(&mut Manifest)) {
 #[test]
 fn swapped_stages_compute_the_bits_of_resident_ones() {
     compare(|_| {});
+}
+
+#[test]
+fn swapped_stages_in_a_subspace_compute_the_bits_of_resident_ones() {
+    let kind = BoundaryKind::Subspace;
+    compare(|manifest| manifest.model.boundary = Some(Boundary { kind, width: 6 }));
 }
 
 #[test]

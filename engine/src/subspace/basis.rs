@@ -2,7 +2,7 @@
 
 use shoal_protocol::manifest::Manifest;
 
-use crate::init::Normals;
+use crate::normal_stream::NormalStream;
 
 /// The name whose stream the basis is drawn from, as weights are from theirs.
 const NAME: &str = "shoal.subspace";
@@ -14,7 +14,7 @@ const NAME: &str = "shoal.subspace";
 /// in ascending order, rounded to f32 at the end, so the bits are the same on every machine.
 pub(super) fn draw(manifest: &Manifest, width: usize) -> Vec<f32> {
     let mut normals = vec![0.0f32; manifest.model.hidden as usize * width];
-    Normals::new(manifest.training.seed, NAME, 1.0).fill(0, &mut normals);
+    NormalStream::new(manifest.training.seed, NAME, 1.0).fill(0, &mut normals);
     let mut matrix: Vec<f64> = normals.into_iter().map(f64::from).collect();
     let mut along = vec![0.0; width];
     for column in 0..width {

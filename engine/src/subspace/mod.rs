@@ -25,7 +25,7 @@ use tch::Tensor;
 
 pub(crate) use self::projection::Projection;
 use crate::error::Result;
-use crate::init::Normals;
+use crate::normal_stream::NormalStream;
 use crate::parameters::{EMBEDDING, Parameter, parameters, source_of};
 use crate::product::{Symmetry, multiply};
 use crate::tensor::elements_mut;
@@ -44,7 +44,7 @@ pub(crate) struct Subspace {
     width: usize,
     /// In the order of the flat vector.
     constrained: Vec<(Parameter, Constraint)>,
-    initial: Normals,
+    initial: NormalStream,
 }
 
 /// The part of a weight that lies in the subspace.
@@ -83,7 +83,7 @@ impl Subspace {
             hidden: manifest.model.hidden as usize,
             width,
             constrained: constrained.collect(),
-            initial: Normals::of_weight(manifest, EMBEDDING),
+            initial: NormalStream::of_weight(manifest, EMBEDDING),
         })
     }
 

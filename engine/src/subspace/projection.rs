@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 
 use super::{Constraint, Subspace};
 use crate::error::Result;
-use crate::init::Normals;
+use crate::normal_stream::NormalStream;
 
 /// A run's subspace on the device of a stage, for passes. All is computed in f32.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub(crate) struct Projection {
     columns: Tensor,
     /// Its transpose.
     rows: Tensor,
-    initial: Normals,
+    initial: NormalStream,
     /// The model's factor on the embedding.
     scale: f64,
 }
