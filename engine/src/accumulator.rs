@@ -414,11 +414,11 @@ mod tests {
             cut in 0usize..=6,
         ) {
             let fixed_point = FixedPoint::of(&manifest());
-            let mut one = empty();
+            let one = empty();
             for (index, gradient) in gradients.iter().enumerate() {
                 one.add(key(index as u32), &pieces(gradient), &parameters()).expect("in range");
             }
-            let mut two = [empty(), empty()];
+            let two = [empty(), empty()];
             for (place, index) in order.into_iter().enumerate() {
                 let half = usize::from(place < cut);
                 let gradient = pieces(&gradients[index]);
@@ -489,7 +489,7 @@ mod tests {
             (limit as f32 * 1.001, true),
             (f32::MIN, true),
         ] {
-            let mut accumulator = empty();
+            let accumulator = empty();
             let mut gradient = vec![1.0; COUNT];
             accumulator.add(key(0), &pieces(&gradient), &parameters()).expect("in range");
             let before = sums(&accumulator);
@@ -504,7 +504,7 @@ mod tests {
             assert_eq!(matches!(problem, GradientProblem::OutOfRange { .. }), finite);
             assert_eq!(sums(&accumulator), before);
         }
-        let mut accumulator = empty();
+        let accumulator = empty();
         let largest = vec![limit as f32 * 0.999; COUNT];
         for index in 0..6 {
             accumulator.add(key(index), &pieces(&largest), &parameters()).expect("in range");

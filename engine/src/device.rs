@@ -273,7 +273,8 @@ mod tests {
     #[test]
     fn a_wrong_list_says_what_is_wrong() {
         let error = |text: &str| text.parse::<Devices>().expect_err("wrong").to_string();
-        for text in ["", "cpu:0", "cpu:65", "cpu,cpu", "cuda:0,cpu", "auto,cuda:0", "gpu", "cuda:0,"]
+        for text in
+            ["", "cpu:0", "cpu:65", "cpu,cpu", "cuda:0,cpu", "auto,cuda:0", "gpu", "cuda:0,"]
         {
             assert!(error(text).contains(&format!("{text:?} is no device")), "{text}");
         }

@@ -445,9 +445,7 @@ impl Engine {
             (Some(frozen), Some(_)) => {
                 StageModel::with_frozen(&manifest, stage, place, Some(frozen.copy()?))?
             }
-            (Some(frozen), None) => {
-                StageModel::with_frozen(&manifest, stage, place, Some(frozen))?
-            }
+            (Some(frozen), None) => StageModel::with_frozen(&manifest, stage, place, Some(frozen))?,
             (None, _) => StageModel::new(&manifest, stage, place.0, place.1)?,
         };
         self.take_in(stage, initial)?;

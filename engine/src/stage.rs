@@ -550,7 +550,8 @@ impl StageModel {
         let skipped = layout(&self.manifest.optimizer.rule, before);
         for vector in &mut self.optimizer.slots {
             let slot = vector.layout.slot;
-            let start = skipped.iter().find(|layout| layout.slot == slot).map_or(0, SlotLayout::len);
+            let start =
+                skipped.iter().find(|layout| layout.slot == slot).map_or(0, SlotLayout::len);
             match state.slots.get(&slot) {
                 Some(values) => {
                     let own = &values[start..start + vector.layout.len()];

@@ -40,7 +40,7 @@ pub struct Island(Devices);
 #[derive(Debug)]
 enum Devices {
     One(Box<Engine>),
-    Several(Several),
+    Several(Box<Several>),
 }
 
 impl From<Engine> for Island {
@@ -67,7 +67,8 @@ impl Island {
         if let [device] = devices {
             return Ok(Engine::new(manifest, span, Device::open(*device, threads)?)?.into());
         }
-        Ok(Self(Devices::Several(Several::new(manifest, span, devices, threads)?)))
+        let several = Several::new(manifest, span, devices, threads)?;
+        Ok(Self(Devices::Several(Box::new(several))))
     }
 
     /// The engine of the only device; `None` if there are several.

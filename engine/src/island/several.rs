@@ -14,7 +14,7 @@ use shoal_protocol::manifest::Manifest;
 
 use super::additions::Additions;
 use super::share::Share;
-use super::worker::{Lent, Worker, Work};
+use super::worker::{Lent, Work, Worker};
 use crate::accumulator::{Accumulator, add_words};
 use crate::checkpoint::{self, StageState};
 use crate::device::DeviceChoice;
@@ -91,7 +91,12 @@ impl Several {
 
     /// Queues work on a device's engine. `counts` is the microbatch whose gradient it may add to the device's
     /// accumulator.
-    pub(super) fn run(&mut self, device: usize, counts: Option<ClaimKey>, work: Work) -> Result<()> {
+    pub(super) fn run(
+        &mut self,
+        device: usize,
+        counts: Option<ClaimKey>,
+        work: Work,
+    ) -> Result<()> {
         let Some(key) = counts else { return self.workers[device].run(work) };
         let place = (key.stage, self.turn(key.step));
         if self.has_gpus {
@@ -148,7 +153,8 @@ impl Several {
         for (device, worker) in self.workers.iter().enumerate() {
             if self.counted.contains(&(device, (stage, turn))) {
                 worker.ask()?;
-                self.sums[&stage][turn].take(&worker.receive()?.stage(stage)?.accumulators[turn])?;
+                self.sums[&stage][turn]
+                    .take(&worker.receive()?.stage(stage)?.accumulators[turn])?;
                 self.counted.remove(&(device, (stage, turn)));
             }
         }
@@ -222,12 +228,7 @@ impl Several {
     }
 
     /// Loads a stage of a version from files; see [`Engine::read_stage`].
-    pub(super) fn read_stage(
-        &mut self,
-        stage: Stage,
-        version: Step,
-        folder: &Path,
-    ) -> Result<()> {
+    pub(super) fn read_stage(&mut self, stage: Stage, version: Step, folder: &Path) -> Result<()> {
         let state = checkpoint::read_stage(folder, &self.manifest, stage)?;
         self.each(|engine| engine.set_state(stage, version, &state))?;
         self.forget_sums(stage, 0..self.sums[&stage].len())

@@ -58,9 +58,13 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
         options.compute.tensorboard.as_deref(),
         "training",
     )?;
-    let serving =
-        Serving::start(options.http, observer.status_watch(), &home, options.compute.devices.first())
-            .await?;
+    let serving = Serving::start(
+        options.http,
+        observer.status_watch(),
+        &home,
+        options.compute.devices.first(),
+    )
+    .await?;
     let (mut rejoins, mut patience) = (0, Duration::ZERO);
     let context =
         JoinContext { addresses, address_file, options, bucket, home, gate: Gate::default() };

@@ -98,15 +98,7 @@ impl EngineHost {
             }
             let passes = Passes { manifest: manifest.clone(), payloads, slow_down };
             let parts = PartWriter { manifest, stored, files, cached: swapped.is_none() };
-            Ok(EngineResources {
-                engine,
-                samples,
-                run_files,
-                runtime,
-                passes,
-                parts,
-                fetched,
-            })
+            Ok(EngineResources { engine, samples, run_files, runtime, passes, parts, fetched })
         };
         self.thread = Some(EngineThread::start(make).context("no thread for the engine")?);
         Ok(())

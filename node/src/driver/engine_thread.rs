@@ -318,9 +318,10 @@ impl EngineWorker {
         let EngineResources { engine, parts, .. } = &mut self.resources;
         let reduction = match self.rounds.entry(round.weights) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(none) => {
-                none.insert(Reduction { round, state: engine.all_reduce(&parts.manifest, round.weights)? })
-            }
+            Entry::Vacant(none) => none.insert(Reduction {
+                round,
+                state: engine.all_reduce(&parts.manifest, round.weights)?,
+            }),
         };
         if reduction.round != round {
             reduction.round = round;

@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use nix::sys::statvfs::statvfs;
-use shoal_engine::{DeviceChoice, island_overhead, memory_floor, optimizer_elements, parameter_count, swapping_floor};
+use shoal_engine::{
+    DeviceChoice, island_overhead, memory_floor, optimizer_elements, parameter_count,
+    swapping_floor,
+};
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::StageChoice;
@@ -285,7 +288,9 @@ impl ResourceBudget {
     /// Returns the memory for these stages with so many microbatches in flight.
     pub(crate) fn memory_for(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
         let log = log_of(manifest, span).min(self.log_memory);
-        memory_floor(manifest, span, in_flight) + island_overhead(manifest, span, self.workers) + log
+        memory_floor(manifest, span, in_flight)
+            + island_overhead(manifest, span, self.workers)
+            + log
     }
 }
 
@@ -314,7 +319,8 @@ mod tests {
     fn a_measured_machine_has_memory_and_disk() {
         let folder = std::env::temp_dir();
         let limits = ResourceLimits { memory: None, log_memory: Bytes(0) };
-        let budget = ResourceBudget::measure(limits, &[DeviceChoice::Cpu], &folder).expect("measured");
+        let budget =
+            ResourceBudget::measure(limits, &[DeviceChoice::Cpu], &folder).expect("measured");
         assert!(budget.memory > Bytes::mebi(1) && budget.disk > Bytes::mebi(1), "{budget:?}");
     }
 

@@ -52,7 +52,10 @@ pub(super) async fn new_peer(
     let candidate = Candidate {
         choice: *choice,
         fits,
-        devices: u16::try_from(devices.len()).ok().and_then(NonZeroU16::new).expect("a few devices"),
+        devices: u16::try_from(devices.len())
+            .ok()
+            .and_then(NonZeroU16::new)
+            .expect("a few devices"),
         mobile,
         price: *price,
         link_estimates: None,

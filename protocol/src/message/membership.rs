@@ -354,7 +354,7 @@ mod tests {
             price: None,
             moves: None,
         }
-            .into()
+        .into()
     }
 
     fn view(number: u64, members: &BTreeMap<u8, (u64, bool)>) -> View {

@@ -339,13 +339,8 @@ impl Scenario {
                     let lacks = Stage(other.within(0..=stages - 1) as u16);
                     peer.fits.retain(|stage| stages == 1 || *stage != lacks);
                 }
-                let mut tier = Rng::new(seed ^ (index + 1) << 40 ^ 0x7469_6572);
-                peer.tiers = TierScenario::drawn(&mut tier, &manifest, &parameters, &peer);
-                let mut devices = Rng::new(seed ^ (index + 1) << 40 ^ 0x6465_7669);
-                if !peer.limits.swaps {
-                    let several = devices.pick(&[0, 0, 1, 3]);
-                    peer.devices = NonZeroU16::MIN.saturating_add(several);
-                }
+                peer.tiers = TierScenario::drawn(seed, index, &manifest, &parameters, &peer);
+                peer.devices = devices(seed, index, &peer.limits);
                 peer
             })
             .collect();
@@ -579,6 +574,12 @@ fn peer(
         region,
         clock: Clock::default(),
     }
+}
+
+/// A peer that swaps its stages has one device.
+fn devices(seed: u64, index: u64, limits: &PeerLimits) -> NonZeroU16 {
+    let mut rng = Rng::new(seed ^ (index + 1) << 40 ^ 0x6465_7669);
+    NonZeroU16::MIN.saturating_add(if limits.swaps { 0 } else { rng.pick(&[0, 0, 1, 3]) })
 }
 
 fn limits(rng: &mut Rng, manifest: &Manifest, cut: RoundCut) -> PeerLimits {

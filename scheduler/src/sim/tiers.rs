@@ -46,7 +46,8 @@ impl ElementBytes {
 impl TierScenario {
     /// The device of a peer that swaps: at least as large as what one task touches.
     pub(super) fn drawn(
-        rng: &mut Rng,
+        seed: u64,
+        index: u64,
         manifest: &Manifest,
         parameters: &BTreeMap<WeightGroup, usize>,
         peer: &PeerScenario,
@@ -67,6 +68,7 @@ impl TierScenario {
         // Everything, with the accumulators of two steps.
         let all = |stage| state(stage) + 2 * element.sums * elements(stage);
         let whole = manifest.stages().map(all).sum::<u64>().max(least);
+        let mut rng = Rng::new(seed ^ (index + 1) << 40 ^ 0x7469_6572);
         let memory = rng.within(least..=whole);
         let memory = Bytes(rng.pick(&[least, (least * 2).min(whole), memory]));
         // The state of a stage takes as long as a fraction of a pass, or several.

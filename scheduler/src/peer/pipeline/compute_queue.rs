@@ -7,8 +7,8 @@ use shoal_protocol::ids::{ClaimKey, Stage, Step};
 use shoal_protocol::units::Moment;
 
 use super::job::{Job, Pass};
-use super::residency::{Backwards, Forwards, Visit, choose};
 use super::jobs::Jobs;
+use super::residency::{Backwards, Forwards, Visit, choose};
 use super::visits::Visits;
 use crate::action::{DeviceIndex, Payload};
 

@@ -16,7 +16,8 @@ fn the_first_stage_requests_a_window_of_work_and_offers_it_at_once() {
     assert_eq!(to, BTreeSet::from([member(1), member(2)]), "each replica gets one offer");
     let forward = |microbatch| {
         let device = DeviceIndex::default();
-        let task = Task::Forward { key: key(0, microbatch), activation: None, held_out: false, device };
+        let task =
+            Task::Forward { key: key(0, microbatch), activation: None, held_out: false, device };
         PeerAction::Compute(task)
     };
     assert_eq!(actions[2..], [forward(0), forward(1), work_request(3, 5, 2)]);

@@ -21,7 +21,9 @@ use shoal_protocol::message::{
 use shoal_protocol::units::{Bytes, Moment};
 
 use super::{Peer, PeerConfig, PeerLimits};
-use crate::action::{DeviceIndex, Payload, PayloadId, PeerAction, PeerEvent, PeerInput, Task, TaskResult};
+use crate::action::{
+    DeviceIndex, Payload, PayloadId, PeerAction, PeerEvent, PeerInput, Task, TaskResult,
+};
 use crate::router::Routing;
 use crate::sim::Scenario;
 

@@ -49,7 +49,8 @@ fn nothing_is_counted_without_its_claim_and_a_report_repeats_until_it_is_acknowl
     let forwarded = TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss::new(7, 1)) };
     assert_eq!(probe.done(forwarded), [PeerAction::Release(PayloadId(1))]);
     let granted = FromCoordinator::Granted { key, grant: grant(0), next_holder: None };
-    let backward = PeerAction::Compute(Task::Backward { key, gradient: None, device: DeviceIndex::default() });
+    let backward =
+        PeerAction::Compute(Task::Backward { key, gradient: None, device: DeviceIndex::default() });
     assert_eq!(probe.receive_from_coordinator(granted.clone()), [backward]);
     assert_eq!(probe.receive_from_coordinator(granted), []);
     probe.done(TaskResult::Returned { key, gradient: Some(payload(2)) });
@@ -166,7 +167,10 @@ fn work_whose_claim_another_member_holds_is_dropped_and_its_sender_redirected() 
     let holder = member(9);
     let held = probe.receive_from_coordinator(FromCoordinator::Held { key, holder });
     let redirect = send(1, PeerMessage::HeldBy { key, holder });
-    assert_eq!(held, [redirect, PeerAction::Compute(Task::Discard { key, device: DeviceIndex::default() })]);
+    assert_eq!(
+        held,
+        [redirect, PeerAction::Compute(Task::Discard { key, device: DeviceIndex::default() })]
+    );
     // It is not accepted again before the engine discarded it.
     assert_eq!(probe.offer(1, 0), [send(1, PeerMessage::Busy { key, service_time: 0 })]);
     let forwarded = TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss::new(1, 1)) };
@@ -214,7 +218,11 @@ fn each_device_has_two_passes_and_the_graphs_of_its_own_forward_passes() {
     };
     let given = |probe: &mut Probe, microbatch| {
         probe.offer(1, microbatch);
-        passes(&probe.tensor(1, TensorTag::Activation { key: key(1, microbatch) }, microbatch.into()))
+        passes(&probe.tensor(
+            1,
+            TensorTag::Activation { key: key(1, microbatch) },
+            microbatch.into(),
+        ))
     };
     assert_eq!(given(&mut probe, 0), [(true, 0, 0)]);
     assert_eq!(given(&mut probe, 1), [(true, 1, 1)], "the other device is idle");

@@ -16,7 +16,9 @@ use super::observation::Observation;
 use super::peer_index::{index_of, peer_id};
 use super::queue::EventQueue;
 use super::traffic::Traffic;
-use crate::action::{CoordinatorInput, DeviceIndex, PeerAction, PeerEvent, PeerInput, Task, TaskResult};
+use crate::action::{
+    CoordinatorInput, DeviceIndex, PeerAction, PeerEvent, PeerInput, Task, TaskResult,
+};
 use crate::sim::corruption::Corruption;
 use crate::sim::engine::{Observed, is_pass};
 use crate::sim::founded::Founded;
