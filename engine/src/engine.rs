@@ -15,10 +15,10 @@ use crate::all_reduce::AllReduce;
 use crate::checkpoint::{self, CheckpointFile, StageState};
 use crate::device::Device;
 use crate::error::{EngineError, Result};
-use crate::island::Share;
 use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::parameters::group_elements;
+use crate::share::Share;
 use crate::stage::{ForwardOutput, StageModel};
 use crate::swap::{Part, Place, Swap, SwapStats, Swappable, Use};
 

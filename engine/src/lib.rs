@@ -63,6 +63,7 @@ mod rotary;
 mod safetensors_file;
 mod samples;
 mod sampling;
+mod share;
 mod shim;
 mod stage;
 mod subspace;

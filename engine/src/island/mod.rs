@@ -5,7 +5,6 @@
 
 mod additions;
 mod several;
-mod share;
 mod worker;
 
 use std::ops::Range;
@@ -15,7 +14,6 @@ use shoal_protocol::ids::{ClaimKey, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 
 use self::several::Several;
-pub(crate) use self::share::Share;
 use crate::all_reduce::AllReduce;
 use crate::checkpoint::StageState;
 use crate::device::{Device, DeviceChoice};

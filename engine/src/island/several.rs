@@ -13,7 +13,6 @@ use shoal_protocol::ids::{ClaimKey, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 
 use super::additions::Additions;
-use super::share::Share;
 use super::worker::{Lent, Work, Worker};
 use crate::accumulator::{Accumulator, add_words};
 use crate::checkpoint::{self, StageState};
@@ -23,6 +22,7 @@ use crate::error::{EngineError, Result};
 use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::parameters::{parameter_count, range_in_stage};
+use crate::share::Share;
 
 /// An accumulator: its stage, and which one of that stage.
 pub(super) type SumsKey = (Stage, usize);

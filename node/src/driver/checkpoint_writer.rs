@@ -18,7 +18,7 @@ use shoal_scheduler::action::TaskResult;
 use tokio::sync::mpsc::Sender;
 
 use super::chunks::Label;
-use super::engine_thread::JobDone;
+use super::job_report::JobDone;
 use crate::data_dir::Files;
 use crate::fault_point::FaultPoint;
 

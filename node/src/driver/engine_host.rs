@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use super::checkpoint_writer::PartWriter;
 use super::context::Context;
-use super::engine_thread::{EngineResources, EngineThread, Job, JobDone};
+use super::engine_thread::{EngineResources, EngineThread, Job};
+use super::job_report::JobDone;
 use super::passes::Passes;
 use super::payload::Payloads;
 use super::resource_budget::ResourceBudget;

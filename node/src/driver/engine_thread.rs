@@ -22,7 +22,8 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::checkpoint_writer::{CheckpointWriter, PartWriter};
-use super::passes::{Passes, Report};
+use super::job_report::{JobDone, Report};
+use super::passes::Passes;
 use super::payload::{Held, Tensor, Tensors};
 use super::run_files::RunFiles;
 use super::samples::Samples;
@@ -41,15 +42,6 @@ pub(crate) const LOG_LOST: &str = "the output log cannot be read back from the d
 pub(crate) struct Job {
     pub(crate) task: Task,
     pub(crate) inputs: Vec<Held>,
-}
-
-/// The result of a job, and the time that it took.
-#[derive(Debug)]
-pub(crate) struct JobDone {
-    pub(crate) result: anyhow::Result<TaskResult>,
-    pub(crate) busy: Duration,
-    /// What the engine swapped since the job before.
-    pub(crate) swapped: SwapStats,
 }
 
 /// Everything that the thread owns.

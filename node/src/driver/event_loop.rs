@@ -24,7 +24,7 @@ use super::context::Context;
 use super::coordination::Coordination;
 use super::effect::{Effect, Effects, LocalInput, Stamp};
 use super::engine_host::{EngineHost, EngineSetup};
-use super::engine_thread::JobDone;
+use super::job_report::JobDone;
 use super::link_events::LinkEvent;
 use super::metrics_update::MetricsUpdate;
 use super::observer::Observer;

@@ -25,6 +25,7 @@ mod engine_host;
 mod engine_thread;
 mod event_loop;
 mod incoming;
+mod job_report;
 mod latency_probe;
 mod link_events;
 mod liveness_probe;

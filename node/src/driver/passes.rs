@@ -1,19 +1,16 @@
 //! The passes of microbatches, on the engine of one device.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::anyhow;
 use bytes::Bytes;
-use shoal_engine::{Engine, EngineError, ForwardOutput, SwapStats};
+use shoal_engine::{Engine, EngineError, ForwardOutput};
 use shoal_protocol::codec::Codec;
 use shoal_protocol::ids::ClaimKey;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::FixedLoss;
-use shoal_scheduler::action::{DeviceIndex, Task, TaskResult};
-use tokio::sync::mpsc;
+use shoal_scheduler::action::{Task, TaskResult};
 
-use super::engine_thread::JobDone;
 use super::payload::{Payloads, Tensor, Tensors};
 
 /// What a device needs for passes besides its engine.
@@ -100,41 +97,5 @@ impl Passes {
     fn boundary_tensor(&self, codec: Codec, bytes: Bytes) -> Tensor {
         let shape = self.manifest.boundary_shape().to_vec();
         Tensor { element: codec.into(), shape, bytes }
-    }
-}
-
-/// The report of a task that runs on the thread of one of several devices. Dropped without a result, because
-/// the thread panicked or ended before the task, it reports an error.
-#[derive(Debug)]
-pub(super) struct Report {
-    results: mpsc::Sender<JobDone>,
-    device: DeviceIndex,
-    is_sent: bool,
-}
-
-impl Report {
-    pub(super) fn new(results: mpsc::Sender<JobDone>, device: DeviceIndex) -> Self {
-        Self { results, device, is_sent: false }
-    }
-
-    /// Reports the result of a task that began at `start`.
-    pub(super) fn send(mut self, start: Instant, result: anyhow::Result<TaskResult>) {
-        self.is_sent = true;
-        self.give(result, start.elapsed());
-    }
-
-    fn give(&self, result: anyhow::Result<TaskResult>, busy: Duration) {
-        // The receiver is gone only while the process ends.
-        let _ = self.results.blocking_send(JobDone { result, busy, swapped: SwapStats::default() });
-    }
-}
-
-impl Drop for Report {
-    fn drop(&mut self) {
-        if !self.is_sent {
-            let number = self.device.0;
-            let stopped = anyhow!("the thread of device {number} (counted from 0) has ended");
-            self.give(Err(stopped), Duration::ZERO);
-        }
     }
 }

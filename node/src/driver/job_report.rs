@@ -1,0 +1,53 @@
+//! The results of the engine's jobs, and the reports of jobs that run on other threads.
+
+use std::time::{Duration, Instant};
+
+use anyhow::anyhow;
+use shoal_engine::SwapStats;
+use shoal_scheduler::action::{DeviceIndex, TaskResult};
+use tokio::sync::mpsc;
+
+/// The result of a job, and the time that it took.
+#[derive(Debug)]
+pub(crate) struct JobDone {
+    pub(crate) result: anyhow::Result<TaskResult>,
+    pub(crate) busy: Duration,
+    /// What the engine swapped since the job before.
+    pub(crate) swapped: SwapStats,
+}
+
+/// The report of a task that runs on the thread of one of several devices. Dropped without a result, because
+/// the thread panicked or ended before the task, it reports an error.
+#[derive(Debug)]
+pub(super) struct Report {
+    results: mpsc::Sender<JobDone>,
+    device: DeviceIndex,
+    is_sent: bool,
+}
+
+impl Report {
+    pub(super) fn new(results: mpsc::Sender<JobDone>, device: DeviceIndex) -> Self {
+        Self { results, device, is_sent: false }
+    }
+
+    /// Reports the result of a task that began at `start`.
+    pub(super) fn send(mut self, start: Instant, result: anyhow::Result<TaskResult>) {
+        self.is_sent = true;
+        self.give(result, start.elapsed());
+    }
+
+    fn give(&self, result: anyhow::Result<TaskResult>, busy: Duration) {
+        // The receiver is gone only while the process ends.
+        let _ = self.results.blocking_send(JobDone { result, busy, swapped: SwapStats::default() });
+    }
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        if !self.is_sent {
+            let number = self.device.0;
+            let stopped = anyhow!("the thread of device {number} (counted from 0) has ended");
+            self.give(Err(stopped), Duration::ZERO);
+        }
+    }
+}
