@@ -17,6 +17,7 @@ help:
 	@echo 'make bench-links     measure the share of its speed that a swarm keeps over links (17 minutes; root)'
 	@echo 'make bench-transport measure throughput over long, full and lossy links (13 minutes; root)'
 	@echo 'make bench-convergence DATA=TEXT  measure the effect of codecs on the loss (19 minutes)'
+	@echo 'make bench-staleness DATA=TEXT  measure what delayed updates do to AdamW and Muon (20 minutes)'
 	@echo 'make bench-subspace DATA=TEXT  measure the effect of subspace boundaries on the loss (20 minutes)'
 	@echo 'make bench-prepare   measure the preparation of data beside datasets (30 minutes)'
 	@echo 'make bench-swap      measure training with a third of its memory, beside DeepSpeed (15 minutes)'
@@ -152,6 +153,13 @@ bench-convergence: build
 	.venv/bin/python bench/convergence.py --shoal target/release/shoal --data $(DATA) \
 		--plot docs/convergence.svg
 
+# The second text is this project's own.
+bench-staleness: build
+	@scripts/setup.sh --tests
+	bench/text.sh target/generated/bench-text
+	.venv/bin/python bench/staleness.py --shoal target/release/shoal --data $(DATA) \
+		--data target/generated/bench-text --plot docs/staleness.svg
+
 bench-subspace: build
 	@scripts/setup.sh --tests
 	.venv/bin/python bench/subspace.py --shoal target/release/shoal --data $(DATA)
@@ -253,5 +261,5 @@ check-real: build
 
 .PHONY: help setup build demo test programs test-system test-deployment bench-smoke bench bench-recovery \
 	bench-overhead bench-codec bench-all-reduce bench-all-reduce-links bench-links bench-transport bench-chunks \
-	bench-convergence bench-subspace bench-prepare bench-swap bench-island bench-spans bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
+	bench-convergence bench-staleness bench-subspace bench-prepare bench-swap bench-island bench-spans bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
 	bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak lint check-gpu check-real

@@ -8,27 +8,20 @@ of the last 100 steps. A difference is to the f32 run of the same seed, with the
 """
 
 import argparse
-import concurrent.futures
 import dataclasses
-import json
-import math
 import os
 import pathlib
 import re
 import statistics
-import subprocess
 import sys
-import tempfile
 
+import losses
 import machine as machines
-import model as models
 import table
+from losses import LAST, STEPS, final, held_out
 from shoal_run import Shoal
 from sizes import size
 
-STEPS, LAST = size((500, 100), (2, 1))
-# A point of the plot is the mean of so many steps.
-SPAN = size(20, 1)
 GOAL = 0.01
 SEEDS = (1, 2, 3)
 
@@ -74,12 +67,10 @@ RUNS = [
     Run("int8", "int8", boundary="bottleneck"),
     Run(staleness=1),
 ][::size(1, 3)]
-COLOURS = ("#444444", "#4477aa", "#66ccee", "#228833", "#99bb33", "#117755", "#aa3377", "#ccbb44",
-           "#ee6677", "#ee8866", "#332288", "#88ccee", "#882255", "#999933")
 
 
 def train(shoal, data, run, seed, steps):
-    """The report of one run."""
+    """The steps of one run."""
     values = {
         "training": {
             "steps": steps, "stages": 4, "seed": seed, "staleness": run.staleness,
@@ -90,65 +81,9 @@ def train(shoal, data, run, seed, steps):
             "gradient_rounding": f'"{run.rounding}"',
         },
     }
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        text = models.edit_toml(shoal.default, values)
-        text = text.replace('# path = "text.txt"', f"path = {json.dumps(data)}")
-        if run.boundary:
-            boundary = f'boundary = {{ kind = "{run.boundary}", width = {WIDTH} }}'
-            text = re.sub("^# boundary = .*", boundary, text, flags=re.MULTILINE)
-        pathlib.Path(folder, "run.toml").write_text(text, encoding="utf-8")
-        command = [shoal.binary, "local", "run.toml", "--out", "out", "--threads", "1",
-                   "--device", "cpu"]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
-        report = json.loads(pathlib.Path(folder, "out/report.json").read_text(encoding="utf-8"))
-    return report["steps"]
-
-
-def final(steps):
-    return statistics.fmean(step["loss"] for step in steps[-LAST:])
-
-
-def held_out(steps):
-    return [step["held_out_loss"] for step in steps if step.get("held_out_loss") is not None][-1]
-
-
-def plot(curves, path):
-    """Plots the difference of each loss to that of f32 as SVG, in means of `SPAN` steps."""
-    width, height, left, top, span = 720, 360, 60, 20, SPAN
-    reference = curves[0][1]
-    total = len(reference)
-    lines = []
-    for label, steps in curves:
-        gaps = [steps[i]["loss"] - reference[i]["loss"] for i in range(total)]
-        lines.append((label, [statistics.fmean(gaps[i:i + span]) for i in range(0, total, span)]))
-    high = max(max(line) for _, line in lines) * 1.05
-    low = min(min(line) for _, line in lines) * 1.05
-    x = lambda index: left + index / (math.ceil(total / span) - 1) * (width - left - 200)
-    y = lambda value: top + (high - value) / (high - low) * (height - top - 50)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-    ]
-    for tick in range(6):
-        value = low + (high - low) * tick / 5
-        parts.append(f'<line x1="{left}" x2="{width - 200}" y1="{y(value):.1f}" y2="{y(value):.1f}" '
-                     'stroke="#dddddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.3f}</text>')
-    for step in range(0, total + 1, 100):
-        at = left + step / total * (width - left - 200)
-        parts.append(f'<text x="{at:.1f}" y="{height - 30}" text-anchor="middle">{step}</text>')
-    parts.append(f'<text x="{(left + width - 200) / 2}" y="{height - 10}" text-anchor="middle">'
-                 'step; loss above that of f32, nats per token, means of 20 steps</text>')
-    for (label, line), colour in zip(lines, COLOURS):
-        points = " ".join(f"{x(i):.1f},{y(value):.1f}" for i, value in enumerate(line))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-    for row, ((label, _), colour) in enumerate(zip(lines, COLOURS)):
-        at = top + 18 * row + 6
-        parts.append(f'<line x1="{width - 190}" x2="{width - 170}" y1="{at}" y2="{at}" '
-                     f'stroke="{colour}" stroke-width="3"/>')
-        parts.append(f'<text x="{width - 164}" y="{at + 4}">{label}</text>')
-    path.write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
+    boundary = f'boundary = {{ kind = "{run.boundary}", width = {WIDTH} }}'
+    edit = lambda text: re.sub("^# boundary = .*", boundary, text, flags=re.MULTILINE) if run.boundary else text
+    return losses.train(shoal, data, values, edit)
 
 
 def main():
@@ -159,10 +94,8 @@ def main():
     parser.add_argument("--plot", type=pathlib.Path, help="the path of the plot, as SVG")
     options = parser.parse_args()
     shoal, data = Shoal(options.shoal), os.path.abspath(options.data)
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        started = {(run, seed): pool.submit(train, shoal, data, run, seed, options.steps)
-                   for run in RUNS for seed in run.seeds}
-        runs = {key: future.result() for key, future in started.items()}
+    job = lambda run, seed: lambda: train(shoal, data, run, seed, options.steps)
+    runs = losses.train_all({(run, seed): job(run, seed) for run in RUNS for seed in run.seeds})
     rows = []
     for run in RUNS:
         seeds = run.seeds
@@ -186,7 +119,8 @@ def main():
         rows,
     )
     if options.plot:
-        plot([(run.name(), runs[run, 1]) for run in RUNS], options.plot)
+        curves = [(run.name(), runs[run, 1], runs[REFERENCE, 1]) for run in RUNS]
+        losses.plot(curves, options.plot, "loss above that of f32")
 
 
 if __name__ == "__main__":

@@ -123,3 +123,12 @@ def edit_toml(text, values):
     if wanted:
         raise SystemExit(f"the default run configuration has no {sorted(wanted)}")
     return "\n".join(lines) + "\n"
+
+
+def replace_section(text, section, lines):
+    """Replaces all keys of a section in a TOML text."""
+    before, _, rest = text.partition(f"[{section}]\n")
+    if not rest:
+        raise SystemExit(f"the default run configuration has no section {section}")
+    _, header, after = rest.partition("\n[")
+    return before + f"[{section}]\n" + "".join(f"{line}\n" for line in lines) + header + after

@@ -61,6 +61,7 @@ def checks(programs, out):
         Check("transport", "transport.py", [*speed, *plain, *network], needs_links=True),
         Check("convergence", "convergence.py", [*shoal, "--data", text, "--plot", str(out / "plot.svg")]),
         Check("subspace", "subspace.py", [*shoal, "--data", text]),
+        Check("staleness", "staleness.py", [*shoal, "--data", text, "--plot", str(out / "staleness.svg")]),
         Check("prepare", "prepare.py", [*shoal, "--datasets", installed("datasets")], needs_library="datasets"),
         Check("swap", "swap.py", shoal),
         Check("island", "island.py", [*shoal, "--text", text]),

@@ -8,23 +8,17 @@ samples and the same initial embedding. A loss is the mean of the last 100 steps
 """
 
 import argparse
-import concurrent.futures
-import json
 import os
-import pathlib
 import re
-import statistics
-import subprocess
 import sys
-import tempfile
 
+import losses
 import machine as machines
-import model as models
 import table
+from losses import LAST, STEPS
 from shoal_run import Shoal
 from sizes import size
 
-STEPS, LAST = size((500, 100), (2, 1))
 HIDDEN, INTERMEDIATE, HEADS = size((256, 688, 4), (64, 128, 2))
 GOAL = 0.01
 # Of a label, and of a token id in a run with a subspace.
@@ -32,23 +26,14 @@ WORD = 4
 
 
 def train(shoal, data, steps, stages, width):
-    """The steps of a run's report."""
+    """The steps of one run."""
     values = {
         "model": {"hidden": HIDDEN, "intermediate": INTERMEDIATE, "heads": HEADS},
         "training": {"steps": steps, "stages": stages},
     }
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        text = models.edit_toml(shoal.default, values)
-        text = text.replace('# path = "text.txt"', f"path = {json.dumps(data)}")
-        if width:
-            boundary = f'boundary = {{ kind = "subspace", width = {width} }}'
-            text = re.sub("^# boundary = .*", boundary, text, flags=re.MULTILINE)
-        pathlib.Path(folder, "run.toml").write_text(text, encoding="utf-8")
-        command = [shoal.binary, "local", "run.toml", "--out", "out", "--threads", "1",
-                   "--device", "cpu"]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
-        report = json.loads(pathlib.Path(folder, "out/report.json").read_text(encoding="utf-8"))
-    return report["steps"]
+    boundary = f'boundary = {{ kind = "subspace", width = {width} }}'
+    edit = lambda text: re.sub("^# boundary = .*", boundary, text, flags=re.MULTILINE) if width else text
+    return losses.train(shoal, data, values, edit)
 
 
 def bytes_of_token(width):
@@ -70,12 +55,10 @@ def main():
     # Without a boundary the cut into stages changes no loss.
     cases = [(max(options.stages), None)]
     cases += [(stages, width) for stages in options.stages for width in options.widths]
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        started = [pool.submit(train, shoal, data, options.steps, *case) for case in cases]
-        runs = dict(zip(cases, (future.result() for future in started)))
-    final = lambda case: statistics.fmean(step["loss"] for step in runs[case][-LAST:])
-    held_out = lambda case: [step["held_out_loss"] for step in runs[case]
-                             if step.get("held_out_loss") is not None][-1]
+    job = lambda case: lambda: train(shoal, data, options.steps, *case)
+    runs = losses.train_all({case: job(case) for case in cases})
+    final = lambda case: losses.final(runs[case])
+    held_out = lambda case: losses.held_out(runs[case])
     plain = final(cases[0])
     rows = []
     for case in cases:

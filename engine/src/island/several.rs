@@ -13,7 +13,7 @@ use shoal_protocol::ids::{ClaimKey, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 
 use super::additions::Additions;
-use super::worker::{Lent, Work, Worker};
+use super::worker::{Lent, Starting, Work, Worker};
 use crate::accumulator::{Accumulator, add_words};
 use crate::checkpoint::{self, StageState};
 use crate::device::DeviceChoice;
@@ -55,10 +55,12 @@ impl Several {
             let make = move |device| Engine::sharing(&manifest, span, device, share);
             Worker::start(*device, threads, make)
         };
-        let shares = Share::all(devices.len());
+        // All at once, since weights are drawn or copied for each.
+        let started: Vec<Starting> =
+            devices.iter().zip(Share::all(devices.len())).map(start).collect::<Result<_>>()?;
         let mut island = Self {
             manifest: manifest.clone(),
-            workers: devices.iter().zip(shares).map(start).collect::<Result<_>>()?,
+            workers: started.into_iter().map(Starting::begun).collect::<Result<_>>()?,
             has_gpus: devices.iter().any(|device| !device.is_processor()),
             sums: BTreeMap::new(),
             counted: BTreeSet::new(),

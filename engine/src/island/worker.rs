@@ -29,18 +29,36 @@ pub(super) struct Worker {
     back: SyncSender<Box<Engine>>,
 }
 
+/// A thread that makes its engine.
+pub(super) struct Starting {
+    choice: DeviceChoice,
+    begins: Receiver<Result<Device>>,
+    orders: SyncSender<Order>,
+    lent: Receiver<Box<Engine>>,
+    back: SyncSender<Box<Engine>>,
+}
+
+impl Starting {
+    /// Waits until the thread has its device and engine.
+    pub(super) fn begun(self) -> Result<Worker> {
+        let Self { choice, begins, orders, lent, back } = self;
+        let stopped = |_| EngineError::DeviceStopped { device: choice.to_string() };
+        let device = begins.recv().map_err(stopped)??;
+        Ok(Worker { device, orders, lent, back })
+    }
+}
+
 impl Worker {
-    /// Starts the thread, and waits until it has its device and engine.
+    /// Starts the thread.
     pub(super) fn start(
         choice: DeviceChoice,
         threads: usize,
         make: impl FnOnce(Device) -> Result<Engine> + Send + 'static,
-    ) -> Result<Self> {
+    ) -> Result<Starting> {
         let (orders, next) = sync_channel(ORDERS);
         let (lend, lent) = sync_channel(1);
         let (back, returned) = sync_channel(1);
         let (began, begins) = sync_channel(1);
-        let stopped = || EngineError::DeviceStopped { device: choice.to_string() };
         let thread = std::thread::Builder::new().name(format!("device {choice}"));
         let run = move || {
             // libtorch's number of threads is that of the thread that sets it.
@@ -65,9 +83,9 @@ impl Worker {
                 }
             }
         };
-        thread.spawn(run).map_err(|_| stopped())?;
-        let device = begins.recv().map_err(|_| stopped())??;
-        Ok(Self { device, orders, lent, back })
+        let stopped = |_| EngineError::DeviceStopped { device: choice.to_string() };
+        thread.spawn(run).map_err(stopped)?;
+        Ok(Starting { choice, begins, orders, lent, back })
     }
 
     /// Queues work.

@@ -2,6 +2,7 @@
 //! comings and goings.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -40,6 +41,9 @@ pub(super) struct Group {
     /// Passes take `forward` divided by this.
     #[serde(default = "one")]
     speed: f64,
+    /// Devices of each peer, which run passes at the same time. Each takes the time of a pass that `speed` says.
+    #[serde(default = "one_device")]
+    devices: NonZeroU16,
     /// Bytes of memory; unlimited by default.
     memory: Option<f64>,
     /// The stages that they host, as `2` or `0-3`; by default one that the coordinator chooses.
@@ -82,6 +86,10 @@ fn one() -> f64 {
     1.0
 }
 
+fn one_device() -> NonZeroU16 {
+    NonZeroU16::MIN
+}
+
 /// Reads stages from text.
 fn span<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<StageSpan>, D::Error> {
     let text = String::deserialize(deserializer)?;
@@ -110,6 +118,9 @@ impl Group {
     fn check_span(&self, stages: u16, stage: f64) -> Result<(), &'static str> {
         if self.stage.is_some_and(|span| span.last.0 >= stages) {
             return Err("there is no such stage: they are counted from 0");
+        }
+        if self.devices.get() > 1 && self.device_memory.is_some() {
+            return Err("a peer of several devices does not swap: leave device_memory out");
         }
         if self.device_memory.is_some() != self.host_link.is_some() {
             return Err("device_memory and host_link go together");
@@ -239,6 +250,7 @@ fn form(described: &Described, scenario: &mut Scenario) {
         let mut peer = template.clone();
         peer.compute.forward = Duration::from_secs_f64(described.forward / group.speed);
         peer.compute.backward = peer.compute.forward * 2;
+        peer.devices = group.devices;
         peer.region = place(&group.region).expect("every group is in one");
         peer.limits.heard = Bytes(u64::MAX / 4);
         if let Some(span) = group.stage {
@@ -330,6 +342,28 @@ mod tests {
             let error = Described::parse(&text.replace(from, to)).expect_err(to).to_string();
             assert!(error.contains(reason), "{error}: {reason}");
         }
+    }
+
+    #[test]
+    fn peers_of_two_devices_train_almost_twice_as_fast() {
+        let text = |devices: u32| {
+            format!(
+                "stages = 2\nsteps = 4\nmicrobatches = 16\nforward = 1.0\nanchors = 1\n\
+                [[group]]\ncount = 1\nregion = \"a\"\nstage = \"0\"\ndevices = {devices}\n\
+                [[group]]\ncount = 1\nregion = \"a\"\nstage = \"1\"\ndevices = {devices}\n"
+            )
+        };
+        let end = |devices| {
+            let scenario = Described::parse(&text(devices)).expect("a scenario").scenario(1);
+            let report = sim::run(&scenario).expect("every oracle holds");
+            assert!(report.finished, "{report:?}");
+            report.end.0
+        };
+        let [one, two] = [1, 2].map(end);
+        assert!(two.mul_f64(1.7) < one, "{two:?} instead of {one:?}");
+        let swaps = text(2).replace("devices", "device_memory = 1e9\nhost_link = 1e9\ndevices");
+        let error = Described::parse(&swaps).expect_err("no swapping").to_string();
+        assert!(error.contains("does not swap"), "{error}");
     }
 
     #[test]

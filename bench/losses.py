@@ -1,0 +1,87 @@
+"""The losses of small runs in one process, for benchmarks that compare them."""
+
+import concurrent.futures
+import json
+import math
+import os
+import pathlib
+import statistics
+import subprocess
+import tempfile
+
+import model as models
+from sizes import size
+
+STEPS, LAST = size((500, 100), (2, 1))
+# A point of a plot is the mean of so many steps.
+SPAN = size(20, 1)
+COLOURS = ("#444444", "#4477aa", "#66ccee", "#228833", "#99bb33", "#117755", "#aa3377", "#ccbb44",
+           "#ee6677", "#ee8866", "#332288", "#88ccee", "#882255", "#999933")
+
+
+def train(shoal, data, values, edit=lambda text: text):
+    """The steps of the report of one run: the default one with other values, and what `edit` changes in its TOML."""
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        text = models.edit_toml(shoal.default, values)
+        text = text.replace('# path = "text.txt"', f"path = {json.dumps(data)}")
+        pathlib.Path(folder, "run.toml").write_text(edit(text), encoding="utf-8")
+        command = [shoal.binary, "local", "run.toml", "--out", "out", "--threads", "1", "--device", "cpu"]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        report = json.loads(pathlib.Path(folder, "out/report.json").read_text(encoding="utf-8"))
+    return report["steps"]
+
+
+def train_all(runs):
+    """The steps of all runs, by key: each is a function without arguments. As many at a time as there are processors."""
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        started = {key: pool.submit(run) for key, run in runs.items()}
+        return {key: future.result() for key, future in started.items()}
+
+
+def final(steps):
+    """The mean loss of the last steps."""
+    return statistics.fmean(step["loss"] for step in steps[-LAST:])
+
+
+def held_out(steps):
+    """The loss of the last evaluation."""
+    return [step["held_out_loss"] for step in steps if step.get("held_out_loss") is not None][-1]
+
+
+def plot(curves, path, label):
+    """Plots how far each run's loss lies above that of its reference as SVG, in means of `SPAN` steps. `curves` are
+    names, steps and the reference's steps."""
+    width, height, left, top, span = 720, 360, 60, 20, SPAN
+    total = len(curves[0][1])
+    lines = []
+    for name, steps, reference in curves:
+        gaps = [steps[i]["loss"] - reference[i]["loss"] for i in range(total)]
+        lines.append((name, [statistics.fmean(gaps[i:i + span]) for i in range(0, total, span)]))
+    high = max(max(line) for _, line in lines) * 1.05
+    low = min(min(line) for _, line in lines) * 1.05
+    x = lambda index: left + index / (math.ceil(total / span) - 1) * (width - left - 200)
+    y = lambda value: top + (high - value) / (high - low or 1.0) * (height - top - 50)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    for tick in range(6):
+        value = low + (high - low) * tick / 5
+        parts.append(f'<line x1="{left}" x2="{width - 200}" y1="{y(value):.1f}" y2="{y(value):.1f}" '
+                     'stroke="#dddddd"/>')
+        parts.append(f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.3f}</text>')
+    for step in range(0, total + 1, 100):
+        at = left + step / total * (width - left - 200)
+        parts.append(f'<text x="{at:.1f}" y="{height - 30}" text-anchor="middle">{step}</text>')
+    parts.append(f'<text x="{(left + width - 200) / 2}" y="{height - 10}" text-anchor="middle">'
+                 f'step; {label}, nats per token, means of 20 steps</text>')
+    for (_, line), colour in zip(lines, COLOURS):
+        points = " ".join(f"{x(i):.1f},{y(value):.1f}" for i, value in enumerate(line))
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+    for row, ((name, _), colour) in enumerate(zip(lines, COLOURS)):
+        at = top + 18 * row + 6
+        parts.append(f'<line x1="{width - 190}" x2="{width - 170}" y1="{at}" y2="{at}" '
+                     f'stroke="{colour}" stroke-width="3"/>')
+        parts.append(f'<text x="{width - 164}" y="{at + 4}">{name}</text>')
+    path.write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
