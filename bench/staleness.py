@@ -69,12 +69,12 @@ def train(shoal, run, steps):
     return losses.train(shoal, run.text, values, lambda text: models.replace_section(text, "optimizer", keys))
 
 
-def rows_of(text, runs):
+def rows_of(text, every_seed, runs):
     """A row for each optimizer and delay."""
     rows = []
     for optimizer in OPTIMIZERS:
         for delay in DELAYS:
-            seeds = [Run(optimizer, text, seed, delay) for seed in SEEDS]
+            seeds = [Run(optimizer, text, seed, delay) for seed in every_seed]
             gaps = [final(runs[run]) - final(runs[run.without_delay()]) for run in seeds]
             mean = statistics.fmean(gaps)
             judged = delay and optimizer.has_goal
@@ -83,7 +83,7 @@ def rows_of(text, runs):
                 f"{statistics.fmean(final(runs[run]) for run in seeds):.4f}",
                 f"{statistics.fmean(held_out(runs[run]) for run in seeds):.4f}",
                 f"{mean:+.4f}" if delay else "",
-                f"{min(gaps):+.4f} to {max(gaps):+.4f}" if delay else "",
+                f"{min(gaps):+.4f} to {max(gaps):+.4f}" if delay and len(gaps) > 1 else "",
                 ("met" if mean <= GOAL else "NOT met") if judged else "",
             ])
     return rows
@@ -94,23 +94,24 @@ def main():
     parser.add_argument("--shoal", required=True, help="the node's release binary")
     parser.add_argument("--data", required=True, action="append", help="a text to train on; repeatable")
     parser.add_argument("--steps", type=int, default=STEPS, help="the steps of each run")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--plot", type=pathlib.Path, help="the path of the plot of the first text, as SVG")
     options = parser.parse_args()
     shoal, texts = Shoal(options.shoal), [os.path.abspath(text) for text in options.data]
     job = lambda run: lambda: train(shoal, run, options.steps)
     every = [Run(optimizer, text, seed, delay)
-             for text in texts for optimizer in OPTIMIZERS for seed in SEEDS for delay in DELAYS]
+             for text in texts for optimizer in OPTIMIZERS for seed in options.seeds for delay in DELAYS]
     runs = losses.train_all({run: job(run) for run in every})
     table.show(
         "Delayed updates",
-        f"hidden 128, 4 layers, {options.steps} steps of 2048 tokens, f32, seeds {', '.join(map(str, SEEDS))}; "
+        f"hidden 128, 4 layers, {options.steps} steps of 2048 tokens, f32, seeds {', '.join(map(str, options.seeds))}; "
         f"{machines.line(machines.describe(sys.executable))}. Loss: mean of the last {LAST} steps, nats per token; held "
         f"out: the last evaluation. Goal: at most {GOAL} above the run without delay.",
         ["text", "optimizer", "staleness", "loss", "held out", "above 0", "over seeds", "goal"],
-        [row for text in texts for row in rows_of(text, runs)],
+        [row for text in texts for row in rows_of(text, options.seeds, runs)],
     )
     if options.plot:
-        delayed = [Run(optimizer, texts[0], SEEDS[0], delay)
+        delayed = [Run(optimizer, texts[0], options.seeds[0], delay)
                    for optimizer in OPTIMIZERS for delay in DELAYS if delay]
         curves = [(f"{run.optimizer.name}, staleness {run.delay}", runs[run], runs[run.without_delay()])
                   for run in delayed]
