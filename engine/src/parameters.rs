@@ -19,6 +19,7 @@ use shoal_protocol::manifest::{
 
 use crate::adapter::{self, Factor, JOINED, extents};
 use crate::boundary;
+use crate::error::{EngineError, Result};
 
 /// Name of the embedding's matrix.
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -267,6 +268,19 @@ pub(crate) fn range_in_stage(
         (false, true) => count - matrix..count,
         (false, false) => 0..count - matrix,
     }
+}
+
+/// A range of a weight group as a range of the flat vector, in which the group is at this place.
+///
+/// # Errors
+/// If the group has no such range.
+pub(crate) fn range_within(group: &Range<usize>, range: Range<usize>) -> Result<Range<usize>> {
+    let (expected, found) = (group.len(), range.end);
+    if found > expected {
+        let what = "a range of sums";
+        return Err(EngineError::WrongLength { what, expected, found });
+    }
+    Ok(group.start + range.start..group.start + range.end)
 }
 
 /// Number of elements of a weight group.

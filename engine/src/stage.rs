@@ -22,7 +22,7 @@ use crate::loss::{Loss, LossGradients, cross_entropy};
 use crate::microbatch::{Labels, per_token, token_ids};
 use crate::norm::normalise;
 use crate::optimizer::{OptimizerState, Slot, SlotLayout, SlotVector, Update, layout};
-use crate::parameters::{Parameter, parameter_count, parameters, range_in_stage};
+use crate::parameters::{Parameter, parameter_count, parameters, range_in_stage, range_within};
 use crate::share::Share;
 use crate::shim;
 use crate::subspace::{Projection, Subspace};
@@ -55,8 +55,8 @@ pub(crate) struct StageModel {
     manifest: Manifest,
     device: tch::Device,
     parameters: Vec<Parameter>,
-    /// The weights that are updated here, as a range of the list above; whoever updates the others is on the
-    /// same island.
+    /// The weights that are updated here, as a range of the list above. Other devices of the same island
+    /// update the others.
     own: Range<usize>,
     /// The subspace that crosses boundaries, in a run that has one: as numbers for updates, and in passes.
     subspace: Option<(Subspace, Projection)>,
@@ -435,13 +435,7 @@ impl StageModel {
         range: Range<usize>,
         read: impl FnOnce(&[u8]) -> T,
     ) -> Result<T> {
-        let group = &self.groups[&weights];
-        let (expected, found) = (group.len(), range.end);
-        if found > expected {
-            let what = "a range of sums";
-            return Err(EngineError::WrongLength { what, expected, found });
-        }
-        let range = group.start + range.start..group.start + range.end;
+        let range = range_within(&self.groups[&weights], range)?;
         self.accumulators[self.turn(step)].read(range, read)
     }
 

@@ -7,13 +7,12 @@ use std::sync::mpsc::channel;
 
 use bytes::Bytes;
 use shoal_engine::{
-    DeviceChoice, FixedPoint, ForwardOutput, Island, Origin, Samples, StageState, Update,
-    group_elements, square_norm,
+    DeviceChoice, FixedPoint, ForwardOutput, Island, Origin, Samples, StageState, group_elements,
 };
 use shoal_protocol::ids::{Microbatch, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Manifest};
 
-use self::common::{Trainer, key, manifest, samples, text};
+use self::common::{Trainer, each_update, key, manifest, samples, text};
 
 /// One run on an island of so many workers of the processor.
 struct Islander {
@@ -71,7 +70,9 @@ impl Islander {
             self.manifest.clone().weight_groups().map(|group| self.mean(group, step)).collect();
         let all: Vec<(f32, u64)> = losses.iter().collect();
         let targets = all.iter().map(|(_, targets)| targets).sum();
-        self.apply(step, &gradients, targets);
+        each_update(&self.manifest, step, &gradients, targets, |stage, update| {
+            self.island.apply(stage, update).expect("a whole gradient");
+        });
         all.iter().map(|(share, _)| f64::from(*share)).sum::<f64>() / all.len() as f64
     }
 
@@ -84,19 +85,6 @@ impl Islander {
             self.island.read_sums(weights, Step(step), range, reduce).expect("hosted")
         };
         [part(0..all / 3), part(all / 3..all)].concat().into()
-    }
-
-    fn apply(&mut self, step: u64, gradients: &[Bytes], targets: u64) {
-        let norm = gradients.iter().map(|gradient| square_norm(gradient)).sum::<f64>().sqrt();
-        let gradient_norm = norm * self.manifest.gradient_scale(targets);
-        for stage in self.manifest.stages() {
-            let groups = self.manifest.groups_of(stage);
-            let gradients: Vec<&[u8]> =
-                groups.map(|weights| &gradients[usize::from(weights.0)][..]).collect();
-            let gradients = &gradients[..];
-            let update = Update { step: Step(step), gradients, gradient_norm, targets };
-            self.island.apply(stage, &update).expect("a whole gradient");
-        }
     }
 
     fn states(&self) -> BTreeMap<Stage, StageState> {

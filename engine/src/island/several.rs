@@ -21,7 +21,7 @@ use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::optimizer::Update;
 use crate::origin::Origin;
-use crate::parameters::{parameter_count, range_in_stage};
+use crate::parameters::{parameter_count, range_in_stage, range_within};
 use crate::share::Share;
 
 /// An accumulator: its stage, and which one of that stage.
@@ -127,14 +127,8 @@ impl Several {
             self.additions.wait((*stage, turn));
             self.collect((*stage, turn))?;
         }
-        let place = |stage: &Stage| -> Result<Range<usize>> {
-            let group = range_in_stage(&self.manifest, *stage, weights);
-            let (expected, found) = (group.len(), range.end);
-            if found > expected {
-                let what = "a range of sums";
-                return Err(EngineError::WrongLength { what, expected, found });
-            }
-            Ok(group.start + range.start..group.start + range.end)
+        let place = |stage: &Stage| {
+            range_within(&range_in_stage(&self.manifest, *stage, weights), range.clone())
         };
         match &hosted[..] {
             [] => Err(EngineError::NotHosted(stages[0])),

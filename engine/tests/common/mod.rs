@@ -253,18 +253,10 @@ impl Trainer {
 
     /// Applies; returns the global norm.
     pub(crate) fn apply(&mut self, step: u64, gradients: &[Bytes]) -> f64 {
-        let norm = gradients.iter().map(|gradient| square_norm(gradient)).sum::<f64>().sqrt();
         let targets = self.targets.remove(&step).unwrap_or(0);
-        let gradient_norm = norm * self.manifest.gradient_scale(targets);
-        for stage in self.manifest.stages() {
-            let groups = self.manifest.groups_of(stage);
-            let gradients: Vec<&[u8]> =
-                groups.map(|weights| &gradients[usize::from(weights.0)][..]).collect();
-            let gradients = &gradients[..];
-            let update = Update { step: Step(step), gradients, gradient_norm, targets };
-            self.engine.apply(stage, &update).expect("a whole gradient");
-        }
-        gradient_norm
+        each_update(&self.manifest, step, gradients, targets, |stage, update| {
+            self.engine.apply(stage, update).expect("a whole gradient");
+        })
     }
 
     /// Runs a whole step; returns its mean loss and the gradient's norm.
@@ -284,6 +276,25 @@ impl Trainer {
         let state = |stage| self.engine.state(stage).expect("hosted").weights;
         self.manifest.stages().flat_map(state).map(f32::to_bits).collect()
     }
+}
+
+/// Makes each stage's update from the mean gradients of all weight groups; returns the global norm.
+pub(crate) fn each_update(
+    manifest: &Manifest,
+    step: u64,
+    gradients: &[Bytes],
+    targets: u64,
+    mut apply: impl FnMut(Stage, &Update<'_>),
+) -> f64 {
+    let norm = gradients.iter().map(|gradient| square_norm(gradient)).sum::<f64>().sqrt();
+    let gradient_norm = norm * manifest.gradient_scale(targets);
+    for stage in manifest.stages() {
+        let groups = manifest.groups_of(stage);
+        let gradients: Vec<&[u8]> =
+            groups.map(|weights| &gradients[usize::from(weights.0)][..]).collect();
+        apply(stage, &Update { step: Step(step), gradients: &gradients, gradient_norm, targets });
+    }
+    gradient_norm
 }
 
 pub(crate) fn key(step: u64, stage: Stage, microbatch: u32) -> ClaimKey {
