@@ -471,8 +471,9 @@ impl StageModel {
             &self.manifest,
             update,
         )?;
+        let own = self.own_elements();
         if let Some((subspace, _)) = &self.subspace {
-            subspace.constrain_tensor(&mut self.weights.flat, self.threads)?;
+            subspace.constrain_tensor(own, &mut self.weights.flat, self.threads)?;
         }
         Ok(())
     }

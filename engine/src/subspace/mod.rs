@@ -19,6 +19,8 @@
 mod basis;
 mod projection;
 
+use std::ops::Range;
+
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::Manifest;
 use tch::Tensor;
@@ -96,9 +98,16 @@ impl Subspace {
     /// Replaces the constrained weights by their nearest values within the constraint. The bits depend on
     /// no processor, device or number of threads.
     pub(crate) fn constrain(&self, flat: &mut [f32], threads: usize) {
+        let all = 0..flat.len();
+        self.constrain_within(all, flat, threads);
+    }
+
+    /// Like [`Self::constrain`], of the weights that begin in a range of the flat vector.
+    fn constrain_within(&self, place: Range<usize>, flat: &mut [f32], threads: usize) {
         let mut jobs = Vec::new();
         let (mut rest, mut end) = (flat, 0);
-        for (parameter, constraint) in &self.constrained {
+        let within = self.constrained.iter().filter(|(one, _)| place.contains(&one.offset));
+        for (parameter, constraint) in within {
             let range = parameter.range();
             let part = rest.split_off_mut(range.start - end..).expect("in ascending order");
             let (weights, after) = part.split_at_mut(range.len());
@@ -126,14 +135,19 @@ impl Subspace {
         });
     }
 
-    /// Like [`Self::constrain`], for weights on any device.
-    pub(crate) fn constrain_tensor(&self, flat: &mut Tensor, threads: usize) -> Result<()> {
+    /// Constrains the weights that begin in a range of the flat vector, which is on any device.
+    pub(crate) fn constrain_tensor(
+        &self,
+        place: Range<usize>,
+        flat: &mut Tensor,
+        threads: usize,
+    ) -> Result<()> {
         if flat.device() == tch::Device::Cpu {
-            self.constrain(elements_mut(flat), threads);
+            self.constrain_within(place, elements_mut(flat), threads);
             return Ok(());
         }
         let mut copied = flat.f_to(tch::Device::Cpu)?;
-        self.constrain(elements_mut(&mut copied), threads);
+        self.constrain_within(place, elements_mut(&mut copied), threads);
         Ok(flat.f_copy_(&copied)?)
     }
 
