@@ -137,16 +137,25 @@ impl<'a> Driver<'a> {
         loop {
             self.settle();
             self.update_status();
-            if let Some(ending) = self.shutdown.take_ending(self.checkpoints.is_archiving()) {
-                if matches!(ending, Ending::Finished) {
-                    self.checkpoints.check_uploaded(&self.context)?;
-                }
-                let anchor_role = self.coordination.anchor_role();
-                return ending.outcome(|| anchor_role.has_completed(&self.context));
+            if let Some(outcome) = self.outcome()? {
+                return Ok(outcome);
             }
             let event = self.next(&mut signals).await?;
             self.handle(event)?;
         }
+    }
+
+    /// How this life ended, if it did.
+    fn outcome(&mut self) -> anyhow::Result<Option<Outcome>> {
+        let anchor_role = self.coordination.anchor_role();
+        let completed = || anchor_role.has_completed(&self.context);
+        let ending = self.shutdown.take_ending(self.checkpoints.is_archiving(), completed);
+        let Some(ending) = ending else { return Ok(None) };
+        let outcome = ending.outcome(completed)?;
+        if matches!(outcome, Outcome::Finished | Outcome::Complete) {
+            self.checkpoints.check_uploaded(&self.context)?;
+        }
+        Ok(Some(outcome))
     }
 
     /// Completes the upload that an earlier process began before the run was over.

@@ -53,6 +53,15 @@ pub enum Outcome {
 }
 
 impl Ending {
+    fn is_of_a_finished_run(&self, completed: impl Fn() -> bool) -> bool {
+        match self {
+            Self::Finished => true,
+            // The log showed the end only after this life had begun.
+            Self::Refused(_) => completed(),
+            _ => false,
+        }
+    }
+
     /// Converts the reason to the outcome for the process. `completed` looks whether the log, which
     /// this process may keep again, has the end of the run.
     ///
@@ -160,12 +169,16 @@ impl Shutdown {
         self.ending.is_some()
     }
 
-    /// Returns the reason for the end once this life may end. A finished peer first archives
-    /// checkpoints on their way, and informs absent anchors.
-    pub(super) fn take_ending(&mut self, archiving: bool) -> Option<Ending> {
+    /// Returns the reason for the end once this life may end. A peer whose run is over first archives
+    /// checkpoints on their way, and informs absent anchors. `completed` is that of [`Ending::outcome`].
+    pub(super) fn take_ending(
+        &mut self,
+        archiving: bool,
+        completed: impl Fn() -> bool,
+    ) -> Option<Ending> {
         let drained = self.drain_until.is_some_and(|until| Instant::now() >= until);
         let waits = (archiving && !drained) || !self.has_informed_anchors();
-        self.ending.take_if(|ending| !(waits && matches!(ending, Ending::Finished)))
+        self.ending.take_if(|ending| !(waits && ending.is_of_a_finished_run(completed)))
     }
 
     fn has_informed_anchors(&self) -> bool {
