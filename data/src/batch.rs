@@ -13,14 +13,16 @@ use crate::prepared::{Index, ShardEntry};
 
 /// The microbatches of a run: which rows each has, and how rows are sent.
 ///
-/// Training samples are numbered through the run, `(step · M + microbatch) · B + row`, and through the
-/// runs that go on from it ([`SampleNumbers`]); held-out microbatches have numbers from M on and read
+/// Training samples are numbered through the run, `(step · M + microbatch) · B + row`, where B is all that a
+/// virtual worker reads in a step if there are workers, and through the runs that go on from it ([`SampleNumbers`]); held-out microbatches have numbers from M on and read
 /// the held-out rows in order, the same in every evaluation.
 #[derive(Debug, Clone)]
 pub struct Batches {
     index: Arc<Index>,
     order: Order,
+    /// Rows of a microbatch to train on, and of one that is held out.
     rows: u64,
+    held_out_rows: u64,
     microbatches: u64,
     numbers: SampleNumbers,
 }
@@ -32,7 +34,8 @@ impl Batches {
         Self {
             order: Order::new(manifest.training.seed, &index),
             index,
-            rows: u64::from(manifest.training.microbatch_size),
+            rows: manifest.samples_of(Microbatch(0)),
+            held_out_rows: u64::from(manifest.training.microbatch_size),
             microbatches: u64::from(manifest.training.microbatches),
             numbers: manifest.sample_numbers(),
         }
@@ -49,9 +52,12 @@ impl Batches {
     #[must_use]
     pub fn rows(&self, step: Step, microbatch: Microbatch) -> Vec<(&ShardEntry, u64)> {
         let number = u64::from(microbatch.0);
-        let (shards, first) = match number.checked_sub(self.microbatches) {
-            Some(held_out) => (&self.index.held_out, held_out * self.rows),
-            None => (&self.index.train, self.numbers.first_of(step, number)),
+        let (shards, first, rows) = match number.checked_sub(self.microbatches) {
+            Some(held_out) => {
+                let rows = self.held_out_rows;
+                (&self.index.held_out, held_out * rows, rows)
+            }
+            None => (&self.index.train, self.numbers.first_of(step, number), self.rows),
         };
         let place = |sample| -> Option<RowPlace> {
             match number < self.microbatches {
@@ -59,7 +65,7 @@ impl Batches {
                 false => self.order.held_out(sample),
             }
         };
-        let places = (first..first + self.rows).filter_map(place);
+        let places = (first..first + rows).filter_map(place);
         places.map(|RowPlace { shard, row }| (&shards[shard], row)).collect()
     }
 

@@ -64,7 +64,7 @@ impl Engine {
     /// As [`Engine::new`]; if the disk has no room; if the stages are not on the processor.
     ///
     /// # Panics
-    /// If the run has no such stage.
+    /// If the run has no such stage, or has virtual workers.
     pub fn swapping(
         manifest: &Manifest,
         span: StageSpan,
@@ -75,6 +75,7 @@ impl Engine {
             device.torch == tch::Device::Cpu,
             "only stages in the machine's memory are swapped"
         );
+        assert!(manifest.inner.is_none(), "a virtual worker's weights are not swapped");
         let swap = Swap::create(folder, memory)?;
         Self::with_swap(manifest, span, (device, Share::WHOLE), Some(swap))
     }

@@ -76,6 +76,7 @@ fn known_model(manifest: &Manifest) -> Manifest {
         ..known.model
     };
     known.start = None;
+    known.inner = None;
     known.training.seed = 0;
     known.training.stages = 1;
     known.training.microbatch_size = 2;

@@ -13,7 +13,8 @@ use crate::parameters::{Parameter, model_parameters, parameters};
 /// Minimum duration of the measurement.
 const TIMED: Duration = Duration::from_millis(60);
 
-/// Floating-point operations of a stage's passes over one microbatch.
+/// Floating-point operations of a stage's passes over one microbatch. A virtual worker makes all of its passes, in
+/// both directions, in the forward pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PassFlops {
     /// Of the forward pass.
@@ -43,9 +44,13 @@ pub fn pass_flops(manifest: &Manifest, stage: Stage) -> PassFlops {
     let layers = manifest.layers_of(stage).len() as f64;
     let attention = 4.0 * layers * f64::from(model.context) * f64::from(model.query_width());
     let (trained, frozen) = (2.0 * trained as f64, 2.0 * frozen as f64);
-    PassFlops {
-        forward: tokens * (trained + frozen + attention),
-        backward: tokens * (2.0 * (trained + attention) + frozen),
+    let forward = tokens * (trained + frozen + attention);
+    let backward = tokens * (2.0 * (trained + attention) + frozen);
+    match &manifest.inner {
+        None => PassFlops { forward, backward },
+        Some(inner) => {
+            PassFlops { forward: f64::from(inner.passes()) * (forward + backward), backward: 0.0 }
+        }
     }
 }
 

@@ -43,6 +43,7 @@ mod fused;
 mod generate;
 mod gradient;
 mod init;
+mod inner;
 mod island;
 mod kernel;
 mod language_model;

@@ -28,6 +28,9 @@ const PER_PARAMETER: u64 = 20;
 /// time has these tensors as well. In a run with a subspace, every stage has its basis four times (as
 /// numbers and as tensors, each with the transpose), and during a pass a row of the initial embedding for
 /// each token, in f32.
+///
+/// A virtual worker has one microbatch in flight, and beside the run's weights those of its own: for each 16 bytes
+/// (with its accumulator and gradient), 2 for its bf16 copy, and what its optimizer keeps.
 #[must_use]
 pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
     let training = &manifest.training;
@@ -36,7 +39,10 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
     let stale = (manifest.steps_at_once() - 1) * (4 + narrow + 8);
     let size = training.dtype.size() as u64;
     let input = manifest.boundary_bytes(manifest.codec.activations).0;
-    let in_flight = u64::from(in_flight) * manifest.steps_at_once();
+    let in_flight = match &manifest.inner {
+        None => u64::from(in_flight) * manifest.steps_at_once(),
+        Some(_) => u64::from(in_flight.min(1)),
+    };
     let stage_bytes = |stage| {
         let weights = parameter_count(manifest, stage) as u64
             * (PER_PARAMETER + narrow + stale + kept_errors(manifest));
@@ -45,14 +51,16 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
             if training.recompute { in_flight * input + graph } else { in_flight * graph };
         let frozen = frozen_count(manifest, stage) as u64 * size;
         let subspace = basis_bytes(manifest) + initial_bytes(manifest);
-        Bytes(weights + optimizer_bytes(manifest, stage) + frozen + activations + subspace)
+        let inner = inner_bytes(manifest, stage);
+        Bytes(weights + optimizer_bytes(manifest, stage) + frozen + activations + subspace + inner)
     };
     span.stages().map(stage_bytes).sum()
 }
 
 /// What several workers of the processor ([`crate::Island`]) take beyond [`memory_floor`]. Each further one has
 /// for every weight 8 bytes (weights and one microbatch's gradient), 2 for its bf16 copy, 4 or 6 for each earlier
-/// version that steps read, and its frozen weights. They share accumulators, and divide what the optimizer keeps.
+/// version that steps read, its frozen weights, and all that belongs to a virtual worker. They share accumulators,
+/// and divide what the optimizer keeps.
 #[must_use]
 pub fn island_overhead(manifest: &Manifest, span: StageSpan, devices: usize) -> Bytes {
     let further = devices.saturating_sub(1) as u64;
@@ -61,7 +69,8 @@ pub fn island_overhead(manifest: &Manifest, span: StageSpan, devices: usize) -> 
     let stage_bytes = |stage| {
         let weights = parameter_count(manifest, stage) as u64;
         let frozen = frozen_count(manifest, stage) as u64 * size;
-        Bytes(further * (weights * (4 + steps * (4 + narrow)) + frozen))
+        let inner = inner_bytes(manifest, stage);
+        Bytes(further * (weights * (4 + steps * (4 + narrow)) + frozen + inner))
     };
     span.stages().map(stage_bytes).sum()
 }
@@ -107,6 +116,13 @@ pub fn swapping_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> S
 /// Bytes of what the optimizer keeps beside the weights of a stage.
 fn optimizer_bytes(manifest: &Manifest, stage: Stage) -> u64 {
     4 * optimizer_elements(manifest, stage) as u64
+}
+
+/// Bytes of what a virtual worker has for itself.
+fn inner_bytes(manifest: &Manifest, stage: Stage) -> u64 {
+    let Some(of_worker) = manifest.of_worker() else { return 0 };
+    let weights = parameter_count(manifest, stage) as u64;
+    weights * (4 + 8 + 4 + narrow_bytes(manifest)) + optimizer_bytes(&of_worker, stage)
 }
 
 /// Bytes of a weight's copy in the dtype of passes.

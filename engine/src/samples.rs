@@ -4,7 +4,7 @@
 //! The text is cut into consecutive windows of `context` tokens. A sample has a window's tokens as
 //! input, and the same shifted by one as labels. The last [`Manifest::held_out_tokens`] tokens are
 //! never used for training. Training samples are numbered through the run, `(step · M + microbatch)
-//! · B + row`, and through the runs that go on from it ([`SampleNumbers`]); sample `i` is in epoch `i
+//! · B + row`, where B is all that a virtual worker reads in a step if there are workers, and through the runs that go on from it ([`SampleNumbers`]); sample `i` is in epoch `i
 //! / windows`, and within each epoch a permutation keyed by seed and epoch takes every window once.
 //! Held-out microbatches (numbers from M on) read the held-out windows in order, the same in every
 //! evaluation.
@@ -31,7 +31,9 @@ pub struct Samples {
     file: TokenFile,
     seed: u64,
     context: u64,
+    /// Samples of a microbatch to train on, and of one that is held out.
     rows: u64,
+    held_out_rows: u64,
     microbatches: u64,
     numbers: SampleNumbers,
     /// Number of training windows.
@@ -60,7 +62,8 @@ impl Samples {
             file,
             seed: manifest.training.seed,
             context,
-            rows: u64::from(manifest.training.microbatch_size),
+            rows: manifest.samples_of(Microbatch(0)),
+            held_out_rows: u64::from(manifest.training.microbatch_size),
             microbatches: u64::from(manifest.training.microbatches),
             numbers: manifest.sample_numbers(),
             windows: windows(trained),
@@ -84,7 +87,8 @@ impl Samples {
         let number = u64::from(microbatch.0);
         if number >= self.microbatches {
             assert!(self.held_out_windows > 0, "the run holds nothing out");
-            let window = ((number - self.microbatches) * self.rows + row) % self.held_out_windows;
+            let window =
+                ((number - self.microbatches) * self.held_out_rows + row) % self.held_out_windows;
             return self.held_out_start + window * self.context;
         }
         let sample = self.numbers.first_of(step, number) + row;
@@ -98,10 +102,12 @@ impl Samples {
     /// Like [`Samples::start`].
     #[must_use]
     pub fn batch(&self, step: Step, microbatch: Microbatch) -> Batch {
-        let size = (4 * self.rows * self.context) as usize;
+        let trains = u64::from(microbatch.0) < self.microbatches;
+        let rows = if trains { self.rows } else { self.held_out_rows };
+        let size = (4 * rows * self.context) as usize;
         let mut inputs = Vec::with_capacity(size);
         let mut labels = Vec::with_capacity(size);
-        for row in 0..self.rows {
+        for row in 0..rows {
             let start = self.start(step, microbatch, row);
             inputs.extend(self.file.read(start, self.context).flat_map(u32::to_le_bytes));
             labels.extend(self.file.read(start + 1, self.context).flat_map(u32::to_le_bytes));

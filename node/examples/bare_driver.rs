@@ -200,7 +200,8 @@ impl Trainer {
         let [other, other_loss] = self.link.exchange(runtime, [own, loss])?;
         let norm = (own + other).sqrt();
         let targets = self.manifest.tokens_per_step();
-        let update = Update { step, gradients: &[&mean], gradient_norm: norm, targets };
+        let update =
+            Update { step, count: step.0 + 1, gradients: &[&mean], gradient_norm: norm, targets };
         self.engine.apply(self.stage, &update)?;
         Ok((loss.max(other_loss), norm))
     }

@@ -5,10 +5,14 @@
 
 #[path = "config/data_section.rs"]
 mod data_section;
+#[path = "config/lora_section.rs"]
+mod lora_section;
 #[path = "config/model_section.rs"]
 mod model_section;
 #[path = "config/optimizer_section.rs"]
 mod optimizer_section;
+#[path = "config/outer_section.rs"]
+mod outer_section;
 #[path = "config/start_section.rs"]
 mod start_section;
 
@@ -32,6 +36,7 @@ use toml::Spanned;
 use self::data_section::DataSection;
 pub use self::data_section::DataSource;
 use self::model_section::ModelSection;
+pub use self::outer_section::Outer;
 use self::start_section::StartSection;
 pub use self::start_section::StartSource;
 
@@ -56,6 +61,8 @@ pub struct RunConfig {
     pub admission: Admission,
     /// Adapters that are trained instead of the model's weights.
     pub lora: Option<Lora>,
+    /// Virtual workers; without them all peers make each step together.
+    pub outer: Option<Outer>,
     /// The checkpoint of another run that this one goes on from.
     pub start: Option<StartSource>,
     /// The data that is trained on.
@@ -130,6 +137,7 @@ struct RunToml {
     #[serde(default)]
     admission: Admission,
     lora: Option<Spanned<Lora>>,
+    outer: Option<Outer>,
     start: Option<Spanned<StartSection>>,
     data: Spanned<DataSection>,
 }
@@ -182,6 +190,7 @@ impl RunConfig {
             checkpoint: file.checkpoint,
             admission: file.admission,
             lora: file.lora.map(Spanned::into_inner),
+            outer: file.outer,
             start,
             data,
         };
@@ -194,7 +203,7 @@ impl RunConfig {
     /// # Errors
     /// If a value is out of range, or the checkpoint to go on from has another model.
     pub fn check(&self) -> Result<(), ManifestError> {
-        let manifest = self.with_enough_tokens();
+        let manifest = self.with_enough_tokens()?;
         manifest.check()?;
         self.start.iter().try_for_each(|start| manifest.check_goes_on_from(&start.manifest))
     }
@@ -204,13 +213,13 @@ impl RunConfig {
     /// # Errors
     /// If the values are invalid for these tokens.
     pub fn resolve(&self, data: Data) -> Result<Manifest, ManifestError> {
-        let manifest = self.with_data(data);
+        let manifest = self.with_data(data)?;
         manifest.check()?;
         Ok(manifest)
     }
 
     /// The manifest with the prepared data, or more tokens of text than any run needs.
-    fn with_enough_tokens(&self) -> Manifest {
+    fn with_enough_tokens(&self) -> Result<Manifest, ManifestError> {
         if let Some((_, prepared)) = &self.data.prepared {
             return self.with_data(Data::Prepared(prepared.clone()));
         }
@@ -219,7 +228,7 @@ impl RunConfig {
         self.with_data(Data::Text(Tokens { hash, count: 1 << 50, width, tokenizer }))
     }
 
-    fn with_data(&self, data: Data) -> Manifest {
+    fn with_data(&self, data: Data) -> Result<Manifest, ManifestError> {
         let mut manifest = Manifest {
             model: self.model.clone(),
             training: self.training.clone(),
@@ -231,16 +240,18 @@ impl RunConfig {
             admission: self.admission.clone(),
             lora: self.lora.clone(),
             start: None,
+            inner: None,
         };
+        self.outer.iter().try_for_each(|outer| outer.apply(&mut manifest))?;
         manifest.start = self.start.as_ref().map(|source| source.start_of(&manifest));
-        manifest
+        Ok(manifest)
     }
 
     /// The configuration as a commented file, which parses to the same configuration.
     #[must_use]
     pub fn to_toml(&self) -> String {
         let Self { training, codec, optimizer, evaluation, checkpoint, .. } = self;
-        let Self { admission, lora, data, .. } = self;
+        let Self { admission, lora, outer, data, .. } = self;
         format!(
             include_str!("run_template.toml"),
             model = model_section::to_toml(&self.model, self.base.as_deref()),
@@ -280,7 +291,8 @@ impl RunConfig {
                 Some(key) => format!("key = \"{key}\""),
                 None => "# key = \"12D3KooW...\"".to_owned(),
             },
-            lora = lora_lines(lora.as_ref()),
+            lora = lora_section::to_toml(lora.as_ref()),
+            outer = outer_section::to_toml(outer.as_ref()),
             start = start_section::to_toml(self.start.as_ref()),
             data = data_section::to_toml(data),
         )
@@ -331,19 +343,11 @@ impl Default for RunConfig {
             checkpoint: Checkpoint { every: 0, keep: 2 },
             admission: Admission::default(),
             lora: None,
+            outer: None,
             start: None,
             data: DataSource::default(),
         }
     }
-}
-
-/// The section `[lora]` in TOML, or a comment with an example if there is none.
-fn lora_lines(lora: Option<&Lora>) -> String {
-    let Some(Lora { rank, alpha, targets }) = lora else {
-        return "# [lora]\n# rank = 16\n# alpha = 32.0".to_owned();
-    };
-    let names: Vec<&str> = targets.iter().map(|target| target.matrix()).collect();
-    format!("[lora]\nrank = {rank}\nalpha = {alpha:?}\ntargets = {names:?}")
 }
 
 /// The value in TOML.
@@ -450,6 +454,10 @@ mod tests {
         other.admission.mode = AdmissionMode::Invite;
         other.admission.key = Some(PeerId([7; 32]));
         assert_eq!(load(&other.to_toml()).expect("valid"), other);
+
+        (other.training.stages, other.model.boundary) = (1, None);
+        other.outer = Some(Outer { rate: 0.5, ..Outer::new(3, 30) });
+        assert_eq!(load(&other.to_toml()).expect("valid"), other);
     }
 
     #[test]
@@ -521,6 +529,35 @@ mod tests {
         let uncut =
             with("{ kind = \"maxout\", width = 32 }").replace("\nstages = 2", "\nstages = 1");
         assert!(refusal(&uncut).contains("take model.boundary out, or ask for more stages"));
+    }
+
+    #[test]
+    fn workers_meet_at_the_end_of_the_run() {
+        let mut config = RunConfig::default();
+        (config.training.stages, config.outer) = (1, Some(Outer::new(4, 30)));
+        let resolved = |config: &RunConfig| config.with_enough_tokens().expect("valid");
+        let manifest = resolved(&config);
+        assert_eq!((manifest.training.steps, manifest.training.microbatches), (10, 4));
+        assert_eq!(manifest.evaluation.every, 2, "the first meeting after 50 steps");
+        let inner = manifest.inner.expect("workers");
+        assert_eq!((inner.steps, inner.microbatches), (30, 8));
+        assert_eq!(inner.optimizer, config.optimizer);
+        config.outer = Some(Outer::new(4, 7));
+        let error = refusal(&config.to_toml());
+        let expected =
+            "training.steps = 300 is out of range: it must be a multiple of outer.every = 7";
+        assert!(error.contains(expected), "{error}");
+        config.outer = Some(Outer::new(0, 30));
+        let error = refusal(&config.to_toml());
+        assert!(error.contains("outer.workers = 0 is out of range"), "{error}");
+    }
+
+    #[test]
+    fn one_worker_that_meets_itself_after_every_step_changes_nothing() {
+        let plain = RunConfig::default();
+        let alone = RunConfig { outer: Some(Outer::new(1, 1)), ..plain.clone() };
+        let run_id = |config: &RunConfig| config.with_enough_tokens().expect("valid").run_id();
+        assert_eq!(run_id(&alone), run_id(&plain));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::units::Bytes;
 
 /// Version of the whole protocol between peers; peers of different versions do not connect.
-pub const PROTOCOL_VERSION: u32 = 15;
+pub const PROTOCOL_VERSION: u32 = 16;
 
 /// Updates that may be missing from the weights that a step reads.
 pub const STALENESS: u8 = 4;
@@ -36,6 +36,9 @@ pub const CONTROL_QUEUE_BYTES: Bytes = Bytes::mebi(64);
 
 /// Dimensions of a tensor on the wire.
 pub const TENSOR_RANK: usize = 4;
+
+/// Passes of a virtual worker between two meetings.
+pub const INNER_PASSES: u32 = 1 << 16;
 
 /// Microbatches of one step, held-out ones included.
 pub const MICROBATCHES: u32 = 1 << 16;

@@ -38,6 +38,8 @@ use crate::tensor::elements_mut;
 pub struct Update<'a> {
     /// The step that the gradient is of.
     pub step: Step,
+    /// Updates since the optimizer had kept nothing, with this one.
+    pub count: u64,
     /// The mean over all tokens, for each of the stage's weight groups in their order: f32,
     /// little-endian.
     pub gradients: &'a [&'a [u8]],
@@ -54,7 +56,7 @@ struct Terms {
     scale: f32,
     rate: f64,
     decay: f64,
-    /// Number of this update in the run, from 1.
+    /// That of [`Update`].
     count: u64,
     is_matrix: bool,
     /// Threads for products of matrices.
@@ -63,14 +65,14 @@ struct Terms {
 
 impl Terms {
     fn new(manifest: &Manifest, update: &Update<'_>, is_matrix: bool, threads: usize) -> Self {
-        let Update { step, gradient_norm, targets, .. } = *update;
+        let Update { step, count, gradient_norm, targets, .. } = *update;
         let optimizer = &manifest.optimizer;
         let scale = clip_scale(optimizer, gradient_norm) * manifest.gradient_scale(targets);
         Self {
             scale: scale as f32,
             rate: learning_rate(manifest, step),
             decay: if is_matrix { optimizer.weight_decay } else { 0.0 },
-            count: step.0 + 1,
+            count,
             is_matrix,
             threads,
         }

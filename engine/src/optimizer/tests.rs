@@ -62,6 +62,7 @@ impl Trained {
         let gradient = numbers(100 + step as u32, count, scale);
         let update = Update {
             step: Step(step),
+            count: step + 1,
             gradients: &[],
             gradient_norm: norm(&gradient),
             targets: self.manifest.tokens_per_step(),

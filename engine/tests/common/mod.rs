@@ -292,7 +292,8 @@ pub(crate) fn each_update(
         let groups = manifest.groups_of(stage);
         let gradients: Vec<&[u8]> =
             groups.map(|weights| &gradients[usize::from(weights.0)][..]).collect();
-        apply(stage, &Update { step: Step(step), gradients: &gradients, gradient_norm, targets });
+        let (step, count) = (Step(step), step + 1);
+        apply(stage, &Update { step, count, gradients: &gradients, gradient_norm, targets });
     }
     gradient_norm
 }

@@ -40,6 +40,12 @@ pub struct DemoArgs {
     /// Number of pipeline stages.
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub stages: u16,
+    /// Train virtual workers that meet now and then; each needs a peer with the whole model.
+    #[arg(long, value_name = "N", conflicts_with_all = ["stages", "staleness"])]
+    pub workers: Option<u32>,
+    /// Steps of a virtual worker from one meeting to the next.
+    #[arg(long, value_name = "STEPS", default_value_t = 10, requires = "workers")]
+    pub every: u32,
     /// Number of steps (optimizer updates); 0 writes the initial checkpoint.
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,

@@ -16,6 +16,7 @@ use shoal_engine::{AllReduce, EngineError, Island, Origin, SwapStats, Update};
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, Stage, Step, WeightGroup};
+use shoal_protocol::manifest::InnerLoop;
 use shoal_protocol::message::RoundId;
 use shoal_scheduler::action::{DeviceIndex, Task, TaskResult};
 use tokio::runtime::Handle;
@@ -72,14 +73,18 @@ impl EngineResources {
         let samples = self.samples.as_mut().expect("the first stage has the data");
         let batch = samples.batch(key.step, key.microbatch)?;
         let manifest = &self.parts.manifest;
-        let shape = [manifest.training.microbatch_size, manifest.model.context];
+        let training = &manifest.training;
+        let trains = key.microbatch.0 < training.microbatches;
+        let passes = manifest.inner.as_ref().filter(|_| trains).map_or(1, InnerLoop::passes);
+        let shape = [passes * training.microbatch_size, manifest.model.context];
+        let [rows, tokens] = manifest.label_shape();
         let labels = manifest.with_tokens(&batch.inputs, batch.labels);
         let words = |shape: [u32; 2], bytes| {
             let shape = shape.to_vec();
             Tensor { element: Element::U32, shape, bytes }
         };
         let inputs = words(shape, batch.inputs);
-        Ok([inputs, words(manifest.label_shape(), labels)].into_iter().collect())
+        Ok([inputs, words([passes * rows, tokens], labels)].into_iter().collect())
     }
 }
 
@@ -333,7 +338,8 @@ impl EngineWorker {
         self.resources.engine.need_update(stage)?;
         let means = rounds.iter().map(|round| newest(&self.rounds, *round).mean());
         let gradients: Vec<&[u8]> = means.collect();
-        let update = Update { step, gradients: &gradients, gradient_norm, targets };
+        let update =
+            Update { step, count: step.0 + 1, gradients: &gradients, gradient_norm, targets };
         self.resources.engine.apply(stage, &update)?;
         for round in rounds {
             // Twice for weights that two hosted stages share, which changes nothing.

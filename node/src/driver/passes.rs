@@ -60,17 +60,22 @@ impl Passes {
         std::thread::sleep(self.slow_down);
         let (input, labels) = (tensors[0].clone(), tensors.get(1).cloned());
         let label_bytes = labels.as_ref().map(|labels| &labels.bytes);
-        match engine.forward(key, &input.bytes, label_bytes)? {
+        match engine.forward(key, &input.bytes, label_bytes) {
+            // Of an update of a virtual worker's own.
+            Err(error @ EngineError::BadGradient { .. }) => {
+                Ok(TaskResult::Diverged { key, reason: error.to_string() })
+            }
+            Err(error) => Err(error),
             // The backward pass may be queued already, and finds its inputs.
-            ForwardOutput::Loss { share, .. } if !share.is_finite() => {
+            Ok(ForwardOutput::Loss { share, .. }) if !share.is_finite() => {
                 Ok(TaskResult::Diverged { key, reason: format!("its loss is {share}") })
             }
-            ForwardOutput::Loss { share, targets, padded } => Ok(TaskResult::Forwarded {
+            Ok(ForwardOutput::Loss { share, targets, padded }) => Ok(TaskResult::Forwarded {
                 key,
                 output: None,
                 loss: Some(FixedLoss::from_nats(share.into(), targets, padded)),
             }),
-            ForwardOutput::Activation(bytes) => {
+            Ok(ForwardOutput::Activation(bytes)) => {
                 let codec = self.manifest.codec.activations;
                 let mut tensors = vec![self.boundary_tensor(codec, bytes)];
                 tensors.extend(labels);

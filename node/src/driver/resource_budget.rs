@@ -129,9 +129,11 @@ impl ResourceBudget {
     }
 
     /// Returns whether these stages are swapped: they do not fit into memory at once, and the tensors of a
-    /// single device are in this machine's memory.
+    /// single device are in this machine's memory. A virtual worker's are not swapped.
     pub(crate) fn swaps(&self, manifest: &Manifest, span: StageSpan) -> bool {
-        self.workers == 1 && self.memory_for(manifest, span, 1) > self.memory
+        self.workers == 1
+            && manifest.inner.is_none()
+            && self.memory_for(manifest, span, 1) > self.memory
     }
 
     /// Returns the memory for swapped tensors; `None` where all stages fit.

@@ -51,6 +51,7 @@ pub fn small() -> Manifest {
         admission: Admission::default(),
         lora: None,
         start: None,
+        inner: None,
     }
 }
 

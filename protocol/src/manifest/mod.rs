@@ -9,6 +9,7 @@ mod boundary;
 mod codecs;
 mod data;
 pub mod example;
+mod inner;
 mod lora;
 mod model;
 mod optimizer;
@@ -33,6 +34,7 @@ pub use block::{
 pub use boundary::{Boundary, BoundaryKind};
 pub use codecs::{ChunkPacking, Codecs, GradientRounding};
 pub use data::{Data, Prepared, TokenWidth, Tokenizer, Tokens};
+pub use inner::InnerLoop;
 pub use lora::{Lora, LoraTarget};
 pub use model::{Base, Model};
 pub use optimizer::{
@@ -70,6 +72,9 @@ pub struct Manifest {
     /// The checkpoint of another run that this one goes on from; `None` begins at step 0.
     #[serde(default)]
     pub start: Option<Start>,
+    /// What each microbatch does, in a run of virtual workers; `None` runs it once through the model.
+    #[serde(default)]
+    pub inner: Option<InnerLoop>,
 }
 
 /// Number format of the forward and backward passes. Weights are always f32.
@@ -198,6 +203,12 @@ pub enum ManifestError {
          trained positions too: take another kind of boundary"
     )]
     SubspaceWithPositions,
+    /// Virtual workers beside something that they exclude.
+    #[error("outer workers do not go with {other}: take one of them out")]
+    WorkersWith {
+        /// It.
+        other: &'static str,
+    },
     /// Adapters beside a boundary, which needs all weights trained.
     #[error(
         "lora freezes the model's weights, and model.boundary needs them to be trained: take one of them out"
@@ -368,7 +379,7 @@ impl Manifest {
     /// Tokens that one step trains on.
     #[must_use]
     pub fn tokens_per_step(&self) -> u64 {
-        u64::from(self.training.microbatches) * self.tokens_per_microbatch()
+        u64::from(self.training.microbatches) * self.passes() * self.tokens_per_microbatch()
     }
 
     /// Whether step `step` also evaluates the held-out text.
@@ -418,13 +429,17 @@ impl Manifest {
     }
 
     /// Factor on a step's gradient, which the passes divide by all tokens, for a mean over targets.
-    /// Exactly 1 if all tokens are targets, or none is.
+    /// Exactly 1 if all tokens are targets, or none is, or if it is a mean over workers.
     #[must_use]
     pub fn gradient_scale(&self, targets: u64) -> f64 {
-        if targets == 0 { 1.0 } else { self.tokens_per_step() as f64 / targets as f64 }
+        if targets == 0 || self.inner.is_some() {
+            1.0
+        } else {
+            self.tokens_per_step() as f64 / targets as f64
+        }
     }
 
-    /// Tokens of one microbatch.
+    /// Tokens of one pass.
     #[must_use]
     pub fn tokens_per_microbatch(&self) -> u64 {
         u64::from(self.training.microbatch_size) * u64::from(self.model.context)
@@ -447,7 +462,8 @@ impl Manifest {
         let training = &self.training;
         within("training.steps", training.steps, 0..=1 << 40)?;
         within("training.stages", training.stages, 1..=limits::STAGES)?;
-        within("training.microbatches", training.microbatches, 1..=limits::MICROBATCHES / 2)?;
+        let key = if self.inner.is_some() { "outer.workers" } else { "training.microbatches" };
+        within(key, training.microbatches, 1..=limits::MICROBATCHES / 2)?;
         within("training.microbatch_size", training.microbatch_size, 1..=1 << 16)?;
         within("training.gradient_fraction_bits", training.gradient_fraction_bits, 16..=56)?;
         within("training.staleness", training.staleness, 0..=limits::STALENESS)?;
@@ -459,6 +475,7 @@ impl Manifest {
         }
         self.check_boundary()?;
         self.check_lora()?;
+        self.check_inner()?;
         // Cannot overflow a u64: the factors are within their ranges.
         let numbers = self.boundary_numbers();
         let bytes = |codec: Codec| codec.bytes_of(numbers).unwrap_or(u64::MAX);

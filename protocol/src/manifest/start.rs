@@ -76,7 +76,7 @@ impl Manifest {
     /// The numbers of the run's training samples.
     #[must_use]
     pub fn sample_numbers(&self) -> SampleNumbers {
-        let per_microbatch = u64::from(self.training.microbatch_size);
+        let per_microbatch = u64::from(self.training.microbatch_size) * self.passes();
         SampleNumbers {
             first_step: self.first_version(),
             first_sample: self.start.map_or(0, |start| start.samples),

@@ -16,7 +16,7 @@ use shoal_engine::{data, tokenizer};
 use shoal_protocol::manifest::{Codecs, Data, Manifest};
 
 use crate::cli::{DemoArgs, LogFormat};
-use crate::config::RunConfig;
+use crate::config::{Outer, RunConfig};
 use crate::dataset;
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
@@ -119,6 +119,10 @@ fn configure(args: &DemoArgs) -> anyhow::Result<RunConfig> {
         training.dtype = dtype.into();
     }
     training.staleness = args.staleness;
+    if let Some(workers) = args.workers {
+        training.stages = 1;
+        config.outer = Some(Outer::new(workers, args.every));
+    }
     config.codec = Codecs::all(args.codec.unwrap_or(training.dtype.into()));
     if let Some(path) = &args.data {
         let path = path

@@ -1,32 +1,35 @@
 //! One stage of the model: its weights and its microbatches in flight.
 
+mod state;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bytes::Bytes;
 use shoal_protocol::codec::{Codec, Rounding};
-use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step, WeightGroup};
+use shoal_protocol::ids::{ClaimKey, Stage, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
 
 use crate::accumulator::Accumulator;
 use crate::base::{BaseFiles, StageFiles, stage_weights};
-use crate::checkpoint::{StageState, StartFiles, hash_tensors};
+use crate::checkpoint::{StageState, StartFiles};
 use crate::codec;
 use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::frozen::Frozen;
 use crate::gradient::Piece;
 use crate::init::fill_initial_weights;
+use crate::inner::InnerTrainer;
 use crate::loss::{Loss, LossGradients, cross_entropy};
 use crate::microbatch::{Labels, per_token, token_ids};
 use crate::norm::normalise;
-use crate::optimizer::{OptimizerState, Slot, SlotLayout, SlotVector, Update, layout};
+use crate::optimizer::{OptimizerState, Update};
 use crate::parameters::{Parameter, parameter_count, parameters, range_in_stage, range_within};
 use crate::share::Share;
 use crate::shim;
 use crate::subspace::{Projection, Subspace};
-use crate::tensor::{elements, elements_mut, floats, kind};
+use crate::tensor::{elements_mut, floats, kind};
 use crate::weights::Weights;
 
 /// The result of a forward pass.
@@ -79,6 +82,8 @@ pub(crate) struct StageModel {
     pub(crate) recomputes: bool,
     /// Weight gradients that are neither accumulated nor discarded, in pieces of the flat vector.
     pending: BTreeMap<ClaimKey, Vec<Piece>>,
+    /// What does a microbatch's work, in a run of virtual workers.
+    inner: Option<Box<InnerTrainer>>,
 }
 
 /// The state kept of a forward pass.
@@ -88,6 +93,8 @@ enum Kept {
     Graph(Pass),
     /// The input and the labels, to repeat the pass.
     Input(Bytes, Option<Bytes>),
+    /// The weight gradient that a virtual worker came to.
+    Distance(Vec<Piece>),
 }
 
 /// A pass through the layers.
@@ -119,19 +126,39 @@ impl StageModel {
         Self::with_frozen(manifest, stage, (device, share), frozen)
     }
 
+    /// Like [`Self::new`], without any values of its weights yet.
+    pub(crate) fn without_weights(
+        manifest: &Manifest,
+        stage: Stage,
+        place: (Device, Share),
+    ) -> Result<Self> {
+        Self::build(manifest, stage, place, None, false)
+    }
+
     /// Like [`Self::new`], with frozen weights that may have values already.
     pub(crate) fn with_frozen(
         manifest: &Manifest,
         stage: Stage,
+        place: (Device, Share),
+        frozen: Option<Frozen>,
+    ) -> Result<Self> {
+        let from_base = frozen.is_none() && manifest.model.loads_weights();
+        let drawn = manifest.start.is_none() && !from_base;
+        Self::build(manifest, stage, place, frozen, drawn)
+    }
+
+    /// `drawn` says whether the weights are drawn from the seed.
+    fn build(
+        manifest: &Manifest,
+        stage: Stage,
         (device, share): (Device, Share),
         frozen: Option<Frozen>,
+        drawn: bool,
     ) -> Result<Self> {
         let parameters = parameters(manifest, stage);
         let own = share.of(&parameters);
         let count = parameter_count(manifest, stage);
         let mut flat = Tensor::f_zeros([count as i64], (Kind::Float, tch::Device::Cpu))?;
-        let from_base = frozen.is_none() && manifest.model.loads_weights();
-        let drawn = manifest.start.is_none() && !from_base;
         let subspace = Subspace::of(manifest, stage);
         if drawn {
             let values = elements_mut(&mut flat);
@@ -177,6 +204,7 @@ impl StageModel {
             forwards: BTreeMap::new(),
             recomputes: manifest.training.recompute,
             pending: BTreeMap::new(),
+            inner: InnerTrainer::new(manifest, stage, device)?.map(Box::new),
         })
     }
 
@@ -191,6 +219,9 @@ impl StageModel {
             return Err(EngineError::AlreadyInFlight(key));
         }
         let trains = key.microbatch.0 < self.manifest.training.microbatches;
+        if trains && self.inner.is_some() {
+            return self.train_worker(key, [input, labels.ok_or(EngineError::MissingLabels(key))?]);
+        }
         // The last stage begins its backward pass at once, so recomputation would save nothing
         // there.
         let keeps_graph = trains && (self.last || !self.recomputes);
@@ -212,6 +243,15 @@ impl StageModel {
             self.forwards.insert(key, Kept::Input(input.clone(), labels.cloned()));
         }
         Ok(result)
+    }
+
+    /// All that a virtual worker does in a step.
+    fn train_worker(&mut self, key: ClaimKey, words: [&Bytes; 2]) -> Result<ForwardOutput> {
+        let weights = self.weights_of(key)?.flat.shallow_clone();
+        let inner = self.inner.as_mut().expect("the run has workers");
+        let (loss, distance) = inner.train(key, &weights, words)?;
+        self.forwards.insert(key, Kept::Distance(distance));
+        Ok(loss)
     }
 
     /// The pass itself.
@@ -302,9 +342,15 @@ impl StageModel {
         key: ClaimKey,
         gradient: Option<&Bytes>,
     ) -> Result<Option<Bytes>> {
+        if let Some(Kept::Distance(pieces)) = self.forwards.get_mut(&key) {
+            self.pending.insert(key, std::mem::take(pieces));
+            self.forwards.remove(&key);
+            return Ok(None);
+        }
         let kept = self.forwards.get(&key).ok_or(EngineError::NotInFlight(key))?;
         let rerun;
         let pass = match kept {
+            Kept::Distance(_) => unreachable!("it was taken above"),
             Kept::Graph(pass) => pass,
             Kept::Input(input, labels) => {
                 rerun = self.run(key, input, labels.as_ref(), true)?;
@@ -517,72 +563,9 @@ impl StageModel {
         self.pending.clear();
     }
 
-    /// A copy of the stage's state at its version.
-    pub(crate) fn state(&self) -> Result<StageState> {
-        self.check_weights()?;
-        Ok(StageState {
-            weights: copied(&self.weights.flat)?,
-            stale_weights: self.stale.iter().map(|one| copied(&one.flat)).collect::<Result<_>>()?,
-            slots: self.own_slots()?,
-        })
-    }
-
-    /// A copy of what the optimizer keeps here: of all weights, or of this share of an island.
-    pub(crate) fn own_slots(&self) -> Result<BTreeMap<Slot, Vec<f32>>> {
-        let slot = |vector: &SlotVector| Ok((vector.layout.slot, copied(&vector.flat)?));
-        self.optimizer.slots.iter().map(slot).collect()
-    }
-
-    /// Loads the stage's state of a version, and drops everything in flight.
-    pub(crate) fn set_state(&mut self, version: Step, state: &StageState) -> Result<()> {
-        let _guard = tch::no_grad_guard();
-        self.weights.set(&Tensor::f_from_slice(&state.weights)?)?;
-        for (age, stale) in self.stale.iter_mut().enumerate() {
-            let values = state.stale_weights.get(age).unwrap_or(&state.weights);
-            stale.set(&Tensor::f_from_slice(values)?)?;
-        }
-        let before = &self.parameters[..self.own.start];
-        let skipped = layout(&self.manifest.optimizer.rule, before);
-        for vector in &mut self.optimizer.slots {
-            let slot = vector.layout.slot;
-            let start =
-                skipped.iter().find(|layout| layout.slot == slot).map_or(0, SlotLayout::len);
-            match state.slots.get(&slot) {
-                Some(values) => {
-                    let own = &values[start..start + vector.layout.len()];
-                    vector.flat.f_copy_(&Tensor::f_from_slice(own)?)?;
-                }
-                None => _ = vector.flat.f_zero_()?,
-            }
-        }
-        self.version = version;
-        self.has_weights = true;
-        self.drop_in_flight();
-        Ok(())
-    }
-
-    /// Hash of the stage's state at its version.
-    pub(crate) fn state_hash(&self) -> Result<ContentHash> {
-        let weights = [&self.weights].into_iter().chain(&self.stale);
-        let weights = weights.map(|held| (&self.parameters[..], &held.flat));
-        let slots = self.optimizer.slots.iter();
-        let slots = slots.map(|vector| (&vector.layout.tensors[..], &vector.flat));
-        let host = |(parameters, flat): (_, &Tensor)| -> Result<(&[Parameter], Tensor)> {
-            Ok((parameters, flat.f_to(tch::Device::Cpu)?))
-        };
-        let flat: Vec<_> = weights.chain(slots).map(host).collect::<Result<_>>()?;
-        let flat: Vec<(&[Parameter], &[f32])> =
-            flat.iter().map(|(parameters, flat)| (*parameters, elements(flat))).collect();
-        Ok(hash_tensors("shoal stage state v1", &flat))
-    }
-
     /// Decodes an activation or gradient at a stage boundary.
     fn boundary_tensor(&self, bytes: &[u8], codec: Codec, what: &'static str) -> Result<Tensor> {
         let shape = self.manifest.boundary_shape().map(i64::from);
         codec::decode(bytes, codec, &shape, self.device, what)
     }
-}
-
-fn copied(tensor: &Tensor) -> Result<Vec<f32>> {
-    Ok(elements(&tensor.f_to(tch::Device::Cpu)?).to_vec())
 }

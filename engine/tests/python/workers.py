@@ -1,0 +1,46 @@
+"""Trains a checkpoint with virtual workers in PyTorch alone, and prints each outer step's mean loss as JSON, and how
+far the weights end from those of another checkpoint.
+
+The one argument is a JSON file: both checkpoints' folders, the outer rate and momentum, AdamW's constants, and per
+outer step each worker's updates, as steps of `reference.py`. DiLoCo (arXiv 2311.08105), with moments that begin anew
+at every meeting."""
+
+import json
+import statistics
+import sys
+
+import torch
+
+from model import load
+from reference import copy, train
+
+
+def main():
+    with open(sys.argv[1]) as file:
+        run = json.load(file)
+    torch.set_num_threads(1)
+    model = load(run["checkpoint"])
+    outer = torch.optim.SGD(model.parameters(), lr=run["rate"], momentum=run["momentum"], nesterov=True)
+    start = copy(model)
+    losses = []
+    for workers in run["outer_steps"]:
+        before, of_step = copy(model), []
+        distances = {name: torch.zeros_like(weight) for name, weight in before.items()}
+        for updates in workers:
+            model.load_state_dict(before)
+            of_step += train(model, {**run, "staleness": 0, "steps": updates})["losses"]
+            for name, weight in model.state_dict().items():
+                distances[name] += (before[name] - weight) / len(workers)
+        model.load_state_dict(before)
+        for name, weight in model.named_parameters():
+            weight.grad = distances[name]
+        outer.step()
+        losses.append(statistics.fmean(of_step))
+    theirs, ours = load(run["trained"]).state_dict(), model.state_dict()
+    off = max((ours[name] - theirs[name]).abs().max().item() for name in ours)
+    moved = max((ours[name] - start[name]).abs().max().item() for name in ours)
+    print(json.dumps({"losses": losses, "off": off, "moved": moved}))
+
+
+if __name__ == "__main__":
+    main()

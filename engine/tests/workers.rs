@@ -1,0 +1,160 @@
+//! Virtual workers: what a worker does in a step, and the update of the weights at a meeting.
+
+mod common;
+
+use std::fs;
+
+use common::{Trainer, key, manifest, muon, numbers, python, samples, text, write};
+use serde_json::{Value, json};
+use shoal_engine::{EngineError, FixedPoint, ForwardOutput, learning_rate};
+use shoal_protocol::ids::{Microbatch, Stage, Step};
+use shoal_protocol::manifest::{Dtype, InnerLoop, Manifest, Optimizer, Rule, Schedule, Sgd};
+
+const OUTER_STEPS: u64 = 4;
+
+/// Three workers that meet after every five updates of two microbatches.
+fn workers() -> Manifest {
+    let mut manifest = manifest();
+    let outer = Optimizer {
+        rule: Rule::Sgd(Sgd { momentum: 0.6, nesterov: true }),
+        learning_rate: 0.7,
+        warmup_steps: 0,
+        schedule: Schedule::Constant,
+        weight_decay: 0.0,
+        gradient_clip: 0.0,
+    };
+    let optimizer = std::mem::replace(&mut manifest.optimizer, outer);
+    manifest.inner = Some(InnerLoop { steps: 5, microbatches: 2, optimizer });
+    manifest.training.steps = OUTER_STEPS;
+    manifest
+}
+
+fn trainer(manifest: &mut Manifest) -> (Trainer, tempfile::TempDir) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let samples = samples(manifest, folder.path(), &text());
+    (Trainer::new(manifest, samples), folder)
+}
+
+/// One worker's updates in an outer step as JSON, as steps of `reference.py`.
+fn updates(trainer: &Trainer, step: u64, worker: u32) -> Vec<Value> {
+    let of_worker = trainer.manifest.of_worker().expect("workers");
+    let (microbatches, context) = (of_worker.training.microbatches, of_worker.model.context);
+    let updates = u64::from(trainer.manifest.inner.as_ref().expect("workers").steps);
+    let batch = trainer.samples.batch(Step(step), Microbatch(worker));
+    let rows = |bytes: &[u8]| -> Vec<Vec<u32>> {
+        let words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+        words.collect::<Vec<_>>().chunks(context as usize).map(<[u32]>::to_vec).collect()
+    };
+    let (inputs, labels) = (rows(&batch.inputs), rows(&batch.labels));
+    let size = of_worker.training.microbatch_size as usize;
+    let mut passes = inputs.chunks(size).zip(labels.chunks(size));
+    let update = |update| {
+        let pass = |(inputs, labels)| json!({ "inputs": inputs, "labels": labels });
+        let of_update: Vec<Value> = passes.by_ref().take(microbatches as usize).map(pass).collect();
+        let rate = learning_rate(&of_worker, Step(step * updates + update));
+        json!({ "microbatches": of_update, "learning_rate": rate })
+    };
+    (0..updates).map(update).collect()
+}
+
+#[test]
+fn a_pytorch_loop_with_workers_has_the_same_losses_and_weights() {
+    let mut manifest = workers();
+    let (mut trainer, folder) = trainer(&mut manifest);
+    let first = write(&trainer, 0, folder.path());
+    let all = |step| -> Vec<_> {
+        (0..manifest.training.microbatches).map(|worker| updates(&trainer, step, worker)).collect()
+    };
+    let outer_steps: Vec<_> = (0..OUTER_STEPS).map(all).collect();
+    let passes = manifest.passes() as f64;
+    let losses: Vec<f64> = (0..OUTER_STEPS).map(|step| trainer.step(step).0 / passes).collect();
+    let trained = write(&trainer, OUTER_STEPS, folder.path());
+    let inner = &manifest.inner.as_ref().expect("workers").optimizer;
+    let adam = inner.rule.adam().expect("AdamW");
+    let run = json!({
+        "checkpoint": first,
+        "trained": trained,
+        "outer_steps": outer_steps,
+        "rate": 0.7,
+        "momentum": 0.6,
+        "beta1": adam.beta1,
+        "beta2": adam.beta2,
+        "epsilon": adam.epsilon,
+        "weight_decay": inner.weight_decay,
+        "gradient_clip": inner.gradient_clip,
+    });
+    let path = folder.path().join("workers.json");
+    fs::write(&path, run.to_string()).expect("writable");
+    let theirs = python("workers.py", &[path.to_str().expect("a plain path")]);
+    for (step, (ours, theirs)) in losses.iter().zip(numbers(&theirs["losses"])).enumerate() {
+        assert!((ours - theirs).abs() < 1e-4, "outer step {step}: {ours} instead of {theirs}");
+    }
+    let [off, moved] = ["off", "moved"].map(|name| theirs[name].as_f64().expect("a number"));
+    // The first update of new moments goes by the signs of gradients, and some of these are rounding errors.
+    assert!(off < 1e-2 * moved, "weights are off by {off} after they moved by {moved}");
+}
+
+#[test]
+fn a_worker_starts_from_the_steps_weights_whatever_was_done_before() {
+    for (dtype, rule) in [(Dtype::F32, None), (Dtype::Bf16, None), (Dtype::F32, Some(muon()))] {
+        let mut manifest = workers();
+        manifest.training.dtype = dtype;
+        let inner = manifest.inner.as_mut().expect("workers");
+        inner.optimizer.rule = rule.unwrap_or(inner.optimizer.rule);
+        let sums = |order: &[u32]| {
+            let (mut trainer, _folder) = trainer(&mut manifest.clone());
+            for worker in order {
+                let _ = trainer.forward(0, *worker);
+                trainer.backward(0, *worker);
+            }
+            trainer.gradients(0)
+        };
+        assert!(sums(&[0, 1, 2]) == sums(&[2, 0, 1]), "{dtype:?}");
+        // One that was given up leaves nothing behind.
+        let (mut trainer, _folder) = trainer(&mut manifest.clone());
+        let _ = trainer.forward(0, 1);
+        trainer.engine.discard(key(0, Stage(0), 1));
+        for worker in [1, 2, 0] {
+            let _ = trainer.forward(0, worker);
+            trainer.backward(0, worker);
+        }
+        assert!(trainer.gradients(0) == sums(&[0, 1, 2]), "{dtype:?}");
+    }
+}
+
+#[test]
+fn held_out_microbatches_are_read_with_the_weights_of_the_step() {
+    let mut manifest = workers();
+    let (mut trainer, _folder) = trainer(&mut manifest);
+    let held_out = manifest.training.microbatches;
+    let before = trainer.forward(0, held_out);
+    let _ = trainer.step(0);
+    let after = trainer.forward(1, held_out);
+    assert!(after < before, "{after} after {before}");
+    let error = trainer.engine.backward(key(1, Stage(0), held_out), None);
+    assert!(matches!(error, Err(EngineError::NotInFlight(_))), "it leaves no state");
+}
+
+#[test]
+fn an_inner_gradient_out_of_range_is_named_and_changes_nothing() {
+    let mut manifest = workers();
+    manifest.training.gradient_fraction_bits = 56;
+    manifest.inner.as_mut().expect("workers").microbatches = 128;
+    let (mut trainer, _folder) = trainer(&mut manifest);
+    let mut state = trainer.engine.state(Stage(0)).expect("hosted");
+    state.weights.iter_mut().for_each(|weight| *weight *= 1e3);
+    trainer.engine.set_state(Stage(0), Step(0), &state).expect("the same stage");
+    let batch = trainer.samples.batch(Step(0), Microbatch(0));
+    let key = key(0, Stage(0), 0);
+    let error = trainer.engine.forward(key, &batch.inputs, Some(&batch.labels));
+    assert!(matches!(error, Err(EngineError::BadGradient { .. })), "{error:?}");
+    let all = FixedPoint::of(&manifest);
+    let zeros = trainer.engine.read_sums(
+        manifest.weight_groups().next().expect("a group"),
+        Step(0),
+        0..8,
+        |sums| all.reduce(&[sums]).expect("one part"),
+    );
+    assert!(zeros.expect("hosted").iter().all(|byte| *byte == 0));
+    assert!(!matches!(error, Ok(ForwardOutput::Loss { .. })));
+}

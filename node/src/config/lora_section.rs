@@ -1,0 +1,12 @@
+//! The section `[lora]` of `run.toml`.
+
+use shoal_protocol::manifest::Lora;
+
+/// The section in TOML, or a comment with an example if there is none.
+pub(super) fn to_toml(lora: Option<&Lora>) -> String {
+    let Some(Lora { rank, alpha, targets }) = lora else {
+        return "# [lora]\n# rank = 16\n# alpha = 32.0".to_owned();
+    };
+    let names: Vec<&str> = targets.iter().map(|target| target.matrix()).collect();
+    format!("[lora]\nrank = {rank}\nalpha = {alpha:?}\ntargets = {names:?}")
+}

@@ -1,0 +1,85 @@
+//! The section `[outer]` of `run.toml`: virtual workers that meet now and then.
+
+use serde::Deserialize;
+use shoal_protocol::manifest::{
+    InnerLoop, Manifest, ManifestError, Optimizer, Rule, Schedule, Sgd,
+};
+
+/// Virtual workers, each of which makes `every` steps of its own before they meet, and the update of the weights
+/// from how far they came on average: gradient descent with Nesterov's momentum.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Outer {
+    /// Workers.
+    pub workers: u32,
+    /// Steps of a worker from one meeting to the next.
+    pub every: u32,
+    /// Factor on the way that the workers came.
+    #[serde(default = "default_rate")]
+    pub rate: f64,
+    /// Decay of the sum of these ways.
+    #[serde(default = "default_momentum")]
+    pub momentum: f64,
+}
+
+const fn default_rate() -> f64 {
+    0.7
+}
+
+const fn default_momentum() -> f64 {
+    0.6
+}
+
+impl Outer {
+    /// Workers with the usual update.
+    #[must_use]
+    pub const fn new(workers: u32, every: u32) -> Self {
+        Self { workers, every, rate: default_rate(), momentum: default_momentum() }
+    }
+
+    /// Makes of a run of one worker, whose steps are all of its updates, the run of all workers, whose steps
+    /// are their meetings. One worker that meets itself after every step changes nothing.
+    ///
+    /// # Errors
+    /// If the workers do not meet at the end.
+    pub(super) fn apply(&self, manifest: &mut Manifest) -> Result<(), ManifestError> {
+        let Self { workers, every, rate, momentum } = *self;
+        if (workers, every) == (1, 1) {
+            return Ok(());
+        }
+        let meetings = |steps: u64| steps.div_ceil(every.max(1).into());
+        let training = &mut manifest.training;
+        if every == 0 || !training.steps.is_multiple_of(every.into()) {
+            return Err(ManifestError::OutOfRange {
+                key: "training.steps",
+                value: training.steps.to_string(),
+                range: format!("a multiple of outer.every = {every}"),
+            });
+        }
+        training.steps = meetings(training.steps);
+        let microbatches = std::mem::replace(&mut training.microbatches, workers);
+        manifest.evaluation.every = meetings(manifest.evaluation.every);
+        manifest.checkpoint.every = meetings(manifest.checkpoint.every);
+        let outer = Optimizer {
+            rule: Rule::Sgd(Sgd { momentum, nesterov: true }),
+            learning_rate: rate,
+            warmup_steps: 0,
+            schedule: Schedule::Constant,
+            weight_decay: 0.0,
+            gradient_clip: 0.0,
+        };
+        let optimizer = std::mem::replace(&mut manifest.optimizer, outer);
+        manifest.inner = Some(InnerLoop { steps: every, microbatches, optimizer });
+        Ok(())
+    }
+}
+
+/// The section in TOML, or a comment with an example if there is none.
+pub(super) fn to_toml(outer: Option<&Outer>) -> String {
+    let Some(Outer { workers, every, rate, momentum }) = outer else {
+        return "# [outer]\n# workers = 4\n# every = 30".to_owned();
+    };
+    format!(
+        "[outer]\nworkers = {workers}\nevery = {every}\nrate = {rate:?}\nmomentum = {momentum:?}"
+    )
+}

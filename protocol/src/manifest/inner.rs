@@ -1,0 +1,131 @@
+//! Virtual workers: the microbatch of a run whose peers meet only now and then.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Manifest, ManifestError, Optimizer, within};
+use crate::ids::Microbatch;
+use crate::limits;
+
+/// What a virtual worker does between two meetings, in a run of several (DiLoCo, arXiv 2311.08105).
+///
+/// A microbatch of such a run is all that one worker does in a step: from the weights of the step it makes
+/// `steps` updates of its own, on its own samples and with moments that begin at zero, and its gradient is how
+/// far it came, from the last weights to the first. The run's optimizer steps on the mean. So a worker's work
+/// is a pure function of seed, step and number, whoever does it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
+#[serde(deny_unknown_fields)]
+pub struct InnerLoop {
+    /// Updates of a worker in one step of the run.
+    pub steps: u32,
+    /// Microbatches of one of these updates.
+    pub microbatches: u32,
+    /// The worker's optimizer.
+    pub optimizer: Optimizer,
+}
+
+impl InnerLoop {
+    /// Passes of a worker in one step of the run.
+    #[must_use]
+    pub const fn passes(&self) -> u32 {
+        self.steps * self.microbatches
+    }
+}
+
+impl Manifest {
+    /// Passes that make up one training microbatch: 1, or those of a virtual worker.
+    #[must_use]
+    pub fn passes(&self) -> u64 {
+        self.inner.as_ref().map_or(1, |inner| inner.passes().into())
+    }
+
+    /// Samples of a microbatch of the run.
+    #[must_use]
+    pub fn samples_of(&self, microbatch: Microbatch) -> u64 {
+        let trains = microbatch.0 < self.training.microbatches;
+        u64::from(self.training.microbatch_size) * if trains { self.passes() } else { 1 }
+    }
+
+    /// The run of a single worker, whose steps are all of its updates; `None` without workers.
+    #[must_use]
+    pub fn of_worker(&self) -> Option<Self> {
+        let inner = self.inner.as_ref()?;
+        let mut manifest = Self { inner: None, start: None, ..self.clone() };
+        manifest.training.steps = self.training.steps * u64::from(inner.steps);
+        manifest.training.microbatches = inner.microbatches;
+        manifest.optimizer = inner.optimizer.clone();
+        Some(manifest)
+    }
+
+    pub(super) fn check_inner(&self) -> Result<(), ManifestError> {
+        let Some(inner) = &self.inner else { return Ok(()) };
+        within("outer.every", inner.steps, 1..=limits::INNER_PASSES)?;
+        within("training.microbatches", inner.microbatches, 1..=limits::MICROBATCHES / 2)?;
+        let passes = u64::from(inner.steps) * u64::from(inner.microbatches);
+        let cap = 1..=u64::from(limits::INNER_PASSES);
+        within("outer.every times training.microbatches", passes, cap)?;
+        let samples = (4 * passes).saturating_mul(self.tokens_per_microbatch());
+        within("bytes of a worker's samples in one outer step", samples, 1..=limits::TENSOR.0)?;
+        inner.optimizer.check()?;
+        let alone = |other, is_there: bool| match is_there {
+            true => Err(ManifestError::WorkersWith { other }),
+            false => Ok(()),
+        };
+        alone("training.stages of more than 1: a worker is one peer", self.training.stages > 1)?;
+        alone("training.staleness", self.training.staleness > 0)?;
+        alone("lora", self.lora.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::example::small;
+    use super::super::{Rule, Schedule, Sgd};
+    use super::*;
+    use crate::ids::Step;
+
+    /// Three workers that meet after every five updates of two microbatches.
+    fn workers() -> Manifest {
+        let mut manifest = small();
+        let optimizer = manifest.optimizer.clone();
+        manifest.inner = Some(InnerLoop { steps: 5, microbatches: 2, optimizer });
+        manifest.optimizer.rule = Rule::Sgd(Sgd { momentum: 0.9, nesterov: true });
+        manifest.optimizer.schedule = Schedule::Constant;
+        manifest.training.microbatches = 3;
+        manifest.training.stages = 1;
+        manifest
+    }
+
+    #[test]
+    fn a_microbatch_is_all_that_a_worker_does_in_a_step() {
+        let manifest = workers();
+        assert_eq!(manifest.check(), Ok(()));
+        let (size, context) = (2, 16);
+        assert_eq!(manifest.samples_of(Microbatch(2)), 5 * 2 * size);
+        assert_eq!(manifest.samples_of(Microbatch(3)), size, "held out");
+        assert_eq!(manifest.tokens_per_step(), 3 * 5 * 2 * size * context);
+        let numbers = manifest.sample_numbers();
+        assert_eq!(numbers.first_of(Step(1), 1), 4 * 5 * 2 * size);
+        let of_worker = manifest.of_worker().expect("there are workers");
+        assert_eq!(of_worker.check(), Ok(()));
+        assert_eq!((of_worker.training.steps, of_worker.training.microbatches), (50, 2));
+        assert_eq!(of_worker.optimizer, small().optimizer);
+        assert_eq!(of_worker.of_worker(), None);
+    }
+
+    #[test]
+    fn what_workers_cannot_go_with_is_named() {
+        let refusal = |change: &dyn Fn(&mut Manifest)| {
+            let mut manifest = workers();
+            change(&mut manifest);
+            manifest.check().expect_err("refused").to_string()
+        };
+        let error = refusal(&|manifest| manifest.training.stages = 2);
+        assert!(error.contains("outer workers do not go with training.stages"), "{error}");
+        let error = refusal(&|manifest| manifest.training.staleness = 1);
+        assert!(error.contains("training.staleness"), "{error}");
+        let error = refusal(&|manifest| {
+            manifest.inner.as_mut().expect("workers").steps = 1 << 17;
+        });
+        assert!(error.starts_with("outer.every = 131072 is out of range"), "{error}");
+    }
+}
