@@ -9,7 +9,7 @@ use shoal_protocol::limits::ROUND_BLOCK_ELEMENTS as BLOCK;
 use shoal_protocol::manifest::Manifest;
 use tch::{Device, Kind, Tensor};
 
-use crate::accumulator::{FixedPoint, square_norm};
+use crate::accumulator::{FixedPoint, add_words, square_norm};
 use crate::error::{EngineError, Result};
 use crate::kernel::widest;
 use crate::tensor::{bytes_of, elements, elements_mut};
@@ -109,12 +109,19 @@ impl AllReduce {
     /// # Errors
     /// If one differs in length from the range.
     pub fn reduce(&mut self, range: Range<usize>, sums: &[u8], others: &[Bytes]) -> Result<Bytes> {
-        let SumCodec::Rounded(codec) = self.codec else {
-            let others = others.iter().map(Bytes::as_ref);
-            let parts: Vec<&[u8]> = std::iter::once(sums).chain(others).collect();
-            let mean = self.fixed_point.reduce(&parts)?;
-            self.install(range, &mean)?;
-            return Ok(mean);
+        let all = || std::iter::once(sums).chain(others.iter().map(Bytes::as_ref));
+        let codec = match self.codec {
+            SumCodec::Exact => {
+                let mean = self.fixed_point.reduce(&all().collect::<Vec<_>>())?;
+                self.install(range, &mean)?;
+                return Ok(mean);
+            }
+            SumCodec::Integers => {
+                let whole = add_parts(&all().collect::<Vec<_>>(), range.len())?;
+                self.install(range, &whole)?;
+                return Ok(whole);
+            }
+            SumCodec::Rounded(codec) => codec,
         };
         self.own(range.clone(), sums)?;
         self.rounded.resize(self.numbers.len(), 0.0);
@@ -139,7 +146,11 @@ impl AllReduce {
     /// If its length is wrong.
     pub fn install(&mut self, range: Range<usize>, result: &[u8]) -> Result<()> {
         let mean = &mut elements_mut(&mut self.mean)[range.clone()];
-        decode(self.codec.result_codec(), result, mean)?;
+        match self.codec {
+            SumCodec::Exact => decode(Codec::F32, result, mean)?,
+            SumCodec::Integers => self.fixed_point.means(&[result], mean)?,
+            SumCodec::Rounded(codec) => decode(codec, result, mean)?,
+        }
         self.measure(range);
         Ok(())
     }
@@ -206,6 +217,19 @@ impl AllReduce {
         }
         Ok(())
     }
+}
+
+/// The sums of all members' sums.
+fn add_parts(parts: &[&[u8]], elements: usize) -> Result<Bytes> {
+    let mut whole = vec![0i64; elements];
+    for part in parts {
+        if part.len() != size_of_val(&whole[..]) {
+            let (what, expected) = ("sums for an all-reduce", size_of_val(&whole[..]));
+            return Err(EngineError::WrongLength { what, expected, found: part.len() });
+        }
+        add_words(&mut whole, part);
+    }
+    Ok(bytemuck::cast_slice(&whole).to_vec().into())
 }
 
 widest! {
@@ -303,7 +327,9 @@ mod tests {
     #[test]
     fn all_members_hold_the_same_in_every_codec() {
         let contributions = [wave(0.0), wave(1.0), wave(2.0)];
-        for (codec, error) in [("exact", 1e-6), ("f32", 1e-6), ("bf16", 0.03), ("int8", 0.05)] {
+        for (codec, error) in
+            [("exact", 1e-6), ("integers", 1e-6), ("f32", 1e-6), ("bf16", 0.03), ("int8", 0.05)]
+        {
             let mut members = members(codec, 3);
             round(&mut members, &contributions);
             let outcome = members[0].outcome();

@@ -7,12 +7,14 @@ use tch::Tensor;
 
 use crate::accumulator::{FixedPoint, square_norm};
 use crate::device::Device;
+use crate::distance;
 use crate::error::Result;
 use crate::gradient::Piece;
 use crate::optimizer::Update;
 use crate::parameters::group_elements;
 use crate::share::Share;
 use crate::stage::{ForwardOutput, StageModel};
+use crate::tensor::elements_mut;
 
 /// The model that a worker trains, of one step at a time. Nothing of it outlives the step.
 #[derive(Debug)]
@@ -20,6 +22,8 @@ pub(crate) struct InnerTrainer {
     /// The run of a worker.
     manifest: Manifest,
     updates: u64,
+    /// Bits of a number of the distance, if it is rounded.
+    bits: Option<u32>,
     model: StageModel,
 }
 
@@ -38,7 +42,8 @@ impl InnerTrainer {
             return Ok(None);
         };
         let model = StageModel::without_weights(&of_worker, stage, (device, Share::WHOLE))?;
-        Ok(Some(Self { manifest: of_worker, updates: inner.steps.into(), model }))
+        let (updates, bits) = (inner.steps.into(), inner.codec.bits());
+        Ok(Some(Self { manifest: of_worker, updates, bits, model }))
     }
 
     /// Makes all updates of a worker in a step, from these weights and with the tokens and labels of all its
@@ -57,12 +62,20 @@ impl InnerTrainer {
                 self.run_passes((key.stage, step, update), [input, labels], &mut losses)?;
             self.update((key.stage, step), update + 1, targets)?;
         }
-        let distance = {
-            let _guard = tch::no_grad_guard();
-            weights.f_sub(&self.model.weights.flat)?
-        };
+        let distance = self.distance_from(weights)?;
         let Losses { share, targets, padded } = losses;
         Ok((ForwardOutput::Loss { share, targets, padded }, vec![Piece::dense(0, &distance)?]))
+    }
+
+    /// The way from the worker's weights to these, rounded if the manifest says so.
+    fn distance_from(&self, weights: &Tensor) -> Result<Tensor> {
+        let _guard = tch::no_grad_guard();
+        let mut distance = weights.f_sub(&self.model.weights.flat)?;
+        if let Some(bits) = self.bits {
+            distance = distance.f_to(tch::Device::Cpu)?;
+            distance::round(elements_mut(&mut distance), bits);
+        }
+        Ok(distance)
     }
 
     /// Runs the passes of one update and adds up their gradients. Returns the number of targets.

@@ -33,6 +33,7 @@ pub mod data;
 #[cfg(test)]
 mod decoders;
 mod device;
+mod distance;
 mod engine;
 mod error;
 pub mod family;

@@ -8,7 +8,9 @@ use common::{Trainer, key, manifest, muon, numbers, python, samples, text, write
 use serde_json::{Value, json};
 use shoal_engine::{EngineError, FixedPoint, ForwardOutput, learning_rate};
 use shoal_protocol::ids::{Microbatch, Stage, Step};
-use shoal_protocol::manifest::{Dtype, InnerLoop, Manifest, Optimizer, Rule, Schedule, Sgd};
+use shoal_protocol::manifest::{
+    DistanceCodec, Dtype, InnerLoop, Manifest, Optimizer, Rule, Schedule, Sgd,
+};
 
 const OUTER_STEPS: u64 = 4;
 
@@ -24,7 +26,8 @@ fn workers() -> Manifest {
         gradient_clip: 0.0,
     };
     let optimizer = std::mem::replace(&mut manifest.optimizer, outer);
-    manifest.inner = Some(InnerLoop { steps: 5, microbatches: 2, optimizer });
+    let codec = DistanceCodec::F32;
+    manifest.inner = Some(InnerLoop { steps: 5, microbatches: 2, optimizer, codec });
     manifest.training.steps = OUTER_STEPS;
     manifest
 }
@@ -119,6 +122,23 @@ fn a_worker_starts_from_the_steps_weights_whatever_was_done_before() {
             trainer.backward(0, worker);
         }
         assert!(trainer.gradients(0) == sums(&[0, 1, 2]), "{dtype:?}");
+    }
+}
+
+#[test]
+fn a_rounded_way_ends_near_the_exact_one() {
+    let trained = |codec| {
+        let mut manifest = workers();
+        manifest.inner.as_mut().expect("workers").codec = codec;
+        let (mut trainer, _folder) = trainer(&mut manifest);
+        let losses: Vec<f64> = (0..OUTER_STEPS).map(|step| trainer.step(step).0).collect();
+        (trainer.weights(), losses[OUTER_STEPS as usize - 1] / manifest.passes() as f64)
+    };
+    let (exact, loss) = trained(DistanceCodec::F32);
+    for (codec, most) in [(DistanceCodec::Int8, 0.01), (DistanceCodec::Int4, 0.05)] {
+        let (weights, rounded) = trained(codec);
+        assert!(weights != exact, "{codec:?} rounds");
+        assert!((rounded - loss).abs() < most, "{codec:?}: {rounded} instead of {loss}");
     }
 }
 

@@ -421,7 +421,7 @@ pub(crate) const DECODER: shoal_protocol::decoder::Decoder = shoal_protocol::dec
 #[cfg(test)]
 mod tests {
     use shoal_protocol::ids::PeerId;
-    use shoal_protocol::manifest::{Boundary, BoundaryKind, Sgd};
+    use shoal_protocol::manifest::{Boundary, BoundaryKind, DistanceCodec, Sgd};
 
     use super::*;
 
@@ -456,7 +456,8 @@ mod tests {
         assert_eq!(load(&other.to_toml()).expect("valid"), other);
 
         (other.training.stages, other.model.boundary) = (1, None);
-        other.outer = Some(Outer { rate: 0.5, ..Outer::new(3, 30) });
+        let codec = DistanceCodec::Int4;
+        other.outer = Some(Outer { rate: 0.5, codec, ..Outer::new(3, 30) });
         assert_eq!(load(&other.to_toml()).expect("valid"), other);
     }
 

@@ -200,6 +200,7 @@ fn frames() -> Vec<Frame> {
     let coded = Element::Number(Codec::Int8(Block::DEFAULT));
     vec![
         flat(Element::I64, Packing::Integers),
+        flat(Element::I64, Packing::Bits),
         flat(Element::F32, Packing::Zstd),
         flat(Element::U8, Packing::Raw),
         Frame::pack(coded, &[2, 1, 128], blocks, Packing::Zstd).expect("it has its shape"),

@@ -207,6 +207,7 @@ impl Header {
             Packing::Raw => 0,
             Packing::Zstd => 1,
             Packing::Integers => 2,
+            Packing::Bits => 3,
         };
         bytes[..DIMENSIONS_AT].copy_from_slice(&[
             VERSION,
@@ -236,6 +237,7 @@ impl Header {
             0 => Packing::Raw,
             1 => Packing::Zstd,
             2 => Packing::Integers,
+            3 => Packing::Bits,
             code => return Err(FrameError::UnknownPacking { code }),
         };
         let rank = usize::from(bytes[3]);
@@ -289,7 +291,7 @@ impl Header {
         }
         let fits = match self.packing {
             Packing::Raw => packed_length == raw_length,
-            Packing::Zstd | Packing::Integers => packed_length < raw_length,
+            Packing::Zstd | Packing::Integers | Packing::Bits => packed_length < raw_length,
         };
         if !fits {
             return Err(FrameError::PackedLength { announced: packed_length, raw: raw_length });
@@ -511,7 +513,7 @@ mod tests {
         #[test]
         fn a_frame_reads_back(
             (element, shape, raw) in elements(),
-            packing in prop::sample::select(vec![Packing::Raw, Packing::Zstd, Packing::Integers]),
+            packing in prop::sample::select(vec![Packing::Raw, Packing::Zstd, Packing::Integers, Packing::Bits]),
         ) {
             let sent = Frame::pack(element, &shape, raw.clone(), packing).expect("agrees");
             let header = Header::decode(&sent.header().encode()).expect("valid");

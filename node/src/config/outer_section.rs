@@ -1,8 +1,9 @@
 //! The section `[outer]` of `run.toml`: virtual workers that meet now and then.
 
 use serde::Deserialize;
+use shoal_protocol::codec::SumCodec;
 use shoal_protocol::manifest::{
-    InnerLoop, Manifest, ManifestError, Optimizer, Rule, Schedule, Sgd,
+    DistanceCodec, InnerLoop, Manifest, ManifestError, Optimizer, Rule, Schedule, Sgd,
 };
 
 /// Virtual workers, each of which makes `every` steps of its own before they meet, and the update of the weights
@@ -20,6 +21,9 @@ pub struct Outer {
     /// Decay of the sum of these ways.
     #[serde(default = "default_momentum")]
     pub momentum: f64,
+    /// The precision of how far a worker came.
+    #[serde(default)]
+    pub codec: DistanceCodec,
 }
 
 const fn default_rate() -> f64 {
@@ -34,7 +38,8 @@ impl Outer {
     /// Workers with the usual update.
     #[must_use]
     pub const fn new(workers: u32, every: u32) -> Self {
-        Self { workers, every, rate: default_rate(), momentum: default_momentum() }
+        let (rate, momentum, codec) = (default_rate(), default_momentum(), DistanceCodec::F32);
+        Self { workers, every, rate, momentum, codec }
     }
 
     /// Makes of a run of one worker, whose steps are all of its updates, the run of all workers, whose steps
@@ -43,7 +48,7 @@ impl Outer {
     /// # Errors
     /// If the workers do not meet at the end.
     pub(super) fn apply(&self, manifest: &mut Manifest) -> Result<(), ManifestError> {
-        let Self { workers, every, rate, momentum } = *self;
+        let Self { workers, every, rate, momentum, codec } = *self;
         if (workers, every) == (1, 1) {
             return Ok(());
         }
@@ -69,17 +74,26 @@ impl Outer {
             gradient_clip: 0.0,
         };
         let optimizer = std::mem::replace(&mut manifest.optimizer, outer);
-        manifest.inner = Some(InnerLoop { steps: every, microbatches, optimizer });
+        manifest.inner = Some(InnerLoop { steps: every, microbatches, optimizer, codec });
+        if codec != DistanceCodec::F32 && manifest.codec.all_reduce == SumCodec::Exact {
+            manifest.codec.all_reduce = SumCodec::Integers;
+        }
         Ok(())
     }
 }
 
 /// The section in TOML, or a comment with an example if there is none.
 pub(super) fn to_toml(outer: Option<&Outer>) -> String {
-    let Some(Outer { workers, every, rate, momentum }) = outer else {
+    let Some(Outer { workers, every, rate, momentum, codec }) = outer else {
         return "# [outer]\n# workers = 4\n# every = 30".to_owned();
     };
+    let codec = match codec {
+        DistanceCodec::F32 => "f32",
+        DistanceCodec::Int8 => "int8",
+        DistanceCodec::Int4 => "int4",
+        DistanceCodec::Int2 => "int2",
+    };
     format!(
-        "[outer]\nworkers = {workers}\nevery = {every}\nrate = {rate:?}\nmomentum = {momentum:?}"
+        "[outer]\nworkers = {workers}\nevery = {every}\nrate = {rate:?}\nmomentum = {momentum:?}\ncodec = \"{codec}\""
     )
 }

@@ -99,7 +99,7 @@ impl Packer {
         };
         let frame = match packing {
             Packing::Raw => tensor.to_frame((Packing::Raw, tensor.bytes.clone()))?,
-            Packing::Zstd | Packing::Integers => {
+            Packing::Zstd | Packing::Integers | Packing::Bits => {
                 // Packing takes long: it runs on a thread that may block.
                 let tensor = tensor.clone();
                 let work = move || {
@@ -119,7 +119,7 @@ impl Packer {
         let label = match frame.header().packing() {
             Packing::Raw => LinkPacking::None,
             Packing::Zstd => LinkPacking::Zstd,
-            Packing::Integers => LinkPacking::Integers,
+            Packing::Integers | Packing::Bits => LinkPacking::Integers,
         };
         let links = &self.metrics.links;
         links.tensors.of(label).inc();

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::packing::Packing;
 use crate::frame::Element;
 
-/// Links of at least this rate, in bytes per second, never gain from zstd: bf16, which shrinks
-/// most, gains up to about 1.5 Gb/s.
+/// Links of at least this rate, in bytes per second, gain only from the fastest packing: bf16, which zstd
+/// shrinks most, gains up to about 1.5 Gb/s.
 const FASTEST: f64 = 200e6;
 
 /// The assumed rate of a link before the first measurement, in bytes per second: the limit of
@@ -64,7 +64,7 @@ impl Candidate {
 
     /// Whether the packing can pay on such a link.
     fn is_for(&self, rate: f64) -> bool {
-        self.packing != Packing::Zstd || rate < FASTEST
+        self.packing == Packing::Integers || rate < FASTEST
     }
 }
 
@@ -73,7 +73,7 @@ impl PackingChoice {
     #[must_use]
     pub fn of(element: Element) -> Self {
         let packings: &[Packing] = match element {
-            Element::I64 => &[Packing::Integers, Packing::Zstd],
+            Element::I64 => &[Packing::Integers, Packing::Bits, Packing::Zstd],
             Element::Number(_) | Element::U32 | Element::U8 => &[Packing::Zstd],
         };
         let candidate =
@@ -174,9 +174,12 @@ mod tests {
         assert_eq!(choice.choose(MEGABYTE, None), Packing::Integers);
         choice.learn(Packing::Integers, MEGABYTE, MEGABYTE * 5 / 8, took(20e9));
         assert_eq!(choice.choose(MEGABYTE, None), Packing::Integers);
+        assert_eq!(choice.choose(MEGABYTE, Some(1e6)), Packing::Bits, "to measure it");
+        choice.learn(Packing::Bits, MEGABYTE, MEGABYTE * 19 / 32, took(1e9));
         assert_eq!(choice.choose(MEGABYTE, Some(1e6)), Packing::Zstd, "to measure it");
         choice.learn(Packing::Zstd, MEGABYTE, MEGABYTE * 9 / 16, took(400e6));
         assert_eq!(choice.choose(MEGABYTE, Some(6e6)), Packing::Zstd);
+        assert_eq!(choice.choose(MEGABYTE, Some(12e6)), Packing::Bits);
         assert_eq!(choice.choose(MEGABYTE, Some(25e6)), Packing::Integers);
         // A machine that packs slowly.
         let mut choice = PackingChoice::of(Element::I64);

@@ -13,6 +13,9 @@ pub enum SumCodec {
     /// batch.
     #[default]
     Exact,
+    /// The same integers, and their sum as integers too instead of the mean as f32: fewer bytes where the
+    /// integers were rounded to a few bits, and the same mean.
+    Integers,
     /// Numbers in a codec, in both directions. Each member keeps the rounding error of its numbers
     /// and adds it in the next step (error feedback; Karimireddy et al., arXiv 1901.09847). The
     /// error is delayed rather than lost, unless the member dies.
@@ -24,7 +27,7 @@ impl SumCodec {
     #[must_use]
     pub const fn part(self) -> Element {
         match self {
-            Self::Exact => Element::I64,
+            Self::Exact | Self::Integers => Element::I64,
             Self::Rounded(codec) => Element::Number(codec),
         }
     }
@@ -32,30 +35,26 @@ impl SumCodec {
     /// The elements of the result.
     #[must_use]
     pub const fn result(self) -> Element {
-        Element::Number(self.result_codec())
-    }
-
-    /// The codec of the result.
-    #[must_use]
-    pub const fn result_codec(self) -> Codec {
         match self {
-            Self::Exact => Codec::F32,
-            Self::Rounded(codec) => codec,
+            Self::Exact => Element::F32,
+            Self::Integers => Element::I64,
+            Self::Rounded(codec) => Element::Number(codec),
         }
     }
 
     /// Whether rounding errors are carried over to the next step.
     #[must_use]
     pub const fn loses(self) -> bool {
-        !matches!(self, Self::Exact | Self::Rounded(Codec::F32))
+        !matches!(self, Self::Exact | Self::Integers | Self::Rounded(Codec::F32))
     }
 }
 
-/// The text in manifests: `exact`, or a codec.
+/// The text in manifests: `exact`, `integers`, or a codec.
 impl fmt::Display for SumCodec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exact => f.write_str("exact"),
+            Self::Integers => f.write_str("integers"),
             Self::Rounded(codec) => codec.fmt(f),
         }
     }
@@ -63,7 +62,7 @@ impl fmt::Display for SumCodec {
 
 /// The error of a text that is not a sum codec.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("an all-reduce is `exact` or in a codec, but {0}")]
+#[error("an all-reduce is `exact`, as `integers` or in a codec, but {0}")]
 pub struct UnknownSumCodec(#[from] UnknownCodec);
 
 impl FromStr for SumCodec {
@@ -72,6 +71,7 @@ impl FromStr for SumCodec {
     fn from_str(text: &str) -> Result<Self, UnknownSumCodec> {
         match text {
             "exact" => Ok(Self::Exact),
+            "integers" => Ok(Self::Integers),
             codec => Ok(Self::Rounded(codec.parse()?)),
         }
     }
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_sum_codec_reads_back_its_own_text() {
-        for text in ["exact", "f32", "bf16", "int8", "int8:1024"] {
+        for text in ["exact", "integers", "f32", "bf16", "int8", "int8:1024"] {
             let codec: SumCodec = text.parse().expect("known");
             assert_eq!(codec.to_string(), text);
         }

@@ -21,6 +21,48 @@ pub struct InnerLoop {
     pub microbatches: u32,
     /// The worker's optimizer.
     pub optimizer: Optimizer,
+    /// The precision of how far a worker came.
+    pub codec: DistanceCodec,
+}
+
+/// The precision of how far a virtual worker came. A number in few bits is an integer times a power of two, which a
+/// block of numbers shares; so rounded, they are summed exactly.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Default,
+    Serialize,
+    Deserialize,
+    bincode::Encode,
+    bincode::Decode,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum DistanceCodec {
+    /// As it was computed.
+    #[default]
+    F32,
+    /// 8 bits.
+    Int8,
+    /// 4 bits.
+    Int4,
+    /// 2 bits: -1, 0 or 1.
+    Int2,
+}
+
+impl DistanceCodec {
+    /// Bits of a rounded number.
+    #[must_use]
+    pub const fn bits(self) -> Option<u32> {
+        match self {
+            Self::F32 => None,
+            Self::Int8 => Some(8),
+            Self::Int4 => Some(4),
+            Self::Int2 => Some(2),
+        }
+    }
 }
 
 impl InnerLoop {
@@ -87,7 +129,8 @@ mod tests {
     fn workers() -> Manifest {
         let mut manifest = small();
         let optimizer = manifest.optimizer.clone();
-        manifest.inner = Some(InnerLoop { steps: 5, microbatches: 2, optimizer });
+        let codec = DistanceCodec::F32;
+        manifest.inner = Some(InnerLoop { steps: 5, microbatches: 2, optimizer, codec });
         manifest.optimizer.rule = Rule::Sgd(Sgd { momentum: 0.9, nesterov: true });
         manifest.optimizer.schedule = Schedule::Constant;
         manifest.training.microbatches = 3;

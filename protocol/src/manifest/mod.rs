@@ -34,7 +34,7 @@ pub use block::{
 pub use boundary::{Boundary, BoundaryKind};
 pub use codecs::{ChunkPacking, Codecs, GradientRounding};
 pub use data::{Data, Prepared, TokenWidth, Tokenizer, Tokens};
-pub use inner::InnerLoop;
+pub use inner::{DistanceCodec, InnerLoop};
 pub use lora::{Lora, LoraTarget};
 pub use model::{Base, Model};
 pub use optimizer::{

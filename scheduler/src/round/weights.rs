@@ -34,14 +34,22 @@ pub(crate) struct NumberBytes {
 /// Average bytes of a packed fixed-point sum.
 const PACKED: f64 = 4.8;
 
+/// The same of sums of numbers that were rounded to a few bits.
+const PACKED_ROUNDED: f64 = 1.3;
+
 impl NumberBytes {
     pub(crate) fn of(codec: SumCodec) -> Self {
         // Large enough for the scales of blocks to have their normal weight.
         let count = 1 << 12;
         let bytes =
             |element: Element| element.bytes_of(count).map_or(8.0, |all| all as f64 / count as f64);
-        let part = if codec == SumCodec::Exact { PACKED } else { bytes(codec.part()) };
-        Self { part, result: bytes(codec.result()) }
+        match codec {
+            SumCodec::Exact => Self { part: PACKED, result: bytes(codec.result()) },
+            SumCodec::Integers => Self { part: PACKED_ROUNDED, result: PACKED_ROUNDED },
+            SumCodec::Rounded(_) => {
+                Self { part: bytes(codec.part()), result: bytes(codec.result()) }
+            }
+        }
     }
 }
 

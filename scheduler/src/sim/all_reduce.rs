@@ -279,6 +279,7 @@ mod tests {
         ];
         let modes = [
             SumCodec::Exact,
+            SumCodec::Integers,
             SumCodec::Rounded(Codec::F32),
             SumCodec::Rounded(Codec::Bf16),
             SumCodec::Rounded(Codec::Int8(Block::DEFAULT)),

@@ -475,8 +475,8 @@ fn manifest(rng: &mut Rng, stages: u16) -> Manifest {
     let mut manifest = Scenario::small_manifest(stages, microbatches, steps);
     manifest.training.seed = rng.number();
     // The codec changes only the size of round pieces here.
-    let exact = SumCodec::Exact;
-    let sums = [exact, exact, SumCodec::Rounded(Codec::F32), SumCodec::Rounded(Codec::Bf16)];
+    let rounded = [Codec::F32, Codec::Bf16].map(SumCodec::Rounded);
+    let sums = [SumCodec::Exact, SumCodec::Integers, rounded[0], rounded[1]];
     manifest.codec.all_reduce = sums[(manifest.training.seed % 4) as usize];
     // Half of all runs wait for each update.
     let staleness = (manifest.training.seed / 4 % 8) as u8;

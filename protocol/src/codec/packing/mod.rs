@@ -2,6 +2,7 @@
 //!
 //! The packing may differ between links, because unpacking always returns the original bytes.
 
+mod bits;
 mod integers;
 
 use bytes::Bytes;
@@ -18,6 +19,8 @@ pub enum Packing {
     Zstd,
     /// 64-bit integers without the bytes that only repeat their sign.
     Integers,
+    /// 64-bit integers without the bits that only repeat their sign, nor the zeros that neighbours end with.
+    Bits,
 }
 
 /// The level of zstd. Level 3 is slower and never smaller on noise.
@@ -53,7 +56,8 @@ pub fn pack(packing: Packing, width: usize, raw: Bytes) -> (Packing, Bytes) {
         Packing::Raw => None,
         Packing::Zstd => compress(width, &raw),
         Packing::Integers if width == size_of::<i64>() => integers::pack(&raw),
-        Packing::Integers => None,
+        Packing::Bits if width == size_of::<i64>() => bits::pack(&raw),
+        Packing::Integers | Packing::Bits => None,
     };
     match packed {
         Some(packed) => (packing, packed.into()),
@@ -96,7 +100,8 @@ pub fn unpack(
         Packing::Integers if width == size_of::<i64>() => {
             Ok(integers::unpack(&packed, length)?.into())
         }
-        Packing::Integers => {
+        Packing::Bits if width == size_of::<i64>() => Ok(bits::unpack(&packed, length)?.into()),
+        Packing::Integers | Packing::Bits => {
             let reason = format!("integers of {width} bytes");
             Err(PackingError::Damaged { reason })
         }

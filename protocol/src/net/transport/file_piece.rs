@@ -34,7 +34,7 @@ impl Head {
         let packing = match self.packing {
             Packing::Raw => 0,
             Packing::Zstd => 1,
-            Packing::Integers => unreachable!("files hold no sums"),
+            Packing::Integers | Packing::Bits => unreachable!("files hold no sums"),
         };
         [packing, a, b, c, d]
     }

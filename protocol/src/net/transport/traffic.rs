@@ -128,7 +128,7 @@ impl Counters {
     pub(super) fn piece(&self, packing: Packing) {
         let pieces = match packing {
             Packing::Zstd => &self.zstd_pieces,
-            Packing::Raw | Packing::Integers => &self.raw_pieces,
+            Packing::Raw | Packing::Integers | Packing::Bits => &self.raw_pieces,
         };
         pieces.fetch_add(1, Ordering::Relaxed);
     }
