@@ -1,6 +1,7 @@
 //! What a virtual worker does in a step of the run: updates of its own, from the step's weights.
 
 use bytes::Bytes;
+use shoal_protocol::codec::Dither;
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, Step};
 use shoal_protocol::manifest::Manifest;
 use tch::Tensor;
@@ -62,18 +63,19 @@ impl InnerTrainer {
                 self.run_passes((key.stage, step, update), [input, labels], &mut losses)?;
             self.update((key.stage, step), update + 1, targets)?;
         }
-        let distance = self.distance_from(weights)?;
+        let distance = self.distance_from(weights, key)?;
         let Losses { share, targets, padded } = losses;
         Ok((ForwardOutput::Loss { share, targets, padded }, vec![Piece::dense(0, &distance)?]))
     }
 
     /// The way from the worker's weights to these, rounded if the manifest says so.
-    fn distance_from(&self, weights: &Tensor) -> Result<Tensor> {
+    fn distance_from(&self, weights: &Tensor, key: ClaimKey) -> Result<Tensor> {
         let _guard = tch::no_grad_guard();
         let mut distance = weights.f_sub(&self.model.weights.flat)?;
         if let Some(bits) = self.bits {
             distance = distance.f_to(tch::Device::Cpu)?;
-            distance::round(elements_mut(&mut distance), bits);
+            let dither = Dither::of(self.manifest.training.seed, key);
+            distance::round(elements_mut(&mut distance), bits, dither);
         }
         Ok(distance)
     }

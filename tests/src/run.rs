@@ -57,9 +57,20 @@ impl Run {
     /// When the section is no TOML, or as [`Self::tiny`].
     #[must_use]
     pub fn with_optimizer(section: &str, changes: &[(&str, toml::Value)]) -> Self {
+        Self::with_section(("optimizer", section.parse().expect("valid TOML")), changes)
+    }
+
+    /// [`Self::tiny`] with a section added or replaced.
+    ///
+    /// # Panics
+    /// As [`Self::tiny`].
+    #[must_use]
+    pub fn with_section(
+        (name, section): (&str, toml::Table),
+        changes: &[(&str, toml::Value)],
+    ) -> Self {
         let mut config: toml::Table = include_str!("tiny.toml").parse().expect("valid TOML");
-        let section: toml::Table = section.parse().expect("valid TOML");
-        config.insert("optimizer".to_owned(), section.into());
+        config.insert(name.to_owned(), section.into());
         Self::changed(config, changes)
     }
 

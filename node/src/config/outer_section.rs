@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::manifest::{
-    DistanceCodec, InnerLoop, Manifest, ManifestError, Optimizer, Rule, Schedule, Sgd,
+    DistanceCodec, InnerLoop, Manifest, ManifestError, Optimizer, Rule, Schedule, Sgd, within,
 };
 
 /// Virtual workers, each of which makes `every` steps of its own before they meet, and the update of the weights
@@ -52,6 +52,8 @@ impl Outer {
         if (workers, every) == (1, 1) {
             return Ok(());
         }
+        within("outer.rate", rate, 0.0..=10.0)?;
+        within("outer.momentum", momentum, 0.0..=0.999_999)?;
         let meetings = |steps: u64| steps.div_ceil(every.max(1).into());
         let training = &mut manifest.training;
         if every == 0 || !training.steps.is_multiple_of(every.into()) {

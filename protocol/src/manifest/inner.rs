@@ -26,7 +26,7 @@ pub struct InnerLoop {
 }
 
 /// The precision of how far a virtual worker came. A number in few bits is an integer times a power of two, which a
-/// block of numbers shares; so rounded, they are summed exactly.
+/// block of numbers shares, rounded up or down at random; so rounded, they are summed exactly.
 #[derive(
     Debug,
     Clone,

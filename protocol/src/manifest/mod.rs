@@ -497,7 +497,11 @@ impl Manifest {
     }
 }
 
-fn within<T: PartialOrd + std::fmt::Display>(
+/// Checks a value against its range.
+///
+/// # Errors
+/// If it is outside.
+pub fn within<T: PartialOrd + std::fmt::Display>(
     key: &'static str,
     value: T,
     range: std::ops::RangeInclusive<T>,

@@ -1,0 +1,92 @@
+//! Virtual workers: swarms that meet now and then have the bits of one process.
+
+use shoal_tests::process::Process;
+use shoal_tests::run::{Run, local_command};
+use shoal_tests::swarm::{SLOW, Swarm, own_address};
+use toml::{Table, Value};
+
+/// A run of six outer steps of three workers, each of four steps, with a checkpoint after every second outer step.
+fn run(codec: &str) -> Run {
+    let outer = Table::from_iter([
+        ("workers".to_owned(), Value::from(3)),
+        ("every".to_owned(), Value::from(4)),
+        ("codec".to_owned(), Value::from(codec)),
+    ]);
+    Run::with_section(
+        ("outer", outer),
+        &[
+            ("training.steps", Value::from(24)),
+            ("training.stages", Value::from(1)),
+            ("training.microbatches", Value::from(2)),
+            ("checkpoint.every", Value::from(8)),
+        ],
+    )
+}
+
+/// Two peers, one of which has two devices, meet with a third; one dies, and another takes its place.
+fn assert_survives_deaths(codec: &str) {
+    let run = run(codec);
+    let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "3"], SLOW].concat());
+    swarm.join(&[&["--device", "cpu:2"], SLOW].concat());
+    swarm.join(SLOW);
+    swarm.reach(2);
+    swarm.peers.remove(1).kill();
+    swarm.join(SLOW);
+    swarm.reach(4);
+    swarm.peers.remove(1).kill();
+    let trained = swarm.finish();
+    let alone = run.local("alone");
+    assert_eq!(trained.hash(), alone.hash());
+    assert_eq!(trained.losses(), alone.losses());
+    let losses = alone.losses();
+    assert!(losses.len() == 6 && losses[5] < losses[0], "{losses:?}");
+}
+
+#[test]
+fn workers_survive_deaths() {
+    assert_survives_deaths("f32");
+}
+
+#[test]
+fn workers_that_round_survive_deaths() {
+    assert_survives_deaths("int4");
+}
+
+#[test]
+fn workers_go_on_with_their_only_anchor_from_a_checkpoint() {
+    let run = run("int8");
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let address = own_address().to_string();
+    let start = || {
+        let flags = ["--listen", &address, "--wait-for", "1"];
+        Swarm::start_in(homes.path(), &run.config(), &[&flags, SLOW].concat())
+    };
+    let mut swarm = start();
+    swarm.reach(3);
+    swarm.peers[0].kill();
+    let mut again = start();
+    let rewound = again.peers[0].event("rewound");
+    assert!(rewound["version"].as_u64().expect("a number") >= 2, "{rewound}");
+    assert_eq!(again.finish().hash(), run.local("alone").hash());
+}
+
+#[test]
+fn workers_that_cannot_be_are_refused() {
+    let refused = |changes: &[(&str, Value)]| {
+        let outer = Table::from_iter([
+            ("workers".to_owned(), Value::from(3)),
+            ("every".to_owned(), Value::from(4)),
+        ]);
+        let steps = [("training.steps", Value::from(24)), ("training.stages", Value::from(1))];
+        let run = Run::with_section(("outer", outer), &[&steps, changes].concat());
+        Process::start("local", local_command(&run.config(), &run.path("none"))).end().failure(2)
+    };
+    let text = refused(&[("training.steps", Value::from(26))]);
+    assert!(text.contains("training.steps = 26") && text.contains("a multiple of outer.every = 4"));
+    let text = refused(&[("training.stages", Value::from(2))]);
+    assert!(text.contains("a worker is one peer"), "{text}");
+    let text = refused(&[("outer.codec", Value::from("int3"))]);
+    assert!(text.contains("unknown variant `int3`"), "{text}");
+    let text = refused(&[("outer.momentum", Value::from(1.5))]);
+    assert!(text.contains("outer.momentum = 1.5 is out of range"), "{text}");
+}
