@@ -17,6 +17,8 @@ help:
 	@echo 'make bench-links     measure the share of its speed that a swarm keeps over links (17 minutes; root)'
 	@echo 'make bench-transport measure throughput over long, full and lossy links (13 minutes; root)'
 	@echo 'make bench-convergence DATA=TEXT  measure the effect of codecs on the loss (19 minutes)'
+	@echo 'make bench-workers DATA=TEXT  measure what workers that meet now and then do to the loss (10 minutes)'
+	@echo 'make bench-meetings  measure bytes and speed of such workers over links (10 minutes; root)'
 	@echo 'make bench-staleness DATA=TEXT  measure what delayed updates do to AdamW and Muon (20 minutes)'
 	@echo 'make bench-subspace DATA=TEXT  measure the effect of subspace boundaries on the loss (20 minutes)'
 	@echo 'make bench-prepare   measure the preparation of data beside datasets (30 minutes)'
@@ -130,6 +132,12 @@ bench-links: build
 	.venv/bin/python bench/links.py --shoal target/release/shoal \
 		--network target/release/examples/emulated_network
 
+bench-meetings: build
+	@scripts/setup.sh --tests
+	cargo build --release -p shoal-tests --example emulated_network
+	.venv/bin/python bench/meetings.py --shoal target/release/shoal \
+		--network target/release/examples/emulated_network
+
 bench-transport:
 	cargo build --release -p shoal-protocol --features net --example transport_speed --example plain_speed
 	cargo build --release -p shoal-tests --example emulated_network
@@ -152,6 +160,10 @@ bench-convergence: build
 	@scripts/setup.sh --tests
 	.venv/bin/python bench/convergence.py --shoal target/release/shoal --data $(DATA) \
 		--plot docs/convergence.svg
+
+bench-workers: build
+	@scripts/setup.sh --tests
+	.venv/bin/python bench/workers.py --shoal target/release/shoal --data $(DATA) --plot docs/workers.svg
 
 # The second text is this project's own.
 bench-staleness: build
@@ -261,5 +273,5 @@ check-real: build
 
 .PHONY: help setup build demo test programs test-system test-deployment bench-smoke bench bench-recovery \
 	bench-overhead bench-codec bench-all-reduce bench-all-reduce-links bench-links bench-transport bench-chunks \
-	bench-convergence bench-staleness bench-subspace bench-prepare bench-swap bench-island bench-spans bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
+	bench-convergence bench-workers bench-meetings bench-staleness bench-subspace bench-prepare bench-swap bench-island bench-spans bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
 	bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak lint check-gpu check-real

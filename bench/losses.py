@@ -51,15 +51,21 @@ def held_out(steps):
 def plot(curves, path, label):
     """Plots how far each run's loss lies above that of its reference as SVG, in means of `SPAN` steps. `curves` are
     names, steps and the reference's steps."""
-    width, height, left, top, span = 720, 360, 60, 20, SPAN
-    total = len(curves[0][1])
     lines = []
     for name, steps, reference in curves:
-        gaps = [steps[i]["loss"] - reference[i]["loss"] for i in range(total)]
-        lines.append((name, [statistics.fmean(gaps[i:i + span]) for i in range(0, total, span)]))
-    high = max(max(line) for _, line in lines) * 1.05
-    low = min(min(line) for _, line in lines) * 1.05
-    x = lambda index: left + index / (math.ceil(total / span) - 1) * (width - left - 200)
+        gaps = [step["loss"] - same["loss"] for step, same in zip(steps, reference, strict=True)]
+        lines.append((name, [(start, statistics.fmean(gaps[start:start + SPAN]))
+                             for start in range(0, len(gaps), SPAN)]))
+    draw(lines, len(curves[0][1]), path, f"{label}, nats per token, means of 20 steps")
+
+
+def draw(lines, total, path, label):
+    """Draws lines over `total` steps as SVG: names with points of step and value."""
+    width, height, left, top = 720, 360, 60, 20
+    values = [value for _, points in lines for _, value in points]
+    high, low = max(values) * 1.05, min(values) * 1.05
+    last = max(step for _, points in lines for step, _ in points)
+    x = lambda step: left + step / (last or 1) * (width - left - 200)
     y = lambda value: top + (high - value) / (high - low or 1.0) * (height - top - 50)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
@@ -72,12 +78,12 @@ def plot(curves, path, label):
                      'stroke="#dddddd"/>')
         parts.append(f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.3f}</text>')
     for step in range(0, total + 1, 100):
-        at = left + step / total * (width - left - 200)
+        at = x(step) if step <= last else x(last)
         parts.append(f'<text x="{at:.1f}" y="{height - 30}" text-anchor="middle">{step}</text>')
     parts.append(f'<text x="{(left + width - 200) / 2}" y="{height - 10}" text-anchor="middle">'
-                 f'step; {label}, nats per token, means of 20 steps</text>')
+                 f'step; {label}</text>')
     for (_, line), colour in zip(lines, COLOURS):
-        points = " ".join(f"{x(i):.1f},{y(value):.1f}" for i, value in enumerate(line))
+        points = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in line)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
     for row, ((name, _), colour) in enumerate(zip(lines, COLOURS)):
         at = top + 18 * row + 6

@@ -70,9 +70,10 @@ CLIP = 1.0
 
 def run_toml(
     default, model, *, dtype, stages, microbatches, steps, all_reduce="exact", codec=None, staleness=0,
-    recompute=False
+    recompute=False, more=""
 ):
-    """The configuration `default`, changed to train `model` without evaluation and checkpoints."""
+    """The configuration `default`, changed to train `model` without evaluation and checkpoints. `more` is
+    added as it is."""
     values = {
         "model": {
             "hidden": model.hidden,
@@ -104,7 +105,7 @@ def run_toml(
         "evaluation": {"every": 0},
         "checkpoint": {"every": 0},
     }
-    return edit_toml(default, values)
+    return edit_toml(default, values) + more
 
 
 def edit_toml(text, values):

@@ -61,6 +61,8 @@ def checks(programs, out):
         Check("transport", "transport.py", [*speed, *plain, *network], needs_links=True),
         Check("convergence", "convergence.py", [*shoal, "--data", text, "--plot", str(out / "plot.svg")]),
         Check("subspace", "subspace.py", [*shoal, "--data", text]),
+        Check("workers", "workers.py", [*shoal, "--data", text, "--plot", str(out / "workers.svg")]),
+        Check("meetings", "meetings.py", [*shoal, *network], needs_links=True),
         Check("staleness", "staleness.py", [*shoal, "--data", text, "--plot", str(out / "staleness.svg")]),
         Check("prepare", "prepare.py", [*shoal, "--datasets", installed("datasets")], needs_library="datasets"),
         Check("swap", "swap.py", shoal),

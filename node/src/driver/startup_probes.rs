@@ -46,6 +46,9 @@ pub(super) async fn new_peer(
     if swaps {
         // A visit runs as many microbatches as there are.
         limits.first_window = manifest.training.microbatches as usize;
+    } else if manifest.inner.is_some() {
+        // A worker takes long: it goes to a peer that has nothing to do.
+        (limits.first_window, limits.largest_window) = (devices.len(), devices.len());
     } else {
         limits.largest_window = budget.window(manifest, &fits, limits.largest_window);
     }

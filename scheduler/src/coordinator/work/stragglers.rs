@@ -23,6 +23,9 @@ const UNANSWERED: u32 = 8;
 /// Doublings of patience at most.
 const DOUBLINGS: u32 = 6;
 
+/// Passes of a virtual worker that its first deadline, before any was measured, allows for.
+const MEASURED_PASSES: u64 = 120;
+
 /// Round trips from the request for a claim until another member holds its work: the holder releases it, the
 /// holder before learns of that, offers the activation and sends it.
 const ROUND_TRIPS: u32 = 3;
@@ -160,9 +163,14 @@ impl Stragglers {
         key: ClaimKey,
         pass_times: PassTimes,
     ) {
-        self.times.add(key.stage, from, pass_times);
+        let manifest = &context.config.manifest;
+        let trains = key.microbatch.0 < manifest.training.microbatches;
+        // A virtual worker makes many passes, and a held-out microbatch one.
+        if trains || manifest.passes() == 1 {
+            self.times.add(key.stage, from, pass_times);
+        }
         // Held-out microbatches have no backward pass.
-        if key.microbatch.0 < context.config.manifest.training.microbatches {
+        if trains {
             let devices = context.members.current.devices_of(from);
             let each = pass_times.shared_by(devices);
             let service_time = self.service_times.add(key.stage, from, each, context.now);
@@ -181,7 +189,8 @@ impl Stragglers {
 
     /// The time after which a member's work is late. Each release of the same claim doubles it.
     fn patience(&self, context: &Context, key: ClaimKey, holder: Member) -> PassTimes {
-        let patience = context.config.patience;
+        let passes = context.config.manifest.passes().min(MEASURED_PASSES);
+        let patience = context.config.patience * passes as u32;
         let unknown = PassTimes { forward: patience, backward: patience };
         let late = self.times.late(key.stage, holder).unwrap_or(unknown);
         let releases = self.released.get(&key).map_or(0, |last| last.times);

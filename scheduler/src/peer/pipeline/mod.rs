@@ -289,7 +289,9 @@ impl Pipeline {
         let began = job.map_or(ctx.now, |job| self.available_at(ctx, key.step, job));
         let device = job.and_then(|job| job.device).or(self.queue.device_of_dropped(key));
         self.queue.note_end(ctx.now, device.expect("a pass has a device"));
-        if let Some(hosted) = self.stages.get_mut(key.stage) {
+        // A virtual worker makes many passes, and a held-out microbatch one.
+        let is_usual = !ctx.is_held_out(key) || ctx.config.manifest.passes() == 1;
+        if let Some(hosted) = self.stages.get_mut(key.stage).filter(|_| is_usual) {
             // The other devices run as many passes meanwhile.
             let each = busy / u32::from(ctx.config.candidate.devices.get());
             measure(&mut hosted.times, each);

@@ -1,0 +1,95 @@
+"""Measures the speed and the bytes of virtual workers over emulated links, beside a swarm that meets in every step.
+
+    python bench/meetings.py --shoal target/release/shoal --network target/release/examples/emulated_network
+
+Two peers with one thread each have the whole model. Either they share the microbatches of every step, and their
+all-reduce follows it; or each does one worker, and they meet after so many steps of as many tokens. A share is of the
+tokens a second of the former on loopback, measured just before. Bytes are all that both peers sent
+but for checkpoints, over all tokens.
+Needs root, /dev/net/tun and `ip`.
+"""
+
+import argparse
+import dataclasses
+import sys
+
+import emulated
+import machine as machines
+import table
+from model import Model
+from shoal_run import SKIPPED_STEPS, Shoal
+from sizes import size
+
+PEERS = 2
+MICROBATCHES = 8
+MODEL = Model(hidden=size(128, 64), layers=size(4, 2), heads=4, intermediate=size(352, 64), context=size(128, 32),
+              batch=2 * MICROBATCHES)
+# Steps between meetings, and the precision of a worker's way.
+MODES = size([None, (10, "f32"), (30, "int4"), (100, "f32"), (100, "int4"), (100, "int2")], [None, (2, "int4")])
+RATES = size([None, 100, 20], [None, 100])  # Mbit/s; the first is loopback
+DELAY = 50  # ms each way
+# The goals at the most steps between meetings: how many times fewer bytes, and the share on the slowest link.
+FEWER, SHARE = 100, 0.9
+
+
+def run(shoal, mode, inside):
+    """The outcome of a run of a few steps, or of a few meetings."""
+    common = {"machines": inside, "replicas": PEERS, "stages": 1, "dtype": "f32"}
+    if mode is None:
+        steps = size(20, 2) + SKIPPED_STEPS
+        return shoal.swarm(MODEL, microbatches=MICROBATCHES, steps=steps, **common)
+    every, codec = mode
+    meetings = size(max(2, 60 // every), 1) + SKIPPED_STEPS
+    outer = f'\n[outer]\nworkers = {PEERS}\nevery = {every}\ncodec = "{codec}"\n'
+    model = dataclasses.replace(MODEL, batch=MODEL.batch // PEERS)
+    return shoal.swarm(model, microbatches=MICROBATCHES // PEERS, steps=meetings * every, more=outer, **common)
+
+
+def bytes_per_token(outcome):
+    sent = [count for of_peer in outcome.sent for kind, count in of_peer.items() if kind != "file"]
+    return sum(sent) / outcome.tokens
+
+
+def measure(options):
+    shoal = Shoal(options.shoal)
+    rows, together = [], None
+    for rate in RATES:
+        for mode in MODES:
+            if rate is None:
+                outcome = run(shoal, mode, None)
+            else:
+                link = {"delay_ms": DELAY, "queue_ms": 50}
+                with emulated.machines(options.network, [{"up_mbit": rate}] * PEERS, link) as inside:
+                    outcome = run(shoal, mode, inside)
+            together = together or outcome
+            share = outcome.rate() / together.rate()
+            fewer = bytes_per_token(together) / bytes_per_token(outcome)
+            judged = ""
+            if mode and mode[0] == 100:
+                goals = [fewer >= FEWER] + ([share >= SHARE] if rate == RATES[-1] else [])
+                judged = "met" if all(goals) else "NOT met"
+            rows.append([
+                "loopback" if rate is None else f"{rate} Mbit/s", f"{mode[0]}, {mode[1]}" if mode else "1",
+                f"{outcome.rate():.0f}", f"{share:.3f}", f"{bytes_per_token(outcome):.1f}", f"{fewer:.0f}", judged,
+            ])
+            print("  ".join(rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shoal", required=True, help="the node's release binary")
+    parser.add_argument("--network", required=True, help="the example emulated_network")
+    options = parser.parse_args()
+    table.show(
+        "Virtual workers over emulated links",
+        f"Hidden {MODEL.hidden}, {MODEL.layers} layers, {PEERS} peers, {2 * DELAY} ms round trip; shares are of the "
+        f"first row. Goals at 100 steps: {FEWER} times fewer bytes a token; a share of {SHARE} on the slowest link. "
+        f"{machines.line(machines.describe(sys.executable))}.",
+        ["link", "steps between meetings", "tokens/s", "share", "bytes a token", "times fewer", "goal"],
+        measure(options),
+    )
+
+
+if __name__ == "__main__":
+    main()

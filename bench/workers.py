@@ -1,0 +1,90 @@
+"""Measures what virtual workers that meet now and then do to the loss, at the same tokens.
+
+    make bench-workers DATA=tinyshakespeare.txt
+
+The default model (hidden 128) trains for 600 steps of 8 microbatches: all peers together in every step, or four workers
+with a share of two microbatches each, which meet after every 10, 30 or 100 steps. Initial weights and the number of
+tokens are the same. A loss is that of the last evaluation on held-out text, which a run makes before every step that
+follows a meeting; it is compared with that of the run without workers at the same step.
+"""
+
+import argparse
+import os
+import pathlib
+import sys
+
+import losses
+import machine as machines
+import table
+from shoal_run import Shoal
+from sizes import size
+
+STEPS = size(600, 4)
+WORKERS = size(4, 2)
+MICROBATCHES = 8
+# Steps between two meetings, and the precision of a worker's way.
+RUNS = size([
+    (10, "f32"), (30, "f32"), (100, "f32"), (30, "int8"), (30, "int4"), (30, "int2"), (100, "int2"),
+], [(2, "f32"), (2, "int2")])
+GOAL = (30, 0.02)
+
+
+def train(shoal, data, steps, run):
+    """The steps of the report of one run."""
+    microbatches = MICROBATCHES if run is None else MICROBATCHES // WORKERS
+    values = {
+        "training": {"steps": steps, "stages": 1, "microbatches": microbatches},
+        "evaluation": {"every": run[0] if run else size(10, 2), "microbatches": size(64, 2)},
+    }
+
+    section = ""
+    if run:
+        every, codec = run
+        section = f'\n[outer]\nworkers = {WORKERS}\nevery = {every}\ncodec = "{codec}"\n'
+    return losses.train(shoal, data, values, lambda text: text + section)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shoal", required=True, help="the node's release binary")
+    parser.add_argument("--data", required=True, help="the text to train on")
+    parser.add_argument("--steps", type=int, default=STEPS, help="the steps of a worker")
+    parser.add_argument("--plot", type=pathlib.Path, help="the path of the plot, as SVG")
+    options = parser.parse_args()
+    shoal, data = Shoal(options.shoal), os.path.abspath(options.data)
+    job = lambda run: lambda: train(shoal, data, options.steps, run)
+    runs = losses.train_all({run: job(run) for run in [None, *RUNS]})
+    evaluated = {run: evaluations(steps, run) for run, steps in runs.items()}
+    table.show(
+        "Virtual workers",
+        f"hidden 128, 4 layers, {WORKERS} workers, {options.steps} steps of 2048 tokens, f32; "
+        f"{machines.line(machines.describe(sys.executable))}. Loss: the last evaluation with held-out text, nats per "
+        f"token; above: relative to all peers together at the same step. Goal: at most {GOAL[1]:.0%} at {GOAL[0]} steps.",
+        ["steps between meetings", "a worker's way", "step", "loss", "all together", "above", "goal"],
+        [row(run, evaluated) for run in RUNS],
+    )
+    if options.plot:
+        curves = [(f"every {every}, {codec}", [(step, loss - evaluated[None][step])
+                                               for step, loss in evaluated[every, codec].items()])
+                  for every, codec in RUNS]
+        losses.draw(curves, options.steps, options.plot, "held-out loss above all together, nats per token")
+
+
+def evaluations(steps, run):
+    """The held-out loss after so many steps of a worker."""
+    every = run[0] if run else 1
+    return {index * every: step["held_out_loss"]
+            for index, step in enumerate(steps) if step.get("held_out_loss") is not None}
+
+
+def row(run, evaluated):
+    every, codec = run
+    step, loss = list(evaluated[run].items())[-1]
+    together = evaluated[None][step]
+    above = loss / together - 1
+    judged = ("met" if above <= GOAL[1] else "NOT met") if every == GOAL[0] else ""
+    return [every, codec, step, f"{loss:.4f}", f"{together:.4f}", f"{above:+.2%}", judged]
+
+
+if __name__ == "__main__":
+    main()
