@@ -94,7 +94,7 @@ fn a_demo_goes_on_when_somebody_kills_the_peer_that_coordinates_it() {
 
 #[test]
 fn a_demo_of_workers_kills_peers_of_three_anchors_and_ends_with_the_bits_of_one_process() {
-    let shape = "--peers 4 --workers 4 --every 3 --steps 24 --anchors 3 --kill-every 2";
+    let shape = "--peers 4 --workers 4 --every 2 --steps 12 --anchors 3 --kill-every 4";
     let demo = Demo::start(&shape.split(' ').collect::<Vec<_>>());
     assert!(demo.kills_of_success() > 0);
 }
