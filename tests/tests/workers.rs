@@ -23,14 +23,14 @@ fn run(codec: &str) -> Run {
     )
 }
 
-/// Two peers, one of which has two devices, meet with a third; one dies, and another takes its place.
+/// Three peers, one of which has two devices, meet; one dies and comes back, and the one with two devices dies.
 fn assert_survives_deaths(codec: &str) {
     let run = run(codec);
     let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "3"], SLOW].concat());
     swarm.join(&[&["--device", "cpu:2"], SLOW].concat());
     swarm.join(SLOW);
     swarm.reach(2);
-    swarm.peers.remove(1).kill();
+    swarm.peers.remove(2).kill();
     swarm.join(SLOW);
     swarm.reach(4);
     swarm.peers.remove(1).kill();
