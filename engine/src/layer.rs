@@ -6,6 +6,7 @@ use tch::{Device, Tensor};
 use crate::adapter::Adapter;
 use crate::error::Result;
 use crate::rotary::Angles;
+use crate::sliced::Sliced;
 
 /// The weights of a norm.
 #[derive(Debug)]
@@ -37,20 +38,33 @@ impl Linear {
 #[derive(Debug)]
 pub(crate) struct Layer {
     pub(crate) attention: LayerAttention,
+    pub(crate) matrices: Matrices,
     pub(crate) attention_input_norm: Option<NormWeights>,
-    /// `q_proj`, `k_proj` and `v_proj`.
-    pub(crate) query_key_value: Linear,
     /// `q_norm` and `k_norm`.
     pub(crate) query_key_norms: Option<[Tensor; 2]>,
-    /// `o_proj`.
-    pub(crate) attention_output: Linear,
     pub(crate) attention_output_norm: Option<NormWeights>,
     pub(crate) feed_forward_input_norm: Option<NormWeights>,
+    pub(crate) feed_forward_output_norm: Option<NormWeights>,
+}
+
+/// The matrices of a decoder layer.
+#[derive(Debug)]
+pub(crate) enum Matrices {
+    Whole(Whole),
+    Sliced(Sliced),
+}
+
+/// The matrices of a decoder layer, each of which is one product.
+#[derive(Debug)]
+pub(crate) struct Whole {
+    /// `q_proj`, `k_proj` and `v_proj`.
+    pub(crate) query_key_value: Linear,
+    /// `o_proj`.
+    pub(crate) attention_output: Linear,
     /// `gate_proj`, unless the block is ungated, and `up_proj`.
     pub(crate) gate_up: Linear,
     /// `down_proj`.
     pub(crate) down: Linear,
-    pub(crate) feed_forward_output_norm: Option<NormWeights>,
 }
 
 /// Constants shared by all layers.
@@ -70,6 +84,8 @@ pub(crate) struct Shape {
     rotaries: Vec<Angles>,
     /// For layers that rotate nothing.
     no_rotary: Angles,
+    /// The constants of one slice, if there are several.
+    slice: Option<Box<Shape>>,
 }
 
 impl Shape {
@@ -93,12 +109,21 @@ impl Shape {
                 .map(|rotary| Angles::new(rotary, model, device))
                 .collect::<Result<_>>()?,
             no_rotary: Angles::none(model, device)?,
+            slice: match model.slices {
+                1 => None,
+                _ => Some(Box::new(Self::new(&model.slice(), device)?)),
+            },
         })
     }
 
     /// Number that is added to the weights of root mean square norms.
     pub(crate) fn norm_offset(&self) -> f64 {
         if self.norm == Norm::RmsPlusOne { 1.0 } else { 0.0 }
+    }
+
+    /// The constants of one slice.
+    pub(crate) fn slice(&self) -> &Self {
+        self.slice.as_deref().unwrap_or(self)
     }
 
     pub(crate) fn angles(&self, layer: LayerAttention) -> &Angles {
