@@ -89,7 +89,7 @@ pub use fingerprint::fingerprint;
 pub use flops::{PassFlops, pass_flops, peak_flops};
 pub use generate::{Ending, Generation, Generator};
 pub use init::initial_weights;
-pub use island::{Island, threads_of_each};
+pub use island::{Island, passes_at_once, threads_of_each};
 pub use kernel::instruction_set;
 pub use memory::{SwappingFloor, island_overhead, memory_floor, swapping_floor};
 pub use mkl::MklDispatch;

@@ -129,7 +129,7 @@ impl StageModel {
     ) -> Result<Self> {
         let parameters = parameters(manifest, stage);
         let own = share.of(&parameters);
-        let slices = OwnSlices::new(&manifest.model, None);
+        let slices = OwnSlices::new(&manifest.model, share.seat());
         let count = parameter_count(manifest, stage);
         let mut flat = Tensor::f_zeros([count as i64], (Kind::Float, tch::Device::Cpu))?;
         let from_base = frozen.is_none() && manifest.model.loads_weights();

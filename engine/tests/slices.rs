@@ -3,9 +3,12 @@
 
 mod common;
 
-use common::{Trainer, assert_as_pytorch, manifest, samples, text, write};
-use shoal_engine::{Device, DeviceChoice, Generator};
-use shoal_protocol::ids::ContentHash;
+use std::sync::mpsc::channel;
+
+use common::islander::Islander;
+use common::{Trainer, assert_as_pytorch, key, manifest, samples, text, write};
+use shoal_engine::{Device, DeviceChoice, EngineError, Generator, Island};
+use shoal_protocol::ids::{ContentHash, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::manifest::{
     Activation, Biases, Dtype, Manifest, Norm, Placement, QueryKeyNorm,
 };
@@ -113,4 +116,96 @@ fn a_pytorch_loop_of_whole_matrices_has_the_same_losses() {
     let last = generator.next_logits(&tokens).expect("logits");
     let apart = at_once[at_once.len() - last.len()..].iter().zip(&last);
     assert!(apart.map(|(one, other)| (one - other).abs()).fold(0.0, f32::max) < 1e-4);
+}
+
+/// Trains a run on one device and on several that share its slices, and compares states.
+fn compare(manifest: &Manifest, devices: &[usize]) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut manifest = manifest.clone();
+    let one = samples(&mut manifest, folder.path(), &text());
+    let mut alone = Trainer::new(&manifest, one);
+    let islander = |devices: &usize| {
+        let samples = samples(&mut manifest.clone(), folder.path(), &text());
+        Islander::new(&manifest, samples, *devices)
+    };
+    let mut islands: Vec<Islander> = devices.iter().map(islander).collect();
+    for step in 0..STEPS {
+        let (loss, _) = alone.step(step);
+        for island in &mut islands {
+            let found = island.step(step);
+            assert!((found - loss).abs() < 1e-6, "step {step}: {found} instead of {loss}");
+        }
+    }
+    for island in &islands {
+        for (stage, state) in island.states() {
+            let expected = alone.engine.state(stage).expect("hosted");
+            assert!(state == expected, "{} devices have another state", island.devices);
+        }
+    }
+}
+
+#[test]
+fn devices_that_share_slices_compute_the_bits_of_one() {
+    for (slices, devices) in [(2, &[2][..]), (4, &[2, 4])] {
+        for (stages, dtype) in
+            [(1, Dtype::F32), (1, Dtype::Bf16), (3, Dtype::F32), (3, Dtype::Bf16)]
+        {
+            let mut manifest = divisible();
+            manifest.model.slices = slices;
+            manifest.training.stages = stages;
+            manifest.training.dtype = dtype;
+            compare(&manifest, devices);
+        }
+    }
+}
+
+#[test]
+fn devices_that_share_slices_compute_the_bits_of_one_in_every_block() {
+    let mut tied = divisible();
+    tied.model.block.tied = true;
+    tied.training.staleness = 1;
+    tied.training.stages = 2;
+    let mut normed = divisible();
+    normed.model.block.query_key_norm = QueryKeyNorm::Head;
+    normed.model.block.placement = Placement::Both;
+    normed.training.dtype = Dtype::Bf16;
+    let mut biased = divisible();
+    let all = Biases { query_key_value: true, attention_output: true, feed_forward: true };
+    biased.model.block.biases = all;
+    biased.model.block.placement = Placement::Parallel;
+    biased.training.recompute = true;
+    biased.training.stages = 2;
+    biased.optimizer.rule = common::muon();
+    for mut manifest in [tied, normed, biased] {
+        manifest.model.slices = 4;
+        compare(&manifest, &[2]);
+    }
+}
+
+#[test]
+fn devices_that_cannot_share_slices_equally_are_refused() {
+    let mut manifest = divisible();
+    manifest.model.slices = 4;
+    let devices = [DeviceChoice::Cpu; 3];
+    let error = Island::new(&manifest, StageSpan::all(1), &devices, 1).expect_err("3 of 4");
+    assert!(matches!(error, EngineError::SlicesOfDevices { slices: 4, devices: 3 }), "{error}");
+}
+
+#[test]
+fn a_device_that_stops_ends_the_waits_of_the_others() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut manifest = divisible();
+    manifest.model.slices = 2;
+    let samples = samples(&mut manifest, folder.path(), &text());
+    let batch = samples.batch(Step(0), Microbatch(0));
+    let mut island = Islander::new(&manifest, samples, 2).island;
+    let (results, passes) = channel();
+    let pass = move |engine: &mut shoal_engine::Engine| {
+        let result = engine.forward(key(0, Stage(0), 0), &batch.inputs, Some(&batch.labels));
+        results.send(result).expect("it is received");
+    };
+    island.run(0, None, pass).expect("it runs");
+    island.run(1, None, |_| panic!("as the test wants")).expect("it runs");
+    let error = passes.recv().expect("the pass ends").expect_err("half of a product is missing");
+    assert!(error.to_string().contains("another device of this peer has stopped"), "{error}");
 }
