@@ -87,6 +87,19 @@ fn slices_have_the_losses_of_whole_matrices_in_every_block() {
 }
 
 #[test]
+fn a_run_goes_on_in_other_slices() {
+    let [whole, sliced] = [1, 4].map(|slices| {
+        let mut manifest = divisible();
+        manifest.model.slices = slices;
+        manifest
+    });
+    assert_eq!(sliced.check_goes_on_from(&whole), Ok(()));
+    assert_eq!(whole.check_goes_on_from(&sliced), Ok(()));
+    let parameters = |manifest: &Manifest| shoal_engine::parameters(manifest, Stage(0));
+    assert_eq!(parameters(&whole), parameters(&sliced));
+}
+
+#[test]
 fn slices_compute_the_same_bits_again() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
         let mut manifest = divisible();
