@@ -14,7 +14,7 @@ use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::frozen::Frozen;
 use crate::norm::normalise;
-use crate::sliced::OwnSlices;
+use crate::own_slices::OwnSlices;
 use crate::tensor::elements;
 use crate::weights::Weights;
 

@@ -5,8 +5,8 @@ use tch::{Device, Tensor};
 
 use crate::adapter::Adapter;
 use crate::error::Result;
+use crate::own_slices::OwnSlices;
 use crate::rotary::Angles;
-use crate::sliced::Sliced;
 
 /// The weights of a norm.
 #[derive(Debug)]
@@ -65,6 +65,51 @@ pub(crate) struct Whole {
     pub(crate) gate_up: Linear,
     /// `down_proj`.
     pub(crate) down: Linear,
+}
+
+/// Rows of several matrices that read the same input, and their biases.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    pub(crate) weights: Vec<Tensor>,
+    pub(crate) biases: Vec<Tensor>,
+}
+
+impl Rows {
+    /// The rows as one matrix.
+    pub(crate) fn joined(&self) -> Result<Linear> {
+        let join = |parts: &[Tensor]| -> Result<Option<Tensor>> {
+            Ok(match parts {
+                [] => None,
+                [only] => Some(only.shallow_clone()),
+                several => Some(Tensor::f_cat(several, 0)?),
+            })
+        };
+        let weight = join(&self.weights)?.expect("at least one matrix");
+        Ok(Linear { weight, bias: join(&self.biases)?, adapter: None })
+    }
+}
+
+/// The weights of one slice of a layer.
+#[derive(Debug)]
+pub(crate) struct Slice {
+    /// Rows of `q_proj`, `k_proj` and `v_proj`.
+    pub(crate) query_key_value: Rows,
+    /// Columns of `o_proj`.
+    pub(crate) attention_output: Tensor,
+    /// Rows of `gate_proj`, unless the block is ungated, and of `up_proj`.
+    pub(crate) gate_up: Rows,
+    /// Columns of `down_proj`.
+    pub(crate) down: Tensor,
+}
+
+/// The matrices of a layer, as far as this device computes with them.
+#[derive(Debug)]
+pub(crate) struct Sliced {
+    pub(crate) own: OwnSlices,
+    /// In the order of their numbers.
+    pub(crate) slices: Vec<Slice>,
+    pub(crate) attention_output_bias: Option<Tensor>,
+    pub(crate) down_bias: Option<Tensor>,
 }
 
 /// Constants shared by all layers.

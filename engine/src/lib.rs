@@ -58,6 +58,7 @@ mod normal;
 mod normal_stream;
 mod optimizer;
 mod origin;
+mod own_slices;
 mod parameters;
 mod product;
 mod rotary;

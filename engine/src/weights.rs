@@ -12,13 +12,13 @@ use crate::boundary::{self, Compress};
 use crate::cache::LayerCache;
 use crate::error::Result;
 use crate::gradient::Piece;
-use crate::layer::{Layer, Linear, Matrices, NormWeights, Shape, Whole};
+use crate::layer::{Layer, Linear, Matrices, NormWeights, Rows, Shape, Slice, Sliced, Whole};
 use crate::model;
+use crate::own_slices::OwnSlices;
 use crate::parameters::{
     EMBEDDING, HEAD, LAST_NORM, LayerNorms, POSITIONS, Parameter, model_parameters,
     parameter_count, parameters, query_key_norm_widths,
 };
-use crate::sliced::{OwnSlices, Rows, Slice, Sliced};
 
 /// A stage's weights at one version.
 #[derive(Debug)]

@@ -4,10 +4,14 @@ use serde::{Deserialize, Serialize};
 
 use super::block::{Block, LayerAttention, Rotary, RotaryScaling};
 use super::boundary::Boundary;
-use super::slices::default_slices;
 use super::{ManifestError, within};
 use crate::ids::ContentHash;
 use crate::limits;
+
+/// The number of slices where the manifest names none: matrices are whole.
+fn default_slices() -> u16 {
+    1
+}
 
 /// A decoder-only transformer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]

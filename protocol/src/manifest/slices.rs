@@ -4,11 +4,6 @@
 use super::{BoundaryKind, Manifest, ManifestError, Model, QueryKeyNorm, within};
 use crate::limits;
 
-/// The number of slices where the manifest names none: matrices are whole.
-pub(super) fn default_slices() -> u16 {
-    1
-}
-
 impl Model {
     /// The model of one slice: its share of the heads and of the width inside the feed-forward block.
     #[must_use]
