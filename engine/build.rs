@@ -19,5 +19,6 @@ fn main() {
         .opt_level(3)
         .file("csrc/fused.cpp")
         .file("csrc/shim.cpp")
+        .file("csrc/slices.cpp")
         .compile("shoal_engine_shim");
 }

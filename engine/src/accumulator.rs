@@ -16,7 +16,7 @@ use shoal_protocol::manifest::Manifest;
 use tch::{Device, Kind, Tensor};
 
 use crate::error::{EngineError, GradientProblem, Result};
-use crate::gradient::{Piece, Rows, Values};
+use crate::gradient::{Piece, Rows, Values, columns_of};
 use crate::kernel::widest;
 use crate::parameters::Parameter;
 use crate::tensor::{bytes_of, elements, elements_mut};
@@ -162,9 +162,20 @@ impl Accumulator {
         gradient: &[Piece],
         parameters: &[Parameter],
     ) -> Result<()> {
+        assert!(covers(gradient, parameters), "the gradients are not those of this stage");
+        self.add_part(key, gradient, parameters)
+    }
+
+    /// Like [`Self::add`], of the part of the weights that one device computes the gradient of.
+    pub(crate) fn add_part(
+        &self,
+        key: ClaimKey,
+        gradient: &[Piece],
+        parameters: &[Parameter],
+    ) -> Result<()> {
         for piece in gradient {
             let largest = match &piece.values {
-                Values::Dense(values) => largest(values)?,
+                Values::Dense(values) | Values::Columns(values, _) => largest(values)?,
                 Values::Rows(rows) => f32::from_bits(largest_f32(bits_of(rows))),
             };
             if let Err(problem) = self.check_value(largest) {
@@ -175,7 +186,6 @@ impl Accumulator {
             }
         }
         let mut sums = self.lock();
-        assert!(covers(gradient, sums.numel()), "the gradients are not those of this stage");
         gradient.iter().try_for_each(|piece| self.add_piece(&mut sums, piece))
     }
 
@@ -198,12 +208,16 @@ impl Accumulator {
     /// Index of the first element out of range.
     fn first_bad(&self, piece: &Piece) -> Result<usize> {
         let bad = |value: &f32| self.check_value(*value).is_err();
+        let bad_of = |values: &Tensor| -> Result<usize> {
+            let values = values.f_to_kind(Kind::Float)?.f_to(Device::Cpu)?.f_contiguous()?;
+            Ok(elements::<f32>(&values).iter().position(bad).unwrap_or(0))
+        };
         Ok(piece.offset
             + match &piece.values {
-                Values::Dense(values) => {
-                    let values = values.f_to_kind(Kind::Float)?.f_to(Device::Cpu)?;
-                    let values = values.f_contiguous()?;
-                    elements::<f32>(&values).iter().position(bad).unwrap_or(0)
+                Values::Dense(values) => bad_of(values)?,
+                Values::Columns(values, stride) => {
+                    let (at, width) = (bad_of(values)?, columns_of(values));
+                    at / width * stride + at % width
                 }
                 Values::Rows(rows) => {
                     let at = rows.values.iter().position(bad).unwrap_or(0);
@@ -215,18 +229,29 @@ impl Accumulator {
     fn add_piece(&self, sums: &mut Tensor, piece: &Piece) -> Result<()> {
         let scale = self.fixed_point.scale;
         match &piece.values {
-            Values::Dense(gradient) if sums.device() != Device::Cpu => {
+            Values::Dense(gradient) | Values::Columns(gradient, _)
+                if sums.device() != Device::Cpu =>
+            {
                 let rounded = gradient.f_to_kind(Kind::Double)?.f_mul_scalar(scale)?.f_round()?;
-                let (start, length) = (piece.offset as i64, gradient.numel() as i64);
-                let mut sums = sums.f_narrow(0, start, length)?;
-                let _ = sums.f_add_(&rounded.f_to_kind(Kind::Int64)?.f_flatten(0, -1)?)?;
+                let (width, stride) = row_of(piece, gradient);
+                let (rows, width) = ((gradient.numel() / width) as i64, width as i64);
+                let place = Some(piece.offset as i64);
+                let mut sums = sums.f_as_strided([rows, width], [stride as i64, 1], place)?;
+                let rounded = rounded.f_to_kind(Kind::Int64)?;
+                let _ = sums.f_add_(&rounded.f_view([rows, width])?)?;
             }
-            Values::Dense(gradient) => {
-                let end = piece.offset + gradient.numel();
-                let sums = &mut elements_mut::<i64>(sums)[piece.offset..end];
+            Values::Dense(gradient) | Values::Columns(gradient, _) => {
+                let (width, stride) = row_of(piece, gradient);
+                let sums = elements_mut::<i64>(sums)[piece.range()].chunks_mut(stride);
                 match gradient.kind() {
-                    Kind::BFloat16 => add_bf16(sums, elements(gradient), scale),
-                    _ => add_f32(sums, elements(gradient), scale),
+                    Kind::BFloat16 => {
+                        let rows = elements(gradient).chunks(width);
+                        sums.zip(rows).for_each(|(sums, row)| add_bf16(sums, row, scale));
+                    }
+                    _ => {
+                        let rows = elements(gradient).chunks(width);
+                        sums.zip(rows).for_each(|(sums, row)| add_f32(sums, row, scale));
+                    }
                 }
             }
             Values::Rows(rows) => {
@@ -264,9 +289,18 @@ impl Accumulator {
     }
 }
 
-/// Whether pieces cover a vector of so many elements, and no more. A tied matrix is covered twice if
-/// embedding and head are in one stage.
-fn covers(gradient: &[Piece], elements: usize) -> bool {
+/// The elements of a row of a piece's gradient, and those from one row to the next. A dense piece is one row.
+fn row_of(piece: &Piece, gradient: &Tensor) -> (usize, usize) {
+    match piece.values {
+        Values::Columns(_, stride) => (columns_of(gradient), stride),
+        Values::Dense(_) | Values::Rows(_) => (gradient.numel(), gradient.numel()),
+    }
+}
+
+/// Whether pieces cover all parameters, and no more. A tied matrix is covered twice if embedding and head are in
+/// one stage.
+fn covers(gradient: &[Piece], parameters: &[Parameter]) -> bool {
+    let elements = parameters.last().map_or(0, |last| last.range().end);
     let mut ranges: Vec<Range<usize>> = gradient.iter().map(Piece::range).collect();
     ranges.sort_by_key(|range| range.start);
     let mut covered = 0;

@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::cache::LayerCache;
 use crate::error::Result;
-use crate::layer::{Layer, Shape};
+use crate::layer::{Linear, Shape};
 use crate::norm::rms_norm;
 use crate::rotary::Angles;
 use crate::shim;
@@ -122,24 +122,34 @@ fn rotate(mixed: &Tensor, angles: &Angles, past: i64, shape: &Shape) -> Result<[
     ])
 }
 
-/// Causal self-attention with grouped queries (Ainslie et al., arXiv 2305.13245) of `[B, T, H]`. With
-/// a cache, the tokens follow those whose keys and values it holds, and it gets theirs.
-pub(crate) fn attention(
+/// The heads of a layer, or those of one slice: their rows of `q_proj`, `k_proj` and `v_proj`, `q_norm` and
+/// `k_norm`, and what they read.
+#[derive(Debug)]
+pub(crate) struct Heads<'a> {
+    pub(crate) matrix: &'a Linear,
+    pub(crate) norms: Option<&'a [Tensor; 2]>,
+    pub(crate) attention: LayerAttention,
+}
+
+/// Causal self-attention with grouped queries (Ainslie et al., arXiv 2305.13245) of `[B, T, H]`: what each
+/// head read, `[B, T, heads · D]`. With a cache, the tokens follow those whose keys and values it holds, and
+/// it gets theirs.
+pub(crate) fn attend(
     x: &Tensor,
-    layer: &Layer,
+    of: &Heads<'_>,
     shape: &Shape,
     masks: &Masks,
     cache: Option<&mut LayerCache>,
 ) -> Result<Tensor> {
     let (samples, tokens, _) = x.size3()?;
-    let mut mixed = layer.query_key_value.apply(x)?;
-    if let Some(norms) = &layer.query_key_norms {
+    let mut mixed = of.matrix.apply(x)?;
+    if let Some(norms) = of.norms {
         mixed = normalise(&mixed, norms, shape)?;
     }
-    let angles = shape.angles(layer.attention);
+    let angles = shape.angles(of.attention);
     let [queries, keys, values] = rotate(&mixed, angles, masks.past, shape)?;
     let [keys, values] = match cache {
-        Some(cache) => cache.extend([&keys, &values], layer.attention.window)?,
+        Some(cache) => cache.extend([&keys, &values], of.attention.window)?,
         None => [keys, values],
     };
     // The heads of a group read the same keys, so those of one token can take the place of tokens.
@@ -150,7 +160,7 @@ pub(crate) fn attention(
         false => queries.f_transpose(1, 2)?,
     };
     let grouped = !folds && shape.heads != shape.key_value_heads;
-    let mask = masks.of(layer.attention);
+    let mask = masks.of(of.attention);
     let mixed = Tensor::f_scaled_dot_product_attention(
         &queries,
         &keys.f_transpose(1, 2)?,
@@ -162,5 +172,5 @@ pub(crate) fn attention(
         grouped,
     )?;
     let mixed = if folds { mixed } else { mixed.f_transpose(1, 2)? };
-    layer.attention_output.apply(&mixed.f_reshape([samples, tokens, -1])?)
+    Ok(mixed.f_reshape([samples, tokens, -1])?)
 }

@@ -15,6 +15,7 @@ use crate::all_reduce::AllReduce;
 use crate::checkpoint::{self, CheckpointFile, StageState};
 use crate::device::Device;
 use crate::error::{EngineError, Result};
+use crate::exchange::Seat;
 use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::parameters::group_elements;
@@ -231,7 +232,8 @@ impl Engine {
         labels: Option<&Bytes>,
     ) -> Result<ForwardOutput> {
         self.need(key.stage, Use::Pass, false)?;
-        self.stage_mut(key.stage)?.forward(key, input, labels)
+        let output = self.stage_mut(key.stage)?.forward(key, input, labels);
+        output.inspect_err(|_| self.end_together())
     }
 
     /// Runs the backward pass of a microbatch after its forward pass.
@@ -245,7 +247,13 @@ impl Engine {
     /// microbatch then stays in flight.
     pub fn backward(&mut self, key: ClaimKey, gradient: Option<&Bytes>) -> Result<Option<Bytes>> {
         self.need(key.stage, Use::Pass, false)?;
-        self.stage_mut(key.stage)?.backward(key, gradient)
+        let gradient = self.stage_mut(key.stage)?.backward(key, gradient);
+        gradient.inspect_err(|_| self.end_together())
+    }
+
+    /// A pass has failed here: other devices that compute it do not wait for this one.
+    fn end_together(&self) {
+        self.share.seat().into_iter().for_each(Seat::end);
     }
 
     /// Adds a microbatch's pending weight gradients to the stage's accumulator.
@@ -395,7 +403,7 @@ impl Engine {
     /// If the device has too little memory.
     pub fn host(&mut self, stage: Stage) -> Result<()> {
         if !self.stages.contains_key(&stage) {
-            let model = StageModel::new(&self.manifest, stage, self.device, self.share)?;
+            let model = StageModel::new(&self.manifest, stage, self.device, self.share.clone())?;
             self.take_in(stage, model)?;
         }
         Ok(())
@@ -438,7 +446,7 @@ impl Engine {
     /// # Errors
     /// If the device has too little memory, or a file is missing or does not fit.
     pub fn restart(&mut self, stage: Stage, origin: &Origin) -> Result<()> {
-        let (manifest, place) = (self.manifest.clone(), (self.device, self.share));
+        let (manifest, place) = (self.manifest.clone(), (self.device, self.share.clone()));
         self.need(stage, Use::Frozen, false)?;
         let frozen = self.stage_mut(stage)?.take_frozen();
         let initial = match (frozen, &self.swap) {

@@ -30,6 +30,17 @@ pub enum EngineError {
     /// A list names a device twice.
     #[error("{0} is named twice: two workers on one GPU would only take turns")]
     SameDeviceTwice(String),
+    /// Devices that cannot have equal parts of the slices.
+    #[error(
+        "model.slices = {slices} cannot be divided among {devices} devices: start this peer with --device for a \
+         number of devices that divides {slices}"
+    )]
+    SlicesOfDevices {
+        /// Slices of the run.
+        slices: usize,
+        /// Devices of this peer.
+        devices: usize,
+    },
     /// The thread of one of several devices has ended.
     #[error("the work on {device} has stopped, since an error ended its thread")]
     DeviceStopped {

@@ -69,6 +69,7 @@ fn known_model(manifest: &Manifest) -> Manifest {
         heads: 4,
         key_value_heads: 2,
         intermediate: 128,
+        slices: 1,
         context: 32,
         boundary: None,
         block: Block::default(),

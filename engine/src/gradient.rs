@@ -21,6 +21,9 @@ pub(crate) struct Piece {
 pub(crate) enum Values {
     /// Of every element, contiguous.
     Dense(Tensor),
+    /// Of some adjacent columns of a matrix, whose rows are so many elements apart: contiguous, `[rows,
+    /// columns]`. Other pieces have the other columns.
+    Columns(Tensor, usize),
     /// Of some rows of a matrix of f32; those of all others are zero.
     Rows(Rows),
 }
@@ -39,10 +42,14 @@ pub(crate) struct Rows {
 }
 
 impl Piece {
-    /// The elements of the flat vector that it is the gradient of.
+    /// The elements of the flat vector that it is the gradient of, and those between its rows.
     pub(crate) fn range(&self) -> Range<usize> {
         let length = match &self.values {
             Values::Dense(values) => values.numel(),
+            Values::Columns(values, stride) => {
+                let width = columns_of(values);
+                values.numel() / width * stride - (stride - width)
+            }
             Values::Rows(rows) => rows.count * rows.width,
         };
         self.offset..self.offset + length
@@ -51,6 +58,11 @@ impl Piece {
     /// The piece of a view that was read as a whole.
     pub(crate) fn dense(offset: usize, gradient: &Tensor) -> Result<Self> {
         Ok(Self { offset, values: Values::Dense(gradient.f_contiguous()?) })
+    }
+
+    /// The piece of some columns of a matrix, whose rows are `stride` elements apart.
+    pub(crate) fn columns(offset: usize, stride: usize, gradient: &Tensor) -> Result<Self> {
+        Ok(Self { offset, values: Values::Columns(gradient.f_contiguous()?, stride) })
     }
 
     /// The piece of an embedding `[V, H]` at `offset`, from the gradients `[N, H]`, f32, of the rows
@@ -85,4 +97,9 @@ impl Piece {
         let count = vocabulary as usize;
         Ok(Self { offset, values: Values::Rows(Rows { count, width, indices, values }) })
     }
+}
+
+/// The number of columns of a matrix.
+pub(crate) fn columns_of(matrix: &Tensor) -> usize {
+    matrix.size().last().map_or(1, |columns| *columns as usize)
 }

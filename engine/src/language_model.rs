@@ -14,6 +14,7 @@ use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::frozen::Frozen;
 use crate::norm::normalise;
+use crate::own_slices::OwnSlices;
 use crate::tensor::elements;
 use crate::weights::Weights;
 
@@ -88,12 +89,15 @@ impl LanguageModel {
     }
 
     fn new(
-        manifest: Manifest,
+        mut manifest: Manifest,
         device: Device,
         tokenizer: Option<Tokenizer>,
         weights: impl Fn(Stage) -> Result<Vec<f32>>,
         base: Option<&BaseFiles>,
     ) -> Result<Self> {
+        // A pass for text is whole products: a model is the same, however it was trained.
+        manifest.model.slices = 1;
+        let own = OwnSlices::new(&manifest.model, None);
         let mut stages = Vec::new();
         for stage in manifest.stages() {
             let flat = Tensor::f_from_slice(&weights(stage)?)?.f_to(device.torch)?;
@@ -102,7 +106,7 @@ impl LanguageModel {
                 frozen.load(&StageFiles::open(base, &manifest, stage)?)?;
             }
             let unchanged = frozen.as_ref().map(|frozen| &frozen.flat);
-            stages.push(Weights::new(&manifest, stage, flat, unchanged)?);
+            stages.push(Weights::new(&manifest, stage, flat, unchanged, &own)?);
         }
         Ok(Self { manifest, device, stages, tokenizer })
     }

@@ -5,6 +5,7 @@ use tch::{Device, Tensor};
 
 use crate::adapter::Adapter;
 use crate::error::Result;
+use crate::own_slices::OwnSlices;
 use crate::rotary::Angles;
 
 /// The weights of a norm.
@@ -37,20 +38,78 @@ impl Linear {
 #[derive(Debug)]
 pub(crate) struct Layer {
     pub(crate) attention: LayerAttention,
+    pub(crate) matrices: Matrices,
     pub(crate) attention_input_norm: Option<NormWeights>,
-    /// `q_proj`, `k_proj` and `v_proj`.
-    pub(crate) query_key_value: Linear,
     /// `q_norm` and `k_norm`.
     pub(crate) query_key_norms: Option<[Tensor; 2]>,
-    /// `o_proj`.
-    pub(crate) attention_output: Linear,
     pub(crate) attention_output_norm: Option<NormWeights>,
     pub(crate) feed_forward_input_norm: Option<NormWeights>,
+    pub(crate) feed_forward_output_norm: Option<NormWeights>,
+}
+
+/// The matrices of a decoder layer.
+#[derive(Debug)]
+pub(crate) enum Matrices {
+    Whole(Whole),
+    Sliced(Sliced),
+}
+
+/// The matrices of a decoder layer, each of which is one product.
+#[derive(Debug)]
+pub(crate) struct Whole {
+    /// `q_proj`, `k_proj` and `v_proj`.
+    pub(crate) query_key_value: Linear,
+    /// `o_proj`.
+    pub(crate) attention_output: Linear,
     /// `gate_proj`, unless the block is ungated, and `up_proj`.
     pub(crate) gate_up: Linear,
     /// `down_proj`.
     pub(crate) down: Linear,
-    pub(crate) feed_forward_output_norm: Option<NormWeights>,
+}
+
+/// Rows of several matrices that read the same input, and their biases.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    pub(crate) weights: Vec<Tensor>,
+    pub(crate) biases: Vec<Tensor>,
+}
+
+impl Rows {
+    /// The rows as one matrix.
+    pub(crate) fn joined(&self) -> Result<Linear> {
+        let join = |parts: &[Tensor]| -> Result<Option<Tensor>> {
+            Ok(match parts {
+                [] => None,
+                [only] => Some(only.shallow_clone()),
+                several => Some(Tensor::f_cat(several, 0)?),
+            })
+        };
+        let weight = join(&self.weights)?.expect("at least one matrix");
+        Ok(Linear { weight, bias: join(&self.biases)?, adapter: None })
+    }
+}
+
+/// The weights of one slice of a layer.
+#[derive(Debug)]
+pub(crate) struct Slice {
+    /// Rows of `q_proj`, `k_proj` and `v_proj`.
+    pub(crate) query_key_value: Rows,
+    /// Columns of `o_proj`.
+    pub(crate) attention_output: Tensor,
+    /// Rows of `gate_proj`, unless the block is ungated, and of `up_proj`.
+    pub(crate) gate_up: Rows,
+    /// Columns of `down_proj`.
+    pub(crate) down: Tensor,
+}
+
+/// The matrices of a layer, as far as this device computes with them.
+#[derive(Debug)]
+pub(crate) struct Sliced {
+    pub(crate) own: OwnSlices,
+    /// In the order of their numbers.
+    pub(crate) slices: Vec<Slice>,
+    pub(crate) attention_output_bias: Option<Tensor>,
+    pub(crate) down_bias: Option<Tensor>,
 }
 
 /// Constants shared by all layers.
@@ -70,6 +129,8 @@ pub(crate) struct Shape {
     rotaries: Vec<Angles>,
     /// For layers that rotate nothing.
     no_rotary: Angles,
+    /// The constants of one slice, if there are several.
+    slice: Option<Box<Shape>>,
 }
 
 impl Shape {
@@ -93,12 +154,21 @@ impl Shape {
                 .map(|rotary| Angles::new(rotary, model, device))
                 .collect::<Result<_>>()?,
             no_rotary: Angles::none(model, device)?,
+            slice: match model.slices {
+                1 => None,
+                _ => Some(Box::new(Self::new(&model.slice(), device)?)),
+            },
         })
     }
 
     /// Number that is added to the weights of root mean square norms.
     pub(crate) fn norm_offset(&self) -> f64 {
         if self.norm == Norm::RmsPlusOne { 1.0 } else { 0.0 }
+    }
+
+    /// The constants of one slice.
+    pub(crate) fn slice(&self) -> &Self {
+        self.slice.as_deref().unwrap_or(self)
     }
 
     pub(crate) fn angles(&self, layer: LayerAttention) -> &Angles {

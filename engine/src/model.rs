@@ -7,30 +7,56 @@
 use shoal_protocol::manifest::{Activation, Dtype, Placement};
 use tch::{Device, Kind, Tensor};
 
-use crate::attention::{Masks, attention};
+use crate::attention::{Heads, Masks, attend};
 use crate::cache::LayerCache;
 use crate::error::Result;
-use crate::layer::{Layer, NormWeights, Shape};
+use crate::layer::{Layer, Linear, Matrices, NormWeights, Shape};
 use crate::norm::normalise;
 use crate::shim;
 use crate::tensor::kind;
 
-/// The feed-forward block: `down(f(gate(x)) · up(x))` (Shazeer, arXiv 2002.05202), or
-/// `down(f(up(x)))`.
-fn feed_forward(x: &Tensor, layer: &Layer, shape: &Shape) -> Result<Tensor> {
-    let both = layer.gate_up.apply(x)?;
+/// What `down` multiplies in the feed-forward block: `f(gate(x)) · up(x)` (Shazeer, arXiv 2002.05202), or
+/// `f(up(x))`.
+pub(crate) fn inner(x: &Tensor, gate_up: &Linear, shape: &Shape) -> Result<Tensor> {
+    let both = gate_up.apply(x)?;
     if shape.ungated {
-        return layer.down.apply(&activate(&both, shape.activation)?);
+        return activate(&both, shape.activation);
+    }
+    if shape.activation == Activation::Silu && both.device() == Device::Cpu {
+        return shim::swiglu(&both);
     }
     let width = both.size3()?.2 / 2;
-    let inner = if shape.activation == Activation::Silu && both.device() == Device::Cpu {
-        shim::swiglu(&both)?
-    } else {
-        let gate = both.f_narrow(-1, 0, width)?.f_to_kind(Kind::Float)?;
-        let gate = activate(&gate, shape.activation)?;
-        gate.f_mul(&both.f_narrow(-1, width, width)?)?.f_to_kind(both.kind())?
+    let gate = both.f_narrow(-1, 0, width)?.f_to_kind(Kind::Float)?;
+    let gate = activate(&gate, shape.activation)?;
+    Ok(gate.f_mul(&both.f_narrow(-1, width, width)?)?.f_to_kind(both.kind())?)
+}
+
+/// The feed-forward block.
+fn feed_forward(x: &Tensor, layer: &Layer, shape: &Shape) -> Result<Tensor> {
+    match &layer.matrices {
+        Matrices::Whole(whole) => whole.down.apply(&inner(x, &whole.gate_up, shape)?),
+        Matrices::Sliced(sliced) => sliced.feed_forward(x, shape.slice()),
+    }
+}
+
+/// Causal self-attention; see [`attend`].
+fn attention(
+    x: &Tensor,
+    layer: &Layer,
+    shape: &Shape,
+    masks: &Masks,
+    cache: Option<&mut LayerCache>,
+) -> Result<Tensor> {
+    let whole = match &layer.matrices {
+        Matrices::Whole(whole) => whole,
+        Matrices::Sliced(sliced) => {
+            assert!(cache.is_none(), "text is generated with whole matrices");
+            return sliced.attention(x, layer, shape.slice(), masks);
+        }
     };
-    layer.down.apply(&inner)
+    let (matrix, norms) = (&whole.query_key_value, layer.query_key_norms.as_ref());
+    let heads = Heads { matrix, norms, attention: layer.attention };
+    whole.attention_output.apply(&attend(x, &heads, shape, masks, cache)?)
 }
 
 fn activate(x: &Tensor, activation: Activation) -> Result<Tensor> {
@@ -46,7 +72,7 @@ fn through(x: &Tensor, weights: Option<&NormWeights>, shape: &Shape) -> Result<T
     weights.map_or_else(|| Ok(x.shallow_clone()), |weights| normalise(x, weights, shape))
 }
 
-/// One decoder layer, `[B, T, H]` to `[B, T, H]`; see [`attention`] for the cache.
+/// One decoder layer, `[B, T, H]` to `[B, T, H]`; see [`attend`] for the cache.
 pub(crate) fn decoder_layer(
     x: &Tensor,
     layer: &Layer,

@@ -2,27 +2,41 @@
 
 use std::ops::Range;
 
+use crate::exchange::Seat;
 use crate::parameters::Parameter;
 
 /// One of several about equal parts of each stage's weights. Whole tensors, because the updates of some rules
 /// read all elements of one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Share {
     index: usize,
     count: usize,
+    /// The device's place among those that compute the slices of each pass together.
+    seat: Option<Seat>,
 }
 
 impl Share {
     /// All weights.
-    pub(crate) const WHOLE: Self = Self { index: 0, count: 1 };
+    pub(crate) const WHOLE: Self = Self { index: 0, count: 1, seat: None };
 
     /// All shares of so many devices, in order.
     pub(crate) fn all(count: usize) -> impl Iterator<Item = Self> {
-        (0..count).map(move |index| Self { index, count })
+        (0..count).map(move |index| Self { index, count, seat: None })
+    }
+
+    /// All shares of so many devices that compute the slices of each pass together, in order.
+    pub(crate) fn all_together(count: usize) -> impl Iterator<Item = Self> {
+        let seats = Seat::all(count).into_iter().map(Some);
+        Self::all(count).zip(seats).map(|(share, seat)| Self { seat, ..share })
+    }
+
+    /// The device's place among those that compute passes together; `None` if it computes its own.
+    pub(crate) fn seat(&self) -> Option<&Seat> {
+        self.seat.as_ref()
     }
 
     /// The range of these parameters that is in the share.
-    pub(crate) fn of(self, parameters: &[Parameter]) -> Range<usize> {
+    pub(crate) fn of(&self, parameters: &[Parameter]) -> Range<usize> {
         let elements = parameters.last().map_or(0, |last| last.range().end);
         // The number of parameters of which more than half lies before a cut.
         let cut = |index: usize| {

@@ -46,7 +46,7 @@ unsafe extern "C" {
 }
 
 /// Checks the result of a shim function: null, or a message to be freed.
-fn check(message: *mut c_char) -> Result<()> {
+pub(crate) fn check(message: *mut c_char) -> Result<()> {
     if message.is_null() {
         return Ok(());
     }
@@ -58,7 +58,7 @@ fn check(message: *mut c_char) -> Result<()> {
     Err(EngineError::Torch(line))
 }
 
-fn pointer(tensor: &Tensor) -> *mut C_tensor {
+pub(crate) fn pointer(tensor: &Tensor) -> *mut C_tensor {
     tensor.as_ptr().cast_mut()
 }
 

@@ -11,8 +11,10 @@ use crate::attention::Masks;
 use crate::boundary::{self, Compress};
 use crate::cache::LayerCache;
 use crate::error::Result;
-use crate::layer::{Layer, Linear, NormWeights, Shape};
+use crate::gradient::Piece;
+use crate::layer::{Layer, Linear, Matrices, NormWeights, Rows, Shape, Slice, Sliced, Whole};
 use crate::model;
+use crate::own_slices::OwnSlices;
 use crate::parameters::{
     EMBEDDING, HEAD, LAST_NORM, LayerNorms, POSITIONS, Parameter, model_parameters,
     parameter_count, parameters, query_key_norm_widths,
@@ -36,13 +38,14 @@ impl Weights {
         stage: Stage,
         flat: Tensor,
         frozen: Option<&Tensor>,
+        own: &OwnSlices,
     ) -> Result<Self> {
         let narrow = match manifest.training.dtype {
             Dtype::F32 => None,
             Dtype::Bf16 => Some(flat.f_to_kind(Kind::BFloat16)?),
         };
-        let blocks =
-            Blocks::new(manifest, stage, [&flat, narrow.as_ref().unwrap_or(&flat)], frozen)?;
+        let views = [&flat, narrow.as_ref().unwrap_or(&flat)];
+        let blocks = Blocks::new(manifest, stage, views, frozen, own)?;
         Ok(Self { flat, narrow, blocks })
     }
 
@@ -66,6 +69,28 @@ impl Weights {
 pub(crate) struct Leaf {
     pub(crate) offset: usize,
     pub(crate) tensor: Tensor,
+    pub(crate) part: LeafPart,
+}
+
+/// The part of a weight that a view has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LeafPart {
+    /// All of it.
+    Whole,
+    /// Rows that one slice has.
+    Rows,
+    /// Columns that one slice has, of rows that are so many elements apart.
+    Columns(usize),
+}
+
+impl Leaf {
+    /// The piece of the stage's gradient that is this view's.
+    pub(crate) fn piece(&self, gradient: &Tensor) -> Result<Piece> {
+        match self.part {
+            LeafPart::Whole | LeafPart::Rows => Piece::dense(self.offset, gradient),
+            LeafPart::Columns(stride) => Piece::columns(self.offset, stride, gradient),
+        }
+    }
 }
 
 /// The embedding: rows by token id.
@@ -120,6 +145,7 @@ pub(crate) struct Blocks {
     /// Every view that gets a gradient from a backward pass through the layers: all trained ones but
     /// the embedding's and the head's matrices.
     pub(crate) leaves: Vec<Leaf>,
+    pub(crate) own: OwnSlices,
 }
 
 impl Blocks {
@@ -129,6 +155,7 @@ impl Blocks {
         stage: Stage,
         [trained, narrow]: [&Tensor; 2],
         frozen: Option<&Tensor>,
+        own: &OwnSlices,
     ) -> Result<Self> {
         let model = &manifest.model;
         assert!(parameter_count(manifest, stage) == trained.numel(), "the weights of this stage");
@@ -158,7 +185,7 @@ impl Blocks {
         };
         let mut layers = Vec::new();
         for layer in manifest.layers_of(stage) {
-            layers.push(cutter.layer(model, layer)?);
+            layers.push(cutter.layer(model, layer, own)?);
         }
         let compress = match boundary::after(manifest, stage) {
             Some(boundary) => Some(Compress::cut(boundary, hidden, |part, shape| {
@@ -175,7 +202,13 @@ impl Blocks {
             false => None,
         };
         let shape = Shape::new(model, weights.device())?;
-        Ok(Self { shape, embedding, expand, layers, compress, head, leaves: cutter.leaves })
+        let (leaves, own) = (cutter.leaves, own.clone());
+        Ok(Self { shape, embedding, expand, layers, compress, head, leaves, own })
+    }
+
+    /// Whether this device counts the gradient of a view. All devices compute those of whole weights.
+    pub(crate) fn counts(&self, leaf: &Leaf) -> bool {
+        leaf.part != LeafPart::Whole || self.own.counts_shared()
     }
 
     /// Runs the layers: from the embedding or the previous stage's activation to the input of the
@@ -254,7 +287,7 @@ impl<'a> Cutter<'a> {
     fn view(&self, name: &str, shape: &[i64]) -> Result<Leaf> {
         let offset = self.offsets[name];
         let tensor = cut(self.flat, offset, shape)?.set_requires_grad(self.adapters.is_none());
-        Ok(Leaf { offset, tensor })
+        Ok(Leaf { offset, tensor, part: LeafPart::Whole })
     }
 
     fn leaf(&mut self, name: &str, shape: &[i64]) -> Result<Tensor> {
@@ -278,7 +311,7 @@ impl<'a> Cutter<'a> {
         Adapter::cut(lora, model, layer, joined, |name, shape| {
             let offset = offsets[name];
             let tensor = cut(flat, offset, shape)?.set_requires_grad(true);
-            leaves.push(Leaf { offset, tensor: tensor.shallow_clone() });
+            leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part: LeafPart::Whole });
             Ok(tensor)
         })
     }
@@ -309,16 +342,106 @@ impl<'a> Cutter<'a> {
         Ok(Linear { weight, bias, adapter })
     }
 
-    fn layer(&mut self, model: &Model, number: u32) -> Result<Layer> {
-        let block = &model.block;
-        let (hidden, inner) = (i64::from(model.hidden), i64::from(model.intermediate));
-        let (queries, keys) = (i64::from(model.query_width()), i64::from(model.key_width()));
+    /// The rows of one slice of a matrix, or of its bias: `shape` is the slice's.
+    fn rows(&mut self, name: &str, shape: &[i64], slice: usize) -> Result<Tensor> {
+        let length: i64 = shape.iter().product();
+        let offset = self.offsets[name] + slice * length as usize;
+        let tensor = cut(self.flat, offset, shape)?.set_requires_grad(true);
+        let part = LeafPart::Rows;
+        self.leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part });
+        Ok(tensor)
+    }
+
+    /// The columns of one slice of a matrix `[rows, all]`.
+    fn columns(
+        &mut self,
+        name: &str,
+        [rows, all]: [i64; 2],
+        [slice, width]: [i64; 2],
+    ) -> Result<Tensor> {
+        let start = slice * width;
+        let offset = self.offsets[name];
+        let tensor = cut(self.flat, offset, &[rows, all])?.f_narrow(1, start, width)?;
+        let tensor = tensor.f_detach()?.set_requires_grad(true);
+        let (offset, part) = (offset + start as usize, LeafPart::Columns(all as usize));
+        self.leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part });
+        Ok(tensor)
+    }
+
+    /// The rows of one slice of matrices that read the same input, with so many outputs in a slice.
+    fn joined_rows(
+        &mut self,
+        layer: &str,
+        parts: &[(&str, i64)],
+        [inputs, slice]: [i64; 2],
+        biased: bool,
+    ) -> Result<Rows> {
+        let slice = slice as usize;
+        let (mut weights, mut biases) = (Vec::new(), Vec::new());
+        for (part, outputs) in parts {
+            weights.push(self.rows(
+                &format!("{layer}.{part}.weight"),
+                &[*outputs, inputs],
+                slice,
+            )?);
+        }
+        for (part, outputs) in parts.iter().filter(|_| biased) {
+            biases.push(self.rows(&format!("{layer}.{part}.bias"), &[*outputs], slice)?);
+        }
+        Ok(Rows { weights, biases })
+    }
+
+    /// The matrices of a layer in slices, as far as this device computes with them.
+    fn sliced(&mut self, model: &Model, layer: &str, own: &OwnSlices) -> Result<Sliced> {
+        let (hidden, block, slice) = (i64::from(model.hidden), &model.block, model.slice());
+        let [queries, keys, inner] =
+            [slice.query_width(), slice.key_width(), slice.intermediate].map(i64::from);
+        let all = i64::from(model.slices);
+        let projections =
+            [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)];
+        let gated = [("mlp.gate_proj", inner), ("mlp.up_proj", inner)];
+        let gated = if block.ungated { &gated[1..] } else { &gated };
+        let biases = block.biases;
+        let mut slices = Vec::new();
+        for number in own.numbers() {
+            let number = number as i64;
+            let reads = [hidden, number];
+            let output = format!("{layer}.self_attn.o_proj.weight");
+            let down = format!("{layer}.mlp.down_proj.weight");
+            slices.push(Slice {
+                query_key_value: self.joined_rows(
+                    layer,
+                    &projections,
+                    reads,
+                    biases.query_key_value,
+                )?,
+                attention_output: self.columns(
+                    &output,
+                    [hidden, all * queries],
+                    [number, queries],
+                )?,
+                gate_up: self.joined_rows(layer, gated, reads, biases.feed_forward)?,
+                down: self.columns(&down, [hidden, all * inner], [number, inner])?,
+            });
+        }
+        let mut bias = |name: &str, is_there: bool| -> Result<Option<Tensor>> {
+            let name = format!("{layer}.{name}.bias");
+            is_there.then(|| self.leaf(&name, &[hidden])).transpose()
+        };
+        Ok(Sliced {
+            own: own.clone(),
+            slices,
+            attention_output_bias: bias("self_attn.o_proj", biases.attention_output)?,
+            down_bias: bias("mlp.down_proj", biases.feed_forward)?,
+        })
+    }
+
+    fn layer(&mut self, model: &Model, number: u32, own: &OwnSlices) -> Result<Layer> {
         let layer = format!("model.layers.{number}");
-        let norms = LayerNorms::of(block.placement);
+        let norms = LayerNorms::of(model.block.placement);
         let norm = |cutter: &mut Self, name: Option<&str>| -> Result<Option<NormWeights>> {
             name.map(|name| cutter.norm(&format!("{layer}.{name}"), model)).transpose()
         };
-        let biases = block.biases;
         let query_key_norms = match query_key_norm_widths(model) {
             Some(widths) => {
                 let [queries, keys] = widths.map(|width| width as i64);
@@ -329,6 +452,25 @@ impl<'a> Cutter<'a> {
             }
             None => None,
         };
+        Ok(Layer {
+            attention: model.layer_attention(number),
+            query_key_norms,
+            matrices: match model.slices {
+                1 => Matrices::Whole(self.whole(model, number, &layer)?),
+                _ => Matrices::Sliced(self.sliced(model, &layer, own)?),
+            },
+            attention_input_norm: norm(self, norms.attention_input)?,
+            attention_output_norm: norm(self, norms.attention_output)?,
+            feed_forward_input_norm: norm(self, norms.feed_forward_input)?,
+            feed_forward_output_norm: norm(self, norms.feed_forward_output)?,
+        })
+    }
+
+    /// The matrices of a layer, with their adapters.
+    fn whole(&mut self, model: &Model, number: u32, layer: &str) -> Result<Whole> {
+        let (block, biases) = (&model.block, model.block.biases);
+        let (hidden, inner) = (i64::from(model.hidden), i64::from(model.intermediate));
+        let (queries, keys) = (i64::from(model.query_width()), i64::from(model.key_width()));
         let mut adapters = Vec::with_capacity(JOINED.len());
         for joined in JOINED {
             adapters.push(self.adapter(model, number, joined)?);
@@ -345,10 +487,8 @@ impl<'a> Cutter<'a> {
             true => (format!("{layer}.mlp.up_proj"), inner),
             false => (format!("{layer}.mlp.gate_proj"), 2 * inner),
         };
-        Ok(Layer {
-            attention: model.layer_attention(number),
+        Ok(Whole {
             query_key_value,
-            query_key_norms,
             attention_output,
             gate_up: self.linear(&first, [rows, hidden], biases.feed_forward, adapter())?,
             down: self.linear(
@@ -357,10 +497,6 @@ impl<'a> Cutter<'a> {
                 biases.feed_forward,
                 adapter(),
             )?,
-            attention_input_norm: norm(self, norms.attention_input)?,
-            attention_output_norm: norm(self, norms.attention_output)?,
-            feed_forward_input_norm: norm(self, norms.feed_forward_input)?,
-            feed_forward_output_norm: norm(self, norms.feed_forward_output)?,
         })
     }
 }

@@ -3,95 +3,13 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::channel;
 
-use bytes::Bytes;
-use shoal_engine::{
-    DeviceChoice, FixedPoint, ForwardOutput, Island, Origin, Samples, StageState, group_elements,
-};
-use shoal_protocol::ids::{Microbatch, Stage, StageSpan, Step, WeightGroup};
+use shoal_engine::{Origin, StageState};
+use shoal_protocol::ids::{Stage, Step};
 use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Manifest};
 
-use self::common::{Trainer, each_update, key, manifest, samples, text};
-
-/// One run on an island of so many workers of the processor.
-struct Islander {
-    manifest: Manifest,
-    island: Island,
-    samples: Samples,
-    devices: usize,
-}
-
-impl Islander {
-    fn new(manifest: &Manifest, samples: Samples, devices: usize) -> Self {
-        let span = StageSpan::all(manifest.training.stages);
-        let island = Island::new(manifest, span, &vec![DeviceChoice::Cpu; devices], 1);
-        Self { manifest: manifest.clone(), island: island.expect("room"), samples, devices }
-    }
-
-    /// Trains one step. Returns its mean loss.
-    fn step(&mut self, step: u64) -> f64 {
-        let stages: Vec<Stage> = self.manifest.stages().collect();
-        let (results, losses) = channel();
-        for microbatch in 0..self.manifest.training.microbatches {
-            // Unequal parts of the work.
-            let device = (microbatch as usize / 2) % self.devices;
-            let batch = self.samples.batch(Step(step), Microbatch(microbatch));
-            let labels = self.manifest.with_tokens(&batch.inputs, batch.labels);
-            let (of_passes, results) = (stages.clone(), results.clone());
-            let passes = move |engine: &mut shoal_engine::Engine| {
-                let mut input = batch.inputs;
-                for stage in &of_passes {
-                    let key = key(step, *stage, microbatch);
-                    match engine.forward(key, &input, Some(&labels)).expect("a pass") {
-                        ForwardOutput::Activation(activation) => input = activation,
-                        ForwardOutput::Loss { share, targets, .. } => {
-                            results.send((share, targets)).expect("it is received");
-                        }
-                    }
-                }
-                let mut gradient: Option<Bytes> = None;
-                for stage in of_passes.iter().rev() {
-                    let key = key(step, *stage, microbatch);
-                    gradient = engine.backward(key, gradient.as_ref()).expect("a pass");
-                }
-            };
-            self.island.run(device, None, passes).expect("a device");
-            for stage in &stages {
-                let key = key(step, *stage, microbatch);
-                let add = move |engine: &mut shoal_engine::Engine| {
-                    engine.accumulate(key).expect("gradients in range");
-                };
-                self.island.run(device, Some(key), add).expect("a device");
-            }
-        }
-        drop(results);
-        let gradients: Vec<Bytes> =
-            self.manifest.clone().weight_groups().map(|group| self.mean(group, step)).collect();
-        let all: Vec<(f32, u64)> = losses.iter().collect();
-        let targets = all.iter().map(|(_, targets)| targets).sum();
-        each_update(&self.manifest, step, &gradients, targets, |stage, update| {
-            self.island.apply(stage, update).expect("a whole gradient");
-        });
-        all.iter().map(|(share, _)| f64::from(*share)).sum::<f64>() / all.len() as f64
-    }
-
-    /// The mean gradient of a weight group, read in two parts.
-    fn mean(&mut self, weights: WeightGroup, step: u64) -> Bytes {
-        let fixed_point = FixedPoint::of(&self.manifest);
-        let all = group_elements(&self.manifest, weights);
-        let mut part = |range| {
-            let reduce = |sums: &[u8]| fixed_point.reduce(&[sums]).expect("one part");
-            self.island.read_sums(weights, Step(step), range, reduce).expect("hosted")
-        };
-        [part(0..all / 3), part(all / 3..all)].concat().into()
-    }
-
-    fn states(&self) -> BTreeMap<Stage, StageState> {
-        let state = |stage| (stage, self.island.state(stage).expect("hosted"));
-        self.manifest.stages().map(state).collect()
-    }
-}
+use self::common::islander::Islander;
+use self::common::{Trainer, manifest, samples, text};
 
 /// Trains on one device and on islands, and compares states.
 fn compare(change: impl FnOnce(&mut Manifest)) {

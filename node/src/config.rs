@@ -311,6 +311,7 @@ impl Default for RunConfig {
                 heads: 4,
                 key_value_heads: 2,
                 intermediate: 352,
+                slices: 1,
                 context: 128,
                 rope_theta: 10_000.0,
                 norm_epsilon: 1e-5,

@@ -49,6 +49,9 @@ pub const CHECKPOINTS: u32 = 64;
 /// Stages of one run.
 pub const STAGES: u16 = 1024;
 
+/// Slices of a layer's matrices.
+pub const SLICES: u16 = 64;
+
 /// Members of one run.
 pub const MEMBERS: usize = 1 << 14;
 

@@ -65,3 +65,39 @@ fn devices_whose_replicas_do_not_fit_are_refused_with_the_memory_that_they_need(
     let text = Process::start("local", command).end().failure(3);
     assert!(text.contains("of memory and 1.0 MiB is there"), "{text}");
 }
+
+/// A run of two stages in two slices.
+fn sliced() -> Run {
+    Run::tiny(&[
+        ("training.steps", Value::from(10)),
+        ("training.stages", Value::from(2)),
+        ("checkpoint.every", Value::from(2)),
+        ("evaluation.every", Value::from(4)),
+        ("model.slices", Value::from(2)),
+    ])
+}
+
+#[test]
+fn peers_that_share_slices_among_devices_train_beside_others_and_may_die() {
+    let run = sliced();
+    let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "4"], SLOW].concat());
+    for devices in ["cpu:2", "cpu", "cpu:2"] {
+        swarm.join(&[&["--device", devices], SLOW].concat());
+    }
+    swarm.reach(2);
+    swarm.peers.remove(3).kill();
+    swarm.join(&[&["--device", "cpu:2"], SLOW].concat());
+    let trained = swarm.finish();
+    let alone = run.local("alone");
+    assert_eq!(trained.hash(), alone.hash());
+    assert_eq!(trained.losses(), alone.losses());
+}
+
+#[test]
+fn devices_that_do_not_divide_the_slices_are_refused() {
+    let run = sliced();
+    let mut command = local_command(&run.config(), &run.path("none"));
+    command.args(["--device", "cpu:3"]);
+    let text = Process::start("local", command).end().failure(2);
+    assert!(text.contains("model.slices = 2 cannot be divided among 3 devices"), "{text}");
+}

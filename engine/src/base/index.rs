@@ -119,8 +119,13 @@ impl BaseIndex {
     /// Whether the run's model is that of the base, apart from what a run decides.
     #[must_use]
     pub fn fits(&self, model: &Model) -> bool {
-        let undecided =
-            Model { context: self.model.context, boundary: None, base: None, ..model.clone() };
+        let undecided = Model {
+            context: self.model.context,
+            boundary: None,
+            base: None,
+            slices: 1,
+            ..model.clone()
+        };
         undecided == self.model
     }
 }

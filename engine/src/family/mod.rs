@@ -268,6 +268,7 @@ impl Family {
             heads,
             key_value_heads,
             intermediate,
+            slices: 1,
             context,
             rope_theta: block.rotary.first().map_or(10_000.0, |rotary| rotary.theta),
             norm_epsilon: config.real_or(epsilon, self.epsilon)?,

@@ -18,7 +18,7 @@ use crate::all_reduce::AllReduce;
 use crate::checkpoint::StageState;
 use crate::device::{Device, DeviceChoice};
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{EngineError, Result};
 use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::parameters::group_elements;
@@ -28,6 +28,19 @@ use crate::swap::SwapStats;
 #[must_use]
 pub fn threads_of_each(threads: usize, devices: usize) -> usize {
     (threads / devices.max(1)).max(1)
+}
+
+/// The passes that so many devices of one peer run at the same time: one each, or one together, if there are
+/// slices for each device to compute its part of them.
+///
+/// # Errors
+/// If the devices cannot have equal parts of the slices.
+pub fn passes_at_once(manifest: &Manifest, devices: usize) -> Result<usize> {
+    match usize::from(manifest.model.slices) {
+        1 => Ok(devices),
+        slices if slices.is_multiple_of(devices) => Ok(1),
+        slices => Err(EngineError::SlicesOfDevices { slices, devices }),
+    }
 }
 
 /// The devices of one peer. Methods that [`Engine`] has too do the same, for all devices; their errors are the
@@ -74,6 +87,16 @@ impl Island {
         match &mut self.0 {
             Devices::One(engine) => Some(engine),
             Devices::Several(_) => None,
+        }
+    }
+
+    /// The devices that compute a pass for which this one is named: all of them, each its part of the slices, or
+    /// it alone. All do the same work in the same order.
+    #[must_use]
+    pub fn devices_of_pass(&self, device: usize) -> Range<usize> {
+        match &self.0 {
+            Devices::One(_) => device..device + 1,
+            Devices::Several(several) => several.devices_of_pass(device),
         }
     }
 

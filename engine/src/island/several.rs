@@ -13,6 +13,7 @@ use shoal_protocol::ids::{ClaimKey, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 
 use super::additions::Additions;
+use super::passes_at_once;
 use super::worker::{Lent, Starting, Work, Worker};
 use crate::accumulator::{Accumulator, add_words};
 use crate::checkpoint::{self, StageState};
@@ -34,6 +35,8 @@ pub(super) struct Several {
     workers: Vec<Worker>,
     /// Whether the devices add to accumulators of their own.
     has_gpus: bool,
+    /// Whether the devices compute the slices of each pass together.
+    is_together: bool,
     /// The accumulators of each hosted stage.
     sums: BTreeMap<Stage, Vec<Accumulator>>,
     /// The GPUs' accumulators with sums that were not moved.
@@ -50,17 +53,23 @@ impl Several {
         devices: &[DeviceChoice],
         threads: usize,
     ) -> Result<Self> {
+        let is_together = passes_at_once(manifest, devices.len())? == 1;
+        let shares: Vec<Share> = match is_together {
+            true => Share::all_together(devices.len()).collect(),
+            false => Share::all(devices.len()).collect(),
+        };
         let start = |(device, share): (&DeviceChoice, Share)| {
-            let manifest = manifest.clone();
+            let (manifest, seat) = (manifest.clone(), share.seat().cloned());
             let make = move |device| Engine::sharing(&manifest, span, device, share);
-            Worker::start(*device, threads, make)
+            Worker::start(*device, threads, seat, make)
         };
         // All at once, since weights are drawn or copied for each.
         let started: Vec<Starting> =
-            devices.iter().zip(Share::all(devices.len())).map(start).collect::<Result<_>>()?;
+            devices.iter().zip(shares).map(start).collect::<Result<_>>()?;
         let mut island = Self {
             manifest: manifest.clone(),
             workers: started.into_iter().map(Starting::begun).collect::<Result<_>>()?,
+            is_together,
             has_gpus: devices.iter().any(|device| !device.is_processor()),
             sums: BTreeMap::new(),
             counted: BTreeSet::new(),
@@ -85,6 +94,11 @@ impl Several {
         self.counted.retain(|(_, (of, _))| *of != stage);
         self.sums.insert(stage, sums);
         Ok(())
+    }
+
+    /// The devices that compute a pass that this device is named for.
+    pub(super) fn devices_of_pass(&self, device: usize) -> Range<usize> {
+        if self.is_together { 0..self.workers.len() } else { device..device + 1 }
     }
 
     pub(super) fn hosted(&self) -> usize {

@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use crate::device::{Device, DeviceChoice};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
+use crate::exchange::{EndOnDrop, Seat};
 
 /// Orders that wait at most. A device has two passes at a time, each with an order to add or drop its gradient.
 const ORDERS: usize = 1 << 10;
@@ -49,10 +50,11 @@ impl Starting {
 }
 
 impl Worker {
-    /// Starts the thread.
+    /// Starts the thread. With a seat, others that compute with it learn of its end.
     pub(super) fn start(
         choice: DeviceChoice,
         threads: usize,
+        seat: Option<Seat>,
         make: impl FnOnce(Device) -> Result<Engine> + Send + 'static,
     ) -> Result<Starting> {
         let (orders, next) = sync_channel(ORDERS);
@@ -61,6 +63,7 @@ impl Worker {
         let (began, begins) = sync_channel(1);
         let thread = std::thread::Builder::new().name(format!("device {choice}"));
         let run = move || {
+            let _end = seat.map(EndOnDrop);
             // libtorch's number of threads is that of the thread that sets it.
             let made = Device::open(choice, threads).and_then(|device| Ok((device, make(device)?)));
             let (device, mut engine) = match made {

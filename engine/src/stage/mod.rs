@@ -25,6 +25,7 @@ use crate::loss::{Loss, LossGradients, cross_entropy};
 use crate::microbatch::{Labels, per_token, token_ids};
 use crate::norm::normalise;
 use crate::optimizer::{OptimizerState, Update};
+use crate::own_slices::OwnSlices;
 use crate::parameters::{Parameter, parameter_count, parameters, range_in_stage, range_within};
 use crate::share::Share;
 use crate::shim;
@@ -157,6 +158,7 @@ impl StageModel {
     ) -> Result<Self> {
         let parameters = parameters(manifest, stage);
         let own = share.of(&parameters);
+        let slices = OwnSlices::new(&manifest.model, share.seat());
         let count = parameter_count(manifest, stage);
         let mut flat = Tensor::f_zeros([count as i64], (Kind::Float, tch::Device::Cpu))?;
         let subspace = Subspace::of(manifest, stage);
@@ -173,7 +175,7 @@ impl StageModel {
         let flat = flat.f_to(device.torch)?;
         let unchanged = frozen.as_ref().map(|frozen| &frozen.flat);
         let stale = (0..manifest.training.staleness)
-            .map(|_| Weights::new(manifest, stage, flat.f_detach_copy()?, unchanged));
+            .map(|_| Weights::new(manifest, stage, flat.f_detach_copy()?, unchanged, &slices));
         let stale = stale.collect::<Result<_>>()?;
         let accumulator = |_| Accumulator::new(manifest, count, device.torch);
         Ok(Self {
@@ -196,7 +198,7 @@ impl StageModel {
             )?,
             accumulators: (0..manifest.steps_at_once()).map(accumulator).collect::<Result<_>>()?,
             version: manifest.first_version(),
-            weights: Weights::new(manifest, stage, flat, unchanged)?,
+            weights: Weights::new(manifest, stage, flat, unchanged, &slices)?,
             frozen,
             stale,
             parameters,
@@ -364,7 +366,7 @@ impl StageModel {
                 Some(Loss { gradients: Some(LossGradients { rows, head: of_head }), .. }),
                 Some(head),
             ) => {
-                if let Some(of_head) = of_head {
+                if let Some(of_head) = of_head.as_ref().filter(|_| blocks.own.counts_shared()) {
                     let offset = head.matrix.offset;
                     let of_head = self.within_constraint(offset, of_head)?;
                     pieces.push(Piece::dense(offset, &of_head)?);
@@ -383,11 +385,14 @@ impl StageModel {
         let inputs: Vec<&Tensor> = leaves.chain(input).collect();
         let mut gradients = shim::gradients(&pass.output, Some(&gradient), &inputs)?.into_iter();
         for (leaf, gradient) in blocks.leaves.iter().zip(&mut gradients) {
-            let gradient = self.within_constraint(leaf.offset, &gradient)?;
-            pieces.push(Piece::dense(leaf.offset, &gradient)?);
+            if blocks.counts(leaf) {
+                let gradient = self.within_constraint(leaf.offset, &gradient)?;
+                pieces.push(leaf.piece(&gradient)?);
+            }
         }
         let input_gradient = match (&blocks.embedding, &pass.tokens, gradients.next()) {
             (_, _, None) => None,
+            (Some(_), ..) if !blocks.own.counts_shared() => None,
             (Some(embedding), Some(tokens), Some(of_input)) => {
                 let vocabulary = self.manifest.model.vocabulary;
                 let rows = of_input.f_flatten(0, 1)?;
@@ -410,7 +415,11 @@ impl StageModel {
     pub(crate) fn accumulate(&mut self, key: ClaimKey) -> Result<()> {
         let gradients = self.pending.get(&key).ok_or(EngineError::NotInFlight(key))?;
         let turn = self.turn(key.step);
-        self.accumulators[turn].add(key, gradients, &self.parameters)?;
+        let accumulator = &self.accumulators[turn];
+        match self.weights.blocks.own.are_all() {
+            true => accumulator.add(key, gradients, &self.parameters)?,
+            false => accumulator.add_part(key, gradients, &self.parameters)?,
+        }
         self.pending.remove(&key);
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub(crate) mod islander;
 #[path = "../../src/testing.rs"]
 mod testing;
 

@@ -54,8 +54,9 @@ fn parse_interval(text: &str) -> Result<Duration, &'static str> {
 /// What the process computes with.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct ComputeArgs {
-    /// Devices, each of which runs microbatches of its own: `auto`, `cpu`, `cuda:N`, several GPUs as `cuda:0,cuda:1`, `all` for every GPU, or
-    /// `cpu:N` for N workers that share the threads.
+    /// Devices, each of which runs microbatches of its own or, with `model.slices`, its part of all: `auto`,
+    /// `cpu`, `cuda:N`, several GPUs as `cuda:0,cuda:1`, `all` for every GPU, or `cpu:N` for N workers that share
+    /// the threads.
     #[arg(long, value_name = "DEVICES", default_value = "auto", overrides_with = "device")]
     device: Devices,
     /// Number of processor threads for computation; default: all.

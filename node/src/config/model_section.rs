@@ -17,6 +17,7 @@ pub(super) struct ModelSection {
     like: Option<PathBuf>,
     context: Option<u32>,
     boundary: Option<Boundary>,
+    slices: Option<u16>,
     vocabulary: Option<u32>,
     hidden: Option<u32>,
     layers: Option<u32>,
@@ -57,7 +58,8 @@ impl ModelSection {
             ));
         }
         let (base, boundary) = (Some(Base { loads_weights, ..base }), self.boundary);
-        Ok((Model { context, boundary, base, ..shape }, Some(path)))
+        let slices = self.slices.unwrap_or(1);
+        Ok((Model { context, slices, boundary, base, ..shape }, Some(path)))
     }
 
     /// A key that a base decides.
@@ -89,6 +91,7 @@ impl ModelSection {
             heads: self.heads.ok_or_else(|| missing("heads"))?,
             key_value_heads: self.key_value_heads.ok_or_else(|| missing("key_value_heads"))?,
             intermediate: self.intermediate.ok_or_else(|| missing("intermediate"))?,
+            slices: self.slices.unwrap_or(1),
             context: self.context.ok_or_else(|| missing("context"))?,
             rope_theta: self.rope_theta.ok_or_else(|| missing("rope_theta"))?,
             norm_epsilon: self.norm_epsilon.ok_or_else(|| missing("norm_epsilon"))?,
@@ -118,6 +121,7 @@ pub(super) fn to_toml(model: &Model, base: Option<&Path>) -> String {
                 key = key,
                 path = path,
                 context = model.context,
+                slices = model.slices,
                 boundary = boundary,
             )
         }
@@ -129,6 +133,7 @@ pub(super) fn to_toml(model: &Model, base: Option<&Path>) -> String {
             heads = model.heads,
             key_value_heads = model.key_value_heads,
             intermediate = model.intermediate,
+            slices = model.slices,
             context = model.context,
             rope_theta = model.rope_theta,
             norm_epsilon = model.norm_epsilon,

@@ -8,6 +8,7 @@ use std::collections::btree_map::Entry;
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -198,7 +199,8 @@ impl EngineWorker {
         }
     }
 
-    /// Runs a task that concerns one device, on the thread of the device if there are several.
+    /// Runs a task that concerns one device, on the thread of the device if there are several, or on those of all
+    /// that compute it together.
     fn compute_on(
         &mut self,
         device: DeviceIndex,
@@ -213,12 +215,23 @@ impl EngineWorker {
             Task::Accumulate { key, .. } => Some(key),
             _ => None,
         };
-        let (passes, report) = (passes.clone(), Report::new(self.results.clone(), device));
-        engine.run(device.index(), counts, move |engine| {
-            let start = Instant::now();
-            let result = passes.carry_out(engine, &task, &inputs);
-            report.send(start, result.map_err(Into::into));
-        })?;
+        let task = Arc::new((task, inputs));
+        for (place, number) in engine.devices_of_pass(device.index()).enumerate() {
+            let device = DeviceIndex(u16::try_from(number).expect("few devices"));
+            let (passes, task) = (passes.clone(), task.clone());
+            let report = Report::new(self.results.clone(), device);
+            engine.run(number, counts, move |engine| {
+                let (start, (task, inputs)) = (Instant::now(), &*task);
+                let result = match place {
+                    0 => passes.carry_out(engine, task, inputs).map(Some),
+                    _ => passes.assist(engine, task, inputs),
+                };
+                match result.map_err(Into::into).transpose() {
+                    Some(result) => report.send(start, result),
+                    None => report.keep(),
+                }
+            })?;
+        }
         Ok(None)
     }
 

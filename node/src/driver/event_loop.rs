@@ -87,7 +87,8 @@ struct Driver<'a> {
 impl<'a> Driver<'a> {
     async fn new(setup: Setup, observer: &'a mut dyn Observer) -> anyhow::Result<Self> {
         let budget = ResourceBudget::measure(setup.limits, &setup.devices, &setup.data_dir)?;
-        let (peer, mobile) = new_peer(&setup, &budget).await?;
+        let passes = startup_probes::passes_of(&setup)?;
+        let (peer, mobile) = new_peer(&setup, &budget, passes).await?;
         let Setup { me, devices, threads, network, role, .. } = setup;
         let (file_holders, holders) = watch::channel(FileHolders::default());
         let context = Context {
@@ -103,8 +104,7 @@ impl<'a> Driver<'a> {
         };
         let anchor_role = AnchorRole::open(&role, &context).await?;
         let (manifest, history) = (&context.manifest, anchor_role.history());
-        let metrics =
-            MetricsUpdate::new(setup.metrics.clone(), manifest, devices.len(), history.as_ref());
+        let metrics = MetricsUpdate::new(setup.metrics.clone(), manifest, passes, history.as_ref());
         let peak = match setup.watched {
             true => Some(startup_probes::peak_flops(manifest, &devices, threads).await?),
             false => None,

@@ -36,6 +36,11 @@ impl Report {
         self.give(result, start.elapsed());
     }
 
+    /// There is nothing to report, because another device reports the task.
+    pub(super) fn keep(mut self) {
+        self.is_sent = true;
+    }
+
     fn give(&self, result: anyhow::Result<TaskResult>, busy: Duration) {
         // The receiver is gone only while the process ends.
         let _ = self.results.blocking_send(JobDone { result, busy, swapped: SwapStats::default() });

@@ -37,8 +37,8 @@ pub(crate) struct MetricsUpdate {
     flops: Vec<PassFlops>,
     traffic: Traffic,
     spill_failures: u64,
-    /// The number of devices, which run passes at the same time.
-    devices: usize,
+    /// The number of passes that run at the same time.
+    passes_at_once: usize,
     /// What the engine has swapped.
     swapped: SwapStats,
     looked: Option<Instant>,
@@ -53,7 +53,7 @@ impl MetricsUpdate {
     pub(crate) fn new(
         metrics: Metrics,
         manifest: &Manifest,
-        devices: usize,
+        passes_at_once: usize,
         history: Option<&History>,
     ) -> Self {
         metrics.name_run(format!("{:.NAME_LENGTH$}", manifest.run_id().to_string()));
@@ -66,7 +66,7 @@ impl MetricsUpdate {
             flops: manifest.stages().map(|stage| pass_flops(manifest, stage)).collect(),
             traffic: Traffic::default(),
             spill_failures: 0,
-            devices,
+            passes_at_once,
             swapped: SwapStats::default(),
             looked: None,
             joining: Some(Instant::now()),
@@ -189,7 +189,7 @@ impl MetricsUpdate {
             | TaskResult::Diverged { .. } => return,
         };
         let at_a_time = match phase {
-            Phase::Forward | Phase::Backward | Phase::Accumulate => self.devices,
+            Phase::Forward | Phase::Backward | Phase::Accumulate => self.passes_at_once,
             _ => 1,
         };
         node.compute_busy.inc_by(seconds / at_a_time as f64);

@@ -51,6 +51,30 @@ impl Passes {
         }
     }
 
+    /// Computes this device's part of a task that another device carries out and reports; returns what the
+    /// other cannot know.
+    pub(super) fn assist(
+        &self,
+        engine: &mut Engine,
+        task: &Task,
+        inputs: &[Tensors],
+    ) -> Result<Option<TaskResult>, EngineError> {
+        match *task {
+            Task::Forward { key, .. } => {
+                let labels = inputs[0].get(1).map(|labels| &labels.bytes);
+                engine.forward(key, &inputs[0][0].bytes, labels)?;
+            }
+            Task::Backward { key, .. } => {
+                engine.backward(key, inputs.first().map(|tensors| &tensors[0].bytes))?;
+            }
+            _ => {
+                let result = self.carry_out(engine, task, inputs)?;
+                return Ok(Some(result).filter(|it| matches!(it, TaskResult::Diverged { .. })));
+            }
+        }
+        Ok(None)
+    }
+
     fn forward(
         &self,
         engine: &mut Engine,

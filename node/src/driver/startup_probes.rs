@@ -5,7 +5,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use shoal_engine::{Device, DeviceChoice};
+use shoal_engine::{Device, DeviceChoice, passes_at_once};
 use shoal_protocol::ids::{ContentHash, StageSpan};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Candidate, Duties, StageChoice};
@@ -19,14 +19,27 @@ use super::resume;
 use super::setup::Setup;
 use crate::exit::{Exit, ExitWith};
 
-/// Makes this process's peer, which hosts any stage that the machine has room for. Returns also
-/// whether the coordinator may move it. `threads` are those of one device.
+/// Returns the passes that this peer runs at the same time, which is the number of its devices to others.
+///
+/// # Errors
+/// When its devices cannot share the slices of a pass.
+pub(super) fn passes_of(setup: &Setup) -> anyhow::Result<usize> {
+    let devices = setup.devices.len();
+    match setup.choice {
+        StageChoice::None => Ok(devices),
+        _ => passes_at_once(&setup.manifest, devices).exit_with(Exit::Usage),
+    }
+}
+
+/// Makes this process's peer, which hosts any stage that the machine has room for, and runs so many passes at
+/// the same time. Returns also whether the coordinator may move it.
 ///
 /// # Errors
 /// When the machine has no room for the chosen stages, or a known-answer pass fails.
 pub(super) async fn new_peer(
     setup: &Setup,
     budget: &ResourceBudget,
+    passes: usize,
 ) -> anyhow::Result<(Peer, bool)> {
     let Setup { manifest, me, choice, devices, threads, price, network, role, .. } = setup;
     let fits = budget.fits(manifest, *choice).exit_with(Exit::NotAdmitted)?;
@@ -55,10 +68,7 @@ pub(super) async fn new_peer(
     let candidate = Candidate {
         choice: *choice,
         fits,
-        devices: u16::try_from(devices.len())
-            .ok()
-            .and_then(NonZeroU16::new)
-            .expect("a few devices"),
+        devices: u16::try_from(passes).ok().and_then(NonZeroU16::new).expect("a few devices"),
         mobile,
         price: *price,
         link_estimates: None,

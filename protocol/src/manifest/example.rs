@@ -17,6 +17,7 @@ pub fn small() -> Manifest {
             heads: 4,
             key_value_heads: 2,
             intermediate: 64,
+            slices: 1,
             context: 16,
             rope_theta: 10_000.0,
             norm_epsilon: 1e-5,

@@ -114,6 +114,7 @@ impl Manifest {
         };
         alone("training.stages of more than 1: a worker is one peer", self.training.stages > 1)?;
         alone("training.staleness", self.training.staleness > 0)?;
+        alone("model.slices of more than 1", self.model.slices > 1)?;
         alone("lora", self.lora.is_some())
     }
 }

@@ -13,6 +13,7 @@ mod inner;
 mod lora;
 mod model;
 mod optimizer;
+mod slices;
 mod start;
 mod weight_groups;
 
@@ -214,6 +215,22 @@ pub enum ManifestError {
         "lora freezes the model's weights, and model.boundary needs them to be trained: take one of them out"
     )]
     LoraWithBoundary,
+    /// Slices beside norms that read all heads at once.
+    #[error(
+        "model.slices computes heads apart, and this model normalises all queries together: set model.slices = 1"
+    )]
+    SlicesWithNormOfAllHeads,
+    /// Slices of matrices that are frozen.
+    #[error(
+        "model.slices cuts trained matrices, and lora freezes them: set model.slices = 1, or take lora out"
+    )]
+    SlicesWithLora,
+    /// Slices of matrices that are constrained as a whole.
+    #[error(
+        "model.boundary of kind \"subspace\" constrains whole matrices, and model.slices cuts them: set \
+         model.slices = 1, or take another kind of boundary"
+    )]
+    SlicesWithSubspace,
     /// The text is too short for one sample to train on and, if requested, one to evaluate.
     #[error(
         "the text has {count} tokens; training on samples of {context} needs at least {needed}: \
@@ -476,6 +493,7 @@ impl Manifest {
         self.check_boundary()?;
         self.check_lora()?;
         self.check_inner()?;
+        self.check_slices()?;
         // Cannot overflow a u64: the factors are within their ranges.
         let numbers = self.boundary_numbers();
         let bytes = |codec: Codec| codec.bytes_of(numbers).unwrap_or(u64::MAX);

@@ -8,6 +8,11 @@ use super::{ManifestError, within};
 use crate::ids::ContentHash;
 use crate::limits;
 
+/// The number of slices where the manifest names none: matrices are whole.
+fn default_slices() -> u16 {
+    1
+}
+
 /// A decoder-only transformer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
 #[serde(deny_unknown_fields)]
@@ -24,6 +29,10 @@ pub struct Model {
     pub key_value_heads: u32,
     /// Width inside the feed-forward block.
     pub intermediate: u32,
+    /// Partial products of a layer's matrices, which are added in order; they divide `heads`, `key_value_heads`
+    /// and `intermediate`. With 1, matrices are whole.
+    #[serde(default = "default_slices")]
+    pub slices: u16,
     /// Tokens of one sample.
     pub context: u32,
     /// Base of the rotary embedding's wavelengths.
@@ -93,6 +102,7 @@ impl Model {
                 range: format!("a divisor of heads = {}", self.heads),
             });
         }
+        self.check_slices()?;
         if let Some(base) = self.base {
             within("bytes of the base's index", base.bytes, 1..=limits::BASE_INDEX.0)?;
         }

@@ -1,0 +1,144 @@
+// Partial products that are added in the order of slices, forward and backward, by one device or by
+// several threads with a device each.
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <condition_variable>
+#include <mutex>
+
+#include "guard.h"
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+// A meeting place of the threads of several devices, which all exchange the same sequence of parts.
+class Exchange {
+ public:
+  explicit Exchange(size_t seats) : turns_(seats, 0) {
+    for (auto& table : tables_) table.parts.resize(seats);
+  }
+
+  // The parts of all seats, in their order. Waits until all have brought theirs for this turn.
+  variable_list all(size_t seat, const variable_list& own) {
+    std::unique_lock lock(mutex_);
+    // While some take the parts of a turn, others may bring those of the next, but none of a third.
+    auto& table = tables_[turns_[seat]++ % 2];
+    table.parts[seat] = own;
+    const size_t seats = table.parts.size();
+    if (++table.brought == seats) changed_.notify_all();
+    changed_.wait(lock, [&] { return table.brought == seats || ended_; });
+    TORCH_CHECK(table.brought == seats, "another device of this peer has stopped");
+    variable_list parts;
+    for (const auto& brought : table.parts) parts.insert(parts.end(), brought.begin(), brought.end());
+    if (++table.taken == seats) {
+      table.brought = table.taken = 0;
+      for (auto& brought : table.parts) brought.clear();
+    }
+    for (const auto& part : parts)
+      TORCH_CHECK(part.sizes() == parts[0].sizes(), "the devices of this peer are at different products");
+    return parts;
+  }
+
+  // Ends all waits, now and later, with an error.
+  void end() {
+    std::lock_guard lock(mutex_);
+    ended_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  struct Table {
+    std::vector<variable_list> parts;
+    size_t brought = 0, taken = 0;
+  };
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Table tables_[2];
+  std::vector<uint64_t> turns_;
+  bool ended_ = false;
+};
+
+namespace {
+
+// The sum of the parts of all slices: f32, in their order, rounded once to the parts' type. Without an exchange,
+// `own` are all.
+Tensor sum(const variable_list& own, int64_t exchange, int64_t seat) {
+  const auto parts =
+      exchange == 0 ? own : reinterpret_cast<Exchange*>(exchange)->all(size_t(seat), own);
+  const auto device = own[0].device();
+  const auto on_device = [&](const Tensor& part) { return part.to(device).to(at::kFloat); };
+  auto total = on_device(parts[0]);
+  for (size_t slice = 1; slice < parts.size(); ++slice) total = total.add(on_device(parts[slice]));
+  return total.to(own[0].scalar_type());
+}
+
+// A tensor that slices read: as many aliases, whose gradients are added in the order of slices.
+struct FanOut : Function<FanOut> {
+  static variable_list forward(
+      AutogradContext* context, const Tensor& x, int64_t count, int64_t exchange, int64_t seat) {
+    context->saved_data["exchange"] = exchange;
+    context->saved_data["seat"] = seat;
+    variable_list aliases;
+    for (int64_t slice = 0; slice < count; ++slice) aliases.push_back(x.detach());
+    return aliases;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    auto total = sum(
+        gradients, context->saved_data["exchange"].toInt(), context->saved_data["seat"].toInt());
+    return {total, Tensor(), Tensor(), Tensor()};
+  }
+};
+
+// The sum of partial products. Each has the gradient of the sum.
+struct Sum : Function<Sum> {
+  static Tensor forward(
+      AutogradContext* context, at::TensorList parts, int64_t exchange, int64_t seat) {
+    context->saved_data["count"] = int64_t(parts.size());
+    return sum(parts.vec(), exchange, seat);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    variable_list all(size_t(context->saved_data["count"].toInt()), gradients[0]);
+    all.insert(all.end(), 2, Tensor());
+    return all;
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+// A meeting place of so many threads, to be freed with shoal_exchange_free; null without memory.
+Exchange* shoal_exchange_new(size_t seats) { return new (std::nothrow) Exchange(seats); }
+
+void shoal_exchange_free(Exchange* exchange) { delete exchange; }
+
+// Ends all waits at a meeting place with an error.
+void shoal_exchange_end(Exchange* exchange) { exchange->end(); }
+
+// Writes `count` aliases of `x` to `aliases`. Their gradients, with those of the other seats of the exchange
+// unless it is null, are added in order.
+char* shoal_fan_out(Tensor* x, size_t count, Exchange* exchange, size_t seat, Tensor** aliases) {
+  return guarded([&] {
+    auto results =
+        FanOut::apply(*x, int64_t(count), reinterpret_cast<int64_t>(exchange), int64_t(seat));
+    for (size_t slice = 0; slice < count; ++slice) aliases[slice] = new Tensor(results[slice]);
+  });
+}
+
+// The sum of `count` parts, with those of the other seats of the exchange unless it is null, in order.
+char* shoal_sum_in_order(
+    Tensor** parts, size_t count, Exchange* exchange, size_t seat, Tensor** result) {
+  return guarded([&] {
+    variable_list list;
+    for (size_t slice = 0; slice < count; ++slice) list.push_back(*parts[slice]);
+    *result = new Tensor(
+        Sum::apply(at::TensorList(list), reinterpret_cast<int64_t>(exchange), int64_t(seat)));
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,123 @@
+//! Sums of parts in the order of slices, over one device or several (`csrc/slices.cpp`).
+
+use std::ffi::{c_char, c_void};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+use crate::error::Result;
+use crate::shim::{check, pointer};
+
+unsafe extern "C" {
+    fn shoal_exchange_new(seats: usize) -> *mut c_void;
+    fn shoal_exchange_free(exchange: *mut c_void);
+    fn shoal_exchange_end(exchange: *mut c_void);
+    fn shoal_fan_out(
+        x: *mut C_tensor,
+        count: usize,
+        exchange: *mut c_void,
+        seat: usize,
+        aliases: *mut *mut C_tensor,
+    ) -> *mut c_char;
+    fn shoal_sum_in_order(
+        parts: *const *mut C_tensor,
+        count: usize,
+        exchange: *mut c_void,
+        seat: usize,
+        result: *mut *mut C_tensor,
+    ) -> *mut c_char;
+}
+
+/// A meeting place of threads.
+#[derive(Debug)]
+struct Exchange(NonNull<c_void>);
+
+// SAFETY: a mutex guards all that it has.
+unsafe impl Send for Exchange {}
+// SAFETY: as above.
+unsafe impl Sync for Exchange {}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        // SAFETY: it is freed once, and no seat is left.
+        unsafe { shoal_exchange_free(self.0.as_ptr()) }
+    }
+}
+
+/// The place of one device among several that compute the same passes. What each of them sums is the sum of all,
+/// so they sum in the same order; a sum waits for the other devices.
+#[derive(Debug, Clone)]
+pub(crate) struct Seat {
+    exchange: Arc<Exchange>,
+    index: usize,
+    count: usize,
+}
+
+impl Seat {
+    /// The seats of so many devices, in order.
+    pub(crate) fn all(count: usize) -> Vec<Self> {
+        // SAFETY: it only makes an object.
+        let exchange = NonNull::new(unsafe { shoal_exchange_new(count) });
+        let exchange = Arc::new(Exchange(exchange.expect("memory for a small object")));
+        let seat = |index| Self { exchange: exchange.clone(), index, count };
+        (0..count).map(seat).collect()
+    }
+
+    /// Its number, from 0.
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The number of seats.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// This device takes no part any more: an error of all that wait for it, now or later.
+    pub(crate) fn end(&self) {
+        // SAFETY: the exchange lives as long as its seats.
+        unsafe { shoal_exchange_end(self.exchange.0.as_ptr()) }
+    }
+}
+
+/// Ends the seat's part when it is dropped, also by a panic.
+#[derive(Debug)]
+pub(crate) struct EndOnDrop(pub(crate) Seat);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+/// The exchange for C++, and the number of the seat.
+fn place(seat: Option<&Seat>) -> (*mut c_void, usize) {
+    seat.map_or((ptr::null_mut(), 0), |seat| (seat.exchange.0.as_ptr(), seat.index))
+}
+
+/// As many aliases of `x` as this device has slices. Their gradients and those of the other seats are added in
+/// order: in f32, rounded once to the type of `x`. The seat must outlive the graph.
+pub(crate) fn fan_out(x: &Tensor, count: usize, seat: Option<&Seat>) -> Result<Vec<Tensor>> {
+    let mut aliases: Vec<*mut C_tensor> = vec![ptr::null_mut(); count];
+    let (exchange, index) = place(seat);
+    // SAFETY: all pointers are of live objects, and the array has `count` elements.
+    check(unsafe { shoal_fan_out(pointer(x), count, exchange, index, aliases.as_mut_ptr()) })?;
+    // SAFETY: on success each element is a new tensor with no other owner.
+    Ok(aliases.into_iter().map(|alias| unsafe { Tensor::from_ptr(alias) }).collect())
+}
+
+/// The sum of the parts of this device's slices and of those of the other seats, in order: in f32, rounded once
+/// to the type of the parts. The gradient of each part is that of the sum.
+pub(crate) fn sum_in_order(parts: &[Tensor], seat: Option<&Seat>) -> Result<Tensor> {
+    let parts: Vec<*mut C_tensor> = parts.iter().map(pointer).collect();
+    let (exchange, index) = place(seat);
+    let mut result = ptr::null_mut();
+    // SAFETY: all pointers are of live objects or of `result`, and the array has `parts.len()` elements.
+    check(unsafe {
+        shoal_sum_in_order(parts.as_ptr(), parts.len(), exchange, index, &raw mut result)
+    })?;
+    // SAFETY: on success it is a new tensor with no other owner.
+    Ok(unsafe { Tensor::from_ptr(result) })
+}

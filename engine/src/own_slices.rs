@@ -1,0 +1,53 @@
+//! The slices of a layer's matrices that a device computes.
+
+use std::ops::Range;
+
+use shoal_protocol::manifest::Model;
+use tch::Tensor;
+
+use crate::error::Result;
+use crate::exchange::{Seat, fan_out, sum_in_order};
+
+/// The slices that a device computes.
+#[derive(Debug, Clone)]
+pub(crate) struct OwnSlices {
+    /// The numbers of the slices.
+    range: Range<usize>,
+    /// The device's place among those that compute the others.
+    seat: Option<Seat>,
+}
+
+impl OwnSlices {
+    /// All slices of a model or, with a seat, those of one device. Seats divide slices.
+    pub(crate) fn new(model: &Model, seat: Option<&Seat>) -> Self {
+        let (index, count) = seat.map_or((0, 1), |seat| (seat.index(), seat.count()));
+        let each = usize::from(model.slices) / count;
+        Self { range: index * each..(index + 1) * each, seat: seat.cloned() }
+    }
+
+    /// The numbers of the slices.
+    pub(crate) fn numbers(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// Whether this device counts the gradients of weights that all devices compute with.
+    pub(crate) fn counts_shared(&self) -> bool {
+        self.range.start == 0
+    }
+
+    /// Whether the gradients of this device are those of all weights.
+    pub(crate) fn are_all(&self) -> bool {
+        self.seat.is_none()
+    }
+
+    /// An alias of `x` for each of these slices, whose gradients are added in the order of slices.
+    pub(crate) fn fan_out(&self, x: &Tensor) -> Result<Vec<Tensor>> {
+        fan_out(x, self.range.len(), self.seat.as_ref())
+    }
+
+    /// The whole product of the parts of these slices and of the other devices', with its bias.
+    pub(crate) fn sum(&self, parts: &[Tensor], bias: Option<&Tensor>) -> Result<Tensor> {
+        let sum = sum_in_order(parts, self.seat.as_ref())?;
+        bias.map_or_else(|| Ok(sum.shallow_clone()), |bias| Ok(sum.f_add(bias)?))
+    }
+}

@@ -1,0 +1,111 @@
+//! A training run on several devices of one peer.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::channel;
+
+use bytes::Bytes;
+use shoal_engine::{
+    DeviceChoice, Engine, FixedPoint, ForwardOutput, Island, Samples, StageState, group_elements,
+};
+use shoal_protocol::ids::{Microbatch, Stage, StageSpan, Step, WeightGroup};
+use shoal_protocol::manifest::Manifest;
+
+use super::{each_update, key};
+
+/// One run on an island of so many workers of the processor.
+pub(crate) struct Islander {
+    pub(crate) manifest: Manifest,
+    pub(crate) island: Island,
+    samples: Samples,
+    pub(crate) devices: usize,
+}
+
+impl Islander {
+    pub(crate) fn new(manifest: &Manifest, samples: Samples, devices: usize) -> Self {
+        let span = StageSpan::all(manifest.training.stages);
+        let island = Island::new(manifest, span, &vec![DeviceChoice::Cpu; devices], 1);
+        Self { manifest: manifest.clone(), island: island.expect("room"), samples, devices }
+    }
+
+    /// Trains one step. Returns its mean loss.
+    pub(crate) fn step(&mut self, step: u64) -> f64 {
+        let stages: Vec<Stage> = self.manifest.stages().collect();
+        let (results, losses) = channel();
+        for microbatch in 0..self.manifest.training.microbatches {
+            // Unequal parts of the work.
+            let device = (microbatch as usize / 2) % self.devices;
+            let batch = self.samples.batch(Step(step), Microbatch(microbatch));
+            let labels = self.manifest.with_tokens(&batch.inputs, batch.labels);
+            for (place, device) in self.island.devices_of_pass(device).enumerate() {
+                let (stages, input, labels) =
+                    (stages.clone(), batch.inputs.clone(), labels.clone());
+                let results = (place == 0).then(|| results.clone());
+                let passes = move |engine: &mut Engine| {
+                    let loss = pass(engine, &stages, (step, microbatch), input, &labels);
+                    if let Some(results) = results {
+                        results.send(loss).expect("it is received");
+                    }
+                };
+                self.island.run(device, None, passes).expect("a device");
+            }
+            for stage in &stages {
+                let key = key(step, *stage, microbatch);
+                let add = move |engine: &mut Engine| {
+                    engine.accumulate(key).expect("gradients in range");
+                };
+                for device in self.island.devices_of_pass(device) {
+                    self.island.run(device, Some(key), add).expect("a device");
+                }
+            }
+        }
+        drop(results);
+        let gradients: Vec<Bytes> =
+            self.manifest.clone().weight_groups().map(|group| self.mean(group, step)).collect();
+        let all: Vec<(f32, u64)> = losses.iter().collect();
+        let targets = all.iter().map(|(_, targets)| targets).sum();
+        each_update(&self.manifest, step, &gradients, targets, |stage, update| {
+            self.island.apply(stage, update).expect("a whole gradient");
+        });
+        all.iter().map(|(share, _)| f64::from(*share)).sum::<f64>() / all.len() as f64
+    }
+
+    /// The mean gradient of a weight group, read in two parts.
+    fn mean(&mut self, weights: WeightGroup, step: u64) -> Bytes {
+        let fixed_point = FixedPoint::of(&self.manifest);
+        let all = group_elements(&self.manifest, weights);
+        let mut part = |range| {
+            let reduce = |sums: &[u8]| fixed_point.reduce(&[sums]).expect("one part");
+            self.island.read_sums(weights, Step(step), range, reduce).expect("hosted")
+        };
+        [part(0..all / 3), part(all / 3..all)].concat().into()
+    }
+
+    pub(crate) fn states(&self) -> BTreeMap<Stage, StageState> {
+        let state = |stage| (stage, self.island.state(stage).expect("hosted"));
+        self.manifest.stages().map(state).collect()
+    }
+}
+
+/// Both passes of a microbatch through all stages. Returns its share of the loss and its targets.
+fn pass(
+    engine: &mut Engine,
+    stages: &[Stage],
+    (step, microbatch): (u64, u32),
+    mut input: Bytes,
+    labels: &Bytes,
+) -> (f32, u64) {
+    let mut loss = None;
+    for stage in stages {
+        let key = key(step, *stage, microbatch);
+        match engine.forward(key, &input, Some(labels)).expect("a pass") {
+            ForwardOutput::Activation(activation) => input = activation,
+            ForwardOutput::Loss { share, targets, .. } => loss = Some((share, targets)),
+        }
+    }
+    let mut gradient: Option<Bytes> = None;
+    for stage in stages.iter().rev() {
+        let key = key(step, *stage, microbatch);
+        gradient = engine.backward(key, gradient.as_ref()).expect("a pass");
+    }
+    loss.expect("the last stage gives a loss")
+}

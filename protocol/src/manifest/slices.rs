@@ -1,0 +1,99 @@
+//! Slices: the partial products that the matrices of a layer are computed in (Shoeybi et al., arXiv
+//! 1909.08053).
+
+use super::{BoundaryKind, Manifest, ManifestError, Model, QueryKeyNorm, within};
+use crate::limits;
+
+impl Model {
+    /// The model of one slice: its share of the heads and of the width inside the feed-forward block.
+    #[must_use]
+    pub fn slice(&self) -> Self {
+        let mut slice = self.clone();
+        let count = u32::from(self.slices);
+        slice.block.head_size = Some(self.head_size());
+        slice.heads /= count;
+        slice.key_value_heads /= count;
+        slice.intermediate /= count;
+        slice.slices = 1;
+        slice
+    }
+
+    /// Checks that slices are equal and independent parts of a layer.
+    pub(super) fn check_slices(&self) -> Result<(), ManifestError> {
+        within("model.slices", self.slices, 1..=limits::SLICES)?;
+        let Self { heads, key_value_heads, intermediate, .. } = *self;
+        let counts = [heads, key_value_heads, intermediate];
+        if !counts.iter().all(|count| count.is_multiple_of(u32::from(self.slices))) {
+            return Err(ManifestError::OutOfRange {
+                key: "model.slices",
+                value: self.slices.to_string(),
+                range: format!(
+                    "a divisor of heads = {heads}, key_value_heads = {key_value_heads} and intermediate = \
+                     {intermediate}"
+                ),
+            });
+        }
+        match self.slices > 1 && self.block.query_key_norm == QueryKeyNorm::All {
+            true => Err(ManifestError::SlicesWithNormOfAllHeads),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Manifest {
+    /// Checks that the run trains the matrices that are sliced, each part by itself.
+    pub(super) fn check_slices(&self) -> Result<(), ManifestError> {
+        let subspace = |boundary: super::Boundary| boundary.kind == BoundaryKind::Subspace;
+        match self.model.slices > 1 {
+            true if self.lora.is_some() => Err(ManifestError::SlicesWithLora),
+            true if self.model.boundary.is_some_and(subspace) => {
+                Err(ManifestError::SlicesWithSubspace)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::example::small;
+    use super::super::{Boundary, Lora, LoraTarget};
+    use super::*;
+
+    fn sliced(slices: u16) -> Manifest {
+        let mut manifest = small();
+        (manifest.model.heads, manifest.model.key_value_heads) = (8, 4);
+        manifest.model.hidden = 64;
+        manifest.model.slices = slices;
+        manifest
+    }
+
+    #[test]
+    fn slices_divide_heads_and_the_inner_width() {
+        for slices in [1, 2, 4] {
+            assert_eq!(sliced(slices).check(), Ok(()));
+        }
+        for slices in [0, 3, 8, 65] {
+            let error = sliced(slices).check().expect_err("refused").to_string();
+            assert!(error.starts_with("model.slices = "), "{error}");
+        }
+        let slice = sliced(4).model.slice();
+        assert_eq!((slice.heads, slice.key_value_heads, slice.intermediate), (2, 1, 16));
+        assert_eq!(slice.head_size(), sliced(4).model.head_size());
+        assert_eq!(slice.check(), Ok(()));
+    }
+
+    #[test]
+    fn parts_that_are_not_independent_are_refused() {
+        let mut normed = sliced(2);
+        normed.model.block.query_key_norm = QueryKeyNorm::All;
+        assert_eq!(normed.check(), Err(ManifestError::SlicesWithNormOfAllHeads));
+        let mut adapted = sliced(2);
+        let targets = LoraTarget::ALL.to_vec();
+        adapted.lora = Some(Lora { rank: 4, alpha: 8.0, targets });
+        assert_eq!(adapted.check(), Err(ManifestError::SlicesWithLora));
+        let mut narrow = sliced(2);
+        narrow.model.boundary = Some(Boundary { kind: BoundaryKind::Subspace, width: 8 });
+        assert_eq!(narrow.check(), Err(ManifestError::SlicesWithSubspace));
+    }
+}
