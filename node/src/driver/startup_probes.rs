@@ -61,7 +61,7 @@ pub(super) async fn new_peer(
         limits.first_window = manifest.training.microbatches as usize;
     } else if manifest.inner.is_some() {
         // A worker takes long: it goes to a peer that has nothing to do.
-        (limits.first_window, limits.largest_window) = (devices.len(), devices.len());
+        (limits.first_window, limits.largest_window) = (passes, passes);
     } else {
         limits.largest_window = budget.window(manifest, &fits, limits.largest_window);
     }
