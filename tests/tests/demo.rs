@@ -18,17 +18,12 @@ struct Demo {
 }
 
 impl Demo {
-    /// Starts a demo of two stages and waits for its first steps.
-    fn training(flags: &[&str]) -> Self {
-        Self::start(&[&["--peers", "5", "--stages", "2", "--steps", "40"], flags].concat())
-    }
-
     /// Starts a demo and waits for its first steps.
-    fn start(flags: &[&str]) -> Self {
+    fn training(flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("room for a folder");
         let out = folder.path().join("demo");
         let mut demo = shoal(["demo"]);
-        demo.args(["--seed", "5"]).args(flags);
+        demo.args("--peers 5 --stages 2 --steps 40 --seed 5".split(' ')).args(flags);
         demo.arg("--data").arg(text()).arg("--out").arg(&out);
         let process = Process::start("demo", demo);
         let _ = process.stderr_line("  loss ");
@@ -90,13 +85,6 @@ fn a_demo_goes_on_when_somebody_kills_the_peer_that_coordinates_it() {
         let _ = demo.process.stderr_line(&format!("peer {peer} was killed"));
     }
     assert_eq!(demo.kills_of_success(), 2);
-}
-
-#[test]
-fn a_demo_of_workers_kills_peers_of_three_anchors_and_ends_with_the_bits_of_one_process() {
-    let shape = "--peers 4 --workers 4 --every 2 --steps 12 --anchors 3 --kill-every 4";
-    let demo = Demo::start(&shape.split(' ').collect::<Vec<_>>());
-    assert!(demo.kills_of_success() > 0);
 }
 
 #[test]

@@ -335,12 +335,22 @@ fn a_demo_with_a_killed_coordinator_gives_the_reference_bits() {
     kill_in_a_demo(3, 3, &["--codec", "int8"]);
 }
 
+#[test]
+fn a_demo_of_workers_with_killed_peers_gives_the_reference_bits() {
+    kill_in_a_demo_of("--workers 3 --every 2 --steps 8", 3, 4, &[]);
+}
+
 /// Runs a demo that kills a peer about every `seconds`.
 fn kill_in_a_demo(anchors: u32, seconds: u32, kind: &[&str]) {
+    kill_in_a_demo_of("--stages 2 --steps 30", anchors, seconds, kind);
+}
+
+/// The same with another number of stages and steps.
+fn kill_in_a_demo_of(shape: &str, anchors: u32, seconds: u32, kind: &[&str]) {
     let folder = tempfile::tempdir().expect("room for a folder");
     let out = folder.path().join("demo");
     let mut demo = shoal(["demo"]);
-    demo.args("--peers 5 --stages 2 --steps 30 --seed 5".split(' '));
+    demo.args("--peers 5 --seed 5".split(' ')).args(shape.split(' '));
     demo.args(["--anchors", &anchors.to_string(), "--kill-every", &seconds.to_string()]);
     demo.args(kind).arg("--data").arg(text()).arg("--out").arg(&out);
     let shown = Process::start("demo", demo).end().success();
