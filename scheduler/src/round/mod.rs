@@ -27,7 +27,7 @@ use crate::action::{Fault, Payload, PayloadId, PeerAction, Task};
 pub(crate) use layout::{Layout, piece_bytes};
 pub(crate) use measured::{averaged, member_rates};
 pub(crate) use mend::is_next;
-pub(crate) use weights::{MemberRates, NumberBytes, least_time, weights};
+pub(crate) use weights::{MemberRates, NumberBytes, least_time, packed, weights};
 
 /// Maximum number of pieces in flight from one member to another before results come back, however
 /// much room the sender has. A receiver that has not yet learned that the step is closed buffers
@@ -428,8 +428,8 @@ pub(crate) fn most_ahead(piece: Bytes, outgoing: Bytes, members: usize) -> u32 {
     u32::try_from(outgoing.0 / piece.0 / others).unwrap_or(u32::MAX).clamp(1, AHEAD)
 }
 
-/// Number of pieces in flight that suit the measured link, at most `most`; `most` without a
-/// measurement.
+/// Number of pieces of such a size on the link in flight that suit its measurement, at most `most`; `most` without
+/// a measurement.
 pub(crate) fn ahead(piece: Bytes, most: u32, path: Option<&LinkEstimate>) -> u32 {
     let Some((path, rate)) = path.and_then(|path| Some((path, path.rate?))) else { return most };
     let (least, round_trips) = AHEAD_TIME;

@@ -14,6 +14,7 @@
 
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
+use shoal_protocol::units::Bytes;
 
 /// Measured rates of a member's links, in bytes per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -50,6 +51,16 @@ impl NumberBytes {
                 Self { part: bytes(codec.part()), result: bytes(codec.result()) }
             }
         }
+    }
+}
+
+/// The size on a link of a piece of sums with so many bytes in memory.
+pub(crate) fn packed(piece: Bytes, codec: SumCodec) -> Bytes {
+    match codec {
+        SumCodec::Integers => {
+            Bytes((piece.0 as f64 * PACKED_ROUNDED / size_of::<i64>() as f64).ceil() as u64)
+        }
+        SumCodec::Exact | SumCodec::Rounded(_) => piece,
     }
 }
 

@@ -19,7 +19,7 @@ use crate::action::{Payload, PayloadId, PeerAction, Task};
 use crate::peer::{PeerLimits, RoundCut};
 use crate::round::{
     Layout, MemberRates, NumberBytes, Reduction, ahead, averaged, least_time, member_rates,
-    most_ahead, piece_bytes, weights,
+    most_ahead, packed, piece_bytes, weights,
 };
 
 /// Packed sums at the vector's end are larger than the mean by this fraction, and those at its
@@ -127,6 +127,7 @@ impl Table {
                 round_trip: 2 * delay,
                 rate: Some(from.up.min(to.down)),
             };
+            let piece = packed(piece, codec);
             let ahead = ports.iter().map(|to| ahead(piece, most, Some(&path(to)))).collect();
             let (own, whole) = (1, ports.len() as u64);
             Reduction::new(round.clone(), member(place), layout.clone(), ahead, own, whole)

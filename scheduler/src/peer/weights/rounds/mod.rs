@@ -25,7 +25,9 @@ use crate::peer::context::Context;
 use crate::peer::links::LinkEstimates;
 use crate::peer::pipeline::Counted;
 use crate::peer::{Out, report_invalid};
-use crate::round::{AHEAD, Layout, Reduction, ahead, is_next, most_ahead, piece_bytes, place_in};
+use crate::round::{
+    AHEAD, Layout, Reduction, ahead, is_next, most_ahead, packed, piece_bytes, place_in,
+};
 
 /// The rounds of the hosted stages' weights.
 #[derive(Debug, Default)]
@@ -143,6 +145,7 @@ impl Rounds {
         let piece = largest_piece(ctx.config);
         let most = most_ahead(piece, ctx.config.limits.round_bytes, round.group.members.len());
         let link = |part: &RoundMember| ctx.links.get(part.member.peer);
+        let piece = packed(piece, ctx.config.manifest.codec.all_reduce);
         let ahead = round.group.members.iter().map(|part| ahead(piece, most, link(part))).collect();
         let mut reduction = Reduction::new(round, ctx.me(), layout, ahead, own_proof, whole_proof)
             .expect("this peer is a member of the round");
