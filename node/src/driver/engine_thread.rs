@@ -17,7 +17,6 @@ use shoal_engine::{AllReduce, EngineError, Island, Origin, SwapStats, Update};
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, Stage, Step, WeightGroup};
-use shoal_protocol::manifest::InnerLoop;
 use shoal_protocol::message::RoundId;
 use shoal_scheduler::action::{DeviceIndex, Task, TaskResult};
 use tokio::runtime::Handle;
@@ -74,10 +73,8 @@ impl EngineResources {
         let samples = self.samples.as_mut().expect("the first stage has the data");
         let batch = samples.batch(key.step, key.microbatch)?;
         let manifest = &self.parts.manifest;
-        let training = &manifest.training;
-        let trains = key.microbatch.0 < training.microbatches;
-        let passes = manifest.inner.as_ref().filter(|_| trains).map_or(1, InnerLoop::passes);
-        let shape = [passes * training.microbatch_size, manifest.model.context];
+        let passes = u32::try_from(manifest.passes_of(key.microbatch)).expect("within a cap");
+        let shape = [passes * manifest.training.microbatch_size, manifest.model.context];
         let [rows, tokens] = manifest.label_shape();
         let labels = manifest.with_tokens(&batch.inputs, batch.labels);
         let words = |shape: [u32; 2], bytes| {

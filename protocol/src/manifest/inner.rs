@@ -10,8 +10,8 @@ use crate::limits;
 ///
 /// A microbatch of such a run is all that one worker does in a step: from the weights of the step it makes
 /// `steps` updates of its own, on its own samples and with moments that begin at zero, and its gradient is how
-/// far it came, from the last weights to the first. The run's optimizer steps on the mean. So a worker's work
-/// is a pure function of seed, step and number, whoever does it.
+/// far it came, from the last weights to the first. The run's optimizer steps on the mean. So the result of a
+/// worker depends on the seed, the step and its number, and not on the peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
 #[serde(deny_unknown_fields)]
 pub struct InnerLoop {
@@ -80,11 +80,16 @@ impl Manifest {
         self.inner.as_ref().map_or(1, |inner| inner.passes().into())
     }
 
+    /// Passes of a microbatch, which is one to train on or is held out.
+    #[must_use]
+    pub fn passes_of(&self, microbatch: Microbatch) -> u64 {
+        if microbatch.0 < self.training.microbatches { self.passes() } else { 1 }
+    }
+
     /// Samples of a microbatch of the run.
     #[must_use]
     pub fn samples_of(&self, microbatch: Microbatch) -> u64 {
-        let trains = microbatch.0 < self.training.microbatches;
-        u64::from(self.training.microbatch_size) * if trains { self.passes() } else { 1 }
+        u64::from(self.training.microbatch_size) * self.passes_of(microbatch)
     }
 
     /// The run of a single worker, whose steps are all of its updates; `None` without workers.

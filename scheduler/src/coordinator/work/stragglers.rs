@@ -24,7 +24,7 @@ const UNANSWERED: u32 = 8;
 const DOUBLINGS: u32 = 6;
 
 /// Passes of a virtual worker that its first deadline, before any was measured, allows for.
-const MEASURED_PASSES: u64 = 120;
+const UNMEASURED_PASSES: u64 = 120;
 
 /// Round trips from the request for a claim until another member holds its work: the holder releases it, the
 /// holder before learns of that, offers the activation and sends it.
@@ -166,7 +166,7 @@ impl Stragglers {
         let manifest = &context.config.manifest;
         let trains = key.microbatch.0 < manifest.training.microbatches;
         // A virtual worker makes many passes, and a held-out microbatch one.
-        if trains || manifest.passes() == 1 {
+        if manifest.passes_of(key.microbatch) == manifest.passes() {
             self.times.add(key.stage, from, pass_times);
         }
         // Held-out microbatches have no backward pass.
@@ -189,7 +189,7 @@ impl Stragglers {
 
     /// The time after which a member's work is late. Each release of the same claim doubles it.
     fn patience(&self, context: &Context, key: ClaimKey, holder: Member) -> PassTimes {
-        let passes = context.config.manifest.passes().min(MEASURED_PASSES);
+        let passes = context.config.manifest.passes().min(UNMEASURED_PASSES);
         let patience = context.config.patience * passes as u32;
         let unknown = PassTimes { forward: patience, backward: patience };
         let late = self.times.late(key.stage, holder).unwrap_or(unknown);

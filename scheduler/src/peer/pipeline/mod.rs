@@ -290,7 +290,8 @@ impl Pipeline {
         let device = job.and_then(|job| job.device).or(self.queue.device_of_dropped(key));
         self.queue.note_end(ctx.now, device.expect("a pass has a device"));
         // A virtual worker makes many passes, and a held-out microbatch one.
-        let is_usual = !ctx.is_held_out(key) || ctx.config.manifest.passes() == 1;
+        let manifest = &ctx.config.manifest;
+        let is_usual = manifest.passes_of(key.microbatch) == manifest.passes();
         if let Some(hosted) = self.stages.get_mut(key.stage).filter(|_| is_usual) {
             // The other devices run as many passes meanwhile.
             let each = busy / u32::from(ctx.config.candidate.devices.get());
