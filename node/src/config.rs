@@ -16,19 +16,18 @@ mod outer_section;
 #[path = "config/start_section.rs"]
 mod start_section;
 
-use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
-    Adam, Admission, AdmissionMode, Base, Block, Checkpoint, ChunkPacking, Codecs, Data, Dtype,
-    Evaluation, GradientRounding, Lora, Manifest, ManifestError, Model, Optimizer, Prepared, Rule,
-    Schedule, TokenWidth, Tokenizer, Tokens, Training,
+    Adam, Admission, Base, Block, Checkpoint, Codecs, Data, Dtype, Evaluation, Lora, Manifest,
+    ManifestError, Model, Optimizer, Prepared, Rule, Schedule, TokenWidth, Tokenizer, Tokens,
+    Training,
 };
 use shoal_protocol::units::Bytes;
 use toml::Spanned;
@@ -260,33 +259,22 @@ impl RunConfig {
             stages = training.stages,
             microbatches = training.microbatches,
             microbatch_size = training.microbatch_size,
-            dtype = name_of(training.dtype),
+            dtype = text_of(training.dtype),
             recompute = training.recompute,
             gradient_fraction_bits = training.gradient_fraction_bits,
             staleness = training.staleness,
-            activations = quoted(codec.activations),
-            activation_gradients = quoted(codec.activation_gradients),
-            gradient_rounding = match codec.gradient_rounding {
-                GradientRounding::Nearest => "\"nearest\"",
-                GradientRounding::Stochastic => "\"stochastic\"",
-            },
-            all_reduce = quoted(codec.all_reduce),
-            chunks = match codec.chunks {
-                ChunkPacking::Auto => "\"auto\"",
-                ChunkPacking::None => "\"none\"",
-                ChunkPacking::Zstd => "\"zstd\"",
-            },
+            activations = text_of(codec.activations),
+            activation_gradients = text_of(codec.activation_gradients),
+            gradient_rounding = text_of(codec.gradient_rounding),
+            all_reduce = text_of(codec.all_reduce),
+            chunks = text_of(codec.chunks),
             optimizer = optimizer_section::to_toml(optimizer),
             held_out = evaluation.held_out,
             evaluate_every = evaluation.every,
             evaluation_microbatches = evaluation.microbatches,
             checkpoint_every = checkpoint.every,
             checkpoint_keep = checkpoint.keep,
-            admission = match admission.mode {
-                AdmissionMode::Open => "\"open\"",
-                AdmissionMode::Invite => "\"invite\"",
-                AdmissionMode::Allowlist => "\"allowlist\"",
-            },
+            admission = text_of(admission.mode),
             admission_key = match admission.key {
                 Some(key) => format!("key = \"{key}\""),
                 None => "# key = \"12D3KooW...\"".to_owned(),
@@ -352,16 +340,8 @@ impl Default for RunConfig {
 }
 
 /// The value in TOML.
-fn quoted(codec: impl Display) -> String {
-    format!("\"{codec}\"")
-}
-
-/// The value in TOML.
-fn name_of(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F32 => "\"f32\"",
-        Dtype::Bf16 => "\"bf16\"",
-    }
+fn text_of(value: impl Serialize) -> String {
+    toml::Value::try_from(value).expect("a name is text").to_string()
 }
 
 /// Reads the text of a run configuration.
@@ -422,7 +402,9 @@ pub(crate) const DECODER: shoal_protocol::decoder::Decoder = shoal_protocol::dec
 #[cfg(test)]
 mod tests {
     use shoal_protocol::ids::PeerId;
-    use shoal_protocol::manifest::{Boundary, BoundaryKind, DistanceCodec, Sgd};
+    use shoal_protocol::manifest::{
+        AdmissionMode, Boundary, BoundaryKind, DistanceCodec, GradientRounding, Sgd,
+    };
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! The section `[outer]` of `run.toml`: virtual workers that meet now and then.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::manifest::{
     DistanceCodec, InnerLoop, Manifest, ManifestError, Optimizer, Rule, Schedule, Sgd, within,
@@ -8,7 +8,7 @@ use shoal_protocol::manifest::{
 
 /// Virtual workers, each of which makes `every` steps of its own before they meet, and the update of the weights
 /// from how far they came on average: gradient descent with Nesterov's momentum.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outer {
     /// Workers.
@@ -86,16 +86,9 @@ impl Outer {
 
 /// The section in TOML, or a comment with an example if there is none.
 pub(super) fn to_toml(outer: Option<&Outer>) -> String {
-    let Some(Outer { workers, every, rate, momentum, codec }) = outer else {
+    let Some(outer) = outer else {
         return "# [outer]\n# workers = 4\n# every = 30".to_owned();
     };
-    let codec = match codec {
-        DistanceCodec::F32 => "f32",
-        DistanceCodec::Int8 => "int8",
-        DistanceCodec::Int4 => "int4",
-        DistanceCodec::Int2 => "int2",
-    };
-    format!(
-        "[outer]\nworkers = {workers}\nevery = {every}\nrate = {rate:?}\nmomentum = {momentum:?}\ncodec = \"{codec}\""
-    )
+    let keys = toml::to_string(outer).expect("its numbers are within their ranges");
+    format!("[outer]\n{}", keys.trim_end())
 }
