@@ -7,13 +7,7 @@
 //! the width in bits of what is above them. Then follow the blocks in order, each in whole bytes: the integers
 //! without their zeros, as the lowest bits of their two's complement, little-endian.
 
-use super::PackingError;
-
-/// Integers that share a width.
-const BLOCK: usize = 64;
-
-/// Bytes of an integer.
-const WORD: usize = 8;
+use super::{BLOCK, PackingError, WORD, significant_bits};
 
 /// How the integers of a block are packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,12 +25,7 @@ impl Shape {
             return Self { zeros: 0, width: 0 };
         }
         let zeros = any.trailing_zeros();
-        // A bit of `changes` is set if a bit differs from the one below it in any integer.
-        let changes = words().fold(0, |changes, word| {
-            let word = (word >> zeros) as u64;
-            changes | (word ^ (word << 1))
-        });
-        Self { zeros, width: u64::BITS - changes.leading_zeros() }
+        Self { zeros, width: significant_bits(words().map(|word| word >> zeros)) }
     }
 
     /// Bytes of so many integers.
@@ -121,13 +110,8 @@ pub(super) fn unpack(packed: &[u8], length: usize) -> Result<Vec<u8>, PackingErr
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
+    use super::super::tests::raw;
     use super::*;
-
-    fn raw(numbers: &[i64]) -> Vec<u8> {
-        numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
-    }
 
     #[test]
     fn the_format() {
@@ -160,29 +144,5 @@ mod tests {
         let mut wide = packed;
         wide[1] = 65;
         assert!(matches!(rejected(&wide, 560), PackingError::Damaged { .. }));
-    }
-
-    proptest! {
-        #[test]
-        fn packed_integers_read_back(
-            numbers in prop::collection::vec((any::<i64>(), 0u32..64), 0..300),
-            zeros in 0u32..64,
-        ) {
-            let multiple = |(number, by): (i64, u32)| number >> by >> zeros << zeros;
-            let raw = raw(&numbers.into_iter().map(multiple).collect::<Vec<_>>());
-            if let Some(packed) = pack(&raw) {
-                prop_assert_eq!(unpack(&packed, raw.len()), Ok(raw));
-            }
-        }
-
-        #[test]
-        fn random_bytes_never_panic(
-            noise in prop::collection::vec(any::<u8>(), 0..200),
-            count in 0usize..300,
-        ) {
-            if let Ok(numbers) = unpack(&noise, 8 * count) {
-                prop_assert_eq!(numbers.len(), 8 * count);
-            }
-        }
     }
 }

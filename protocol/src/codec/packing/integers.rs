@@ -6,13 +6,7 @@
 //! Then follow the integers of all blocks in order, each as the lowest bytes of its two's
 //! complement, little-endian.
 
-use super::PackingError;
-
-/// Integers that share a width.
-pub(super) const BLOCK: usize = 64;
-
-/// Bytes of an integer.
-const WORD: usize = 8;
+use super::{BLOCK, PackingError, WORD, significant_bits};
 
 /// Calls a function with a width known at compile time, so that the compiler knows every bound of a
 /// whole block. Integers of width 0 are all zero, and so is their destination.
@@ -120,23 +114,13 @@ fn data_length(widths: &[u8], count: usize) -> usize {
 
 /// The width in bytes that holds every integer of a block with its sign.
 fn width_of(block: &[[u8; WORD]]) -> u8 {
-    // A bit of `changes` is set if a bit differs from the one below it in any integer.
-    let changes = block.iter().fold(0, |changes, word| {
-        let word = u64::from_le_bytes(*word);
-        changes | (word ^ (word << 1))
-    });
-    (u64::BITS - changes.leading_zeros()).div_ceil(8) as u8
+    significant_bits(block.iter().map(|word| i64::from_le_bytes(*word))).div_ceil(8) as u8
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
+    use super::super::tests::raw;
     use super::*;
-
-    fn raw(numbers: &[i64]) -> Vec<u8> {
-        numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
-    }
 
     #[test]
     fn the_format() {
@@ -171,28 +155,5 @@ mod tests {
         let mut wide = packed;
         wide[0] = 9;
         assert!(matches!(rejected(&wide, 560), PackingError::Damaged { .. }));
-    }
-
-    proptest! {
-        #[test]
-        fn packed_integers_read_back(
-            numbers in prop::collection::vec((any::<i64>(), 0u32..64), 0..300),
-        ) {
-            let numbers: Vec<i64> = numbers.into_iter().map(|(number, by)| number >> by).collect();
-            let raw = raw(&numbers);
-            if let Some(packed) = pack(&raw) {
-                prop_assert_eq!(unpack(&packed, raw.len()), Ok(raw));
-            }
-        }
-
-        #[test]
-        fn random_bytes_never_panic(
-            noise in prop::collection::vec(any::<u8>(), 0..200),
-            count in 0usize..300,
-        ) {
-            if let Ok(numbers) = unpack(&noise, 8 * count) {
-                prop_assert_eq!(numbers.len(), 8 * count);
-            }
-        }
     }
 }

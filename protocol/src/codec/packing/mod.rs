@@ -23,6 +23,19 @@ pub enum Packing {
     Bits,
 }
 
+/// Packed integers that share a width.
+const BLOCK: usize = 64;
+
+/// Bytes of an integer.
+const WORD: usize = 8;
+
+/// The least bits that hold each of these integers with its sign; 0 if all are zero.
+fn significant_bits(integers: impl Iterator<Item = i64>) -> u32 {
+    // A bit of `changes` is set if a bit differs from the one below it in any integer.
+    let changes = integers.fold(0, |changes, integer| changes | (integer ^ (integer << 1)) as u64);
+    u64::BITS - changes.leading_zeros()
+}
+
 /// The level of zstd. Level 3 is slower and never smaller on noise.
 const LEVEL: i32 = 1;
 
@@ -157,6 +170,11 @@ mod tests {
 
     use super::*;
 
+    /// The bytes of integers.
+    pub(super) fn raw(numbers: &[i64]) -> Vec<u8> {
+        numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+    }
+
     #[test]
     fn planes_group_the_bytes_of_elements_by_position() {
         assert_eq!(to_planes(2, &[1, 2, 3, 4, 5, 6]), [1, 3, 5, 2, 4, 6]);
@@ -198,6 +216,37 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn packed_integers_read_back(
+            numbers in prop::collection::vec((any::<i64>(), 0u32..64), 0..300),
+            zeros in 0u32..64,
+        ) {
+            let narrow = |(number, by): &(i64, u32)| number >> by;
+            let any: Vec<i64> = numbers.iter().map(narrow).collect();
+            let multiples: Vec<i64> = any.iter().map(|number| number >> zeros << zeros).collect();
+            for numbers in [any, multiples] {
+                let raw = raw(&numbers);
+                if let Some(packed) = integers::pack(&raw) {
+                    prop_assert_eq!(integers::unpack(&packed, raw.len()), Ok(raw.clone()));
+                }
+                if let Some(packed) = bits::pack(&raw) {
+                    prop_assert_eq!(bits::unpack(&packed, raw.len()), Ok(raw));
+                }
+            }
+        }
+
+        #[test]
+        fn random_bytes_never_panic(
+            noise in prop::collection::vec(any::<u8>(), 0..200),
+            count in 0usize..300,
+        ) {
+            for unpack in [integers::unpack, bits::unpack] {
+                if let Ok(numbers) = unpack(&noise, 8 * count) {
+                    prop_assert_eq!(numbers.len(), 8 * count);
+                }
+            }
+        }
+
         #[test]
         fn packed_bytes_read_back(
             width in prop::sample::select(vec![1usize, 2, 4, 8]),
