@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import json
-import math
 import os
 import pathlib
 import statistics
@@ -78,7 +77,7 @@ def draw(lines, total, path, label):
                      'stroke="#dddddd"/>')
         parts.append(f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.3f}</text>')
     for step in range(0, total + 1, 100):
-        at = x(step) if step <= last else x(last)
+        at = x(min(step, last))
         parts.append(f'<text x="{at:.1f}" y="{height - 30}" text-anchor="middle">{step}</text>')
     parts.append(f'<text x="{(left + width - 200) / 2}" y="{height - 10}" text-anchor="middle">'
                  f'step; {label}</text>')

@@ -4,8 +4,7 @@
 
 Two peers with one thread each have the whole model. Either they share the microbatches of every step, and their
 all-reduce follows it; or each does one worker, and they meet after so many steps of as many tokens. A share is of the
-tokens a second of the same mode on loopback. Bytes are all that both peers sent
-but for checkpoints, over all tokens.
+tokens a second of the same mode on loopback. Bytes are all that both peers sent but for checkpoints, over all tokens.
 Needs root, /dev/net/tun and `ip`.
 """
 

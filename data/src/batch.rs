@@ -14,8 +14,9 @@ use crate::prepared::{Index, ShardEntry};
 /// The microbatches of a run: which rows each has, and how rows are sent.
 ///
 /// Training samples are numbered through the run, `(step · M + microbatch) · B + row`, where B is all that a
-/// virtual worker reads in a step if there are workers, and through the runs that go on from it ([`SampleNumbers`]); held-out microbatches have numbers from M on and read
-/// the held-out rows in order, the same in every evaluation.
+/// virtual worker reads in a step if there are workers, and through the runs that go on from it
+/// ([`SampleNumbers`]); held-out microbatches have numbers from M on and read the held-out rows in order, the same
+/// in every evaluation.
 #[derive(Debug, Clone)]
 pub struct Batches {
     index: Arc<Index>,
