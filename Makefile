@@ -26,6 +26,7 @@ help:
 	@echo 'make bench-island    measure a peer of two workers beside DDP, FSDP2 and tensor parallelism (10 minutes)'
 	@echo 'make bench-generate  measure the generation of text beside transformers (4 minutes)'
 	@echo 'make bench-chunks    measure downloads of a file from several peers (10 minutes; root)'
+	@echo 'make bench-span-choice measure spans that the coordinator chooses, over links (15 minutes; root)'
 	@echo 'make bench-placement compare placements of 64 devices with DT-FM (3 minutes)'
 	@echo 'make bench-watching  measure the cost of status and metrics (4 minutes)'
 	@echo 'make bench-hostile   measure a run under hostile connections (4 minutes)'
@@ -136,6 +137,12 @@ bench-meetings: build
 	@scripts/setup.sh --tests
 	cargo build --release -p shoal-tests --example emulated_network
 	.venv/bin/python bench/meetings.py --shoal target/release/shoal \
+		--network target/release/examples/emulated_network
+
+bench-span-choice: build
+	@scripts/setup.sh --tests
+	cargo build --release -p shoal-tests --example emulated_network
+	.venv/bin/python bench/span_choice.py --shoal target/release/shoal \
 		--network target/release/examples/emulated_network
 
 bench-transport:
@@ -273,5 +280,5 @@ check-real: build
 
 .PHONY: help setup build demo test programs test-system test-deployment bench-smoke bench bench-recovery \
 	bench-overhead bench-codec bench-all-reduce bench-all-reduce-links bench-links bench-transport bench-chunks \
-	bench-convergence bench-workers bench-meetings bench-staleness bench-subspace bench-prepare bench-swap bench-island bench-spans bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
+	bench-convergence bench-workers bench-meetings bench-span-choice bench-staleness bench-subspace bench-prepare bench-swap bench-island bench-spans bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
 	bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak lint check-gpu check-real

@@ -54,9 +54,9 @@ class Shoal:
             subprocess.run([self.binary, "init", "-o", path, *data], check=True, capture_output=True)
             self.default = path.read_text(encoding="utf-8")
 
-    def swarm(self, model, replicas=1, machines=None, flags=(), **run):
+    def swarm(self, model, replicas=1, machines=None, flags=(), stage=None, **run):
         """Trains with `replicas` peers of each stage, one thread each, on loopback or each in a machine, which is
-        the prefix of a command and an address."""
+        the prefix of a command and an address. With `stage`, as many peers all host those stages."""
         peers = run["stages"] * replicas
         machines = machines or [([], "127.0.0.1")] * peers
         with self.folder(model, run) as folder:
@@ -66,7 +66,7 @@ class Shoal:
                         "--wait-for", str(peers)]
                 what = what if index == 0 else ["join", f"@{folder}/address"]
                 commands.append([
-                    *inside, self.binary, *what, "--stage", str(index % run["stages"]),
+                    *inside, self.binary, *what, "--stage", stage or str(index % run["stages"]),
                     "--data-dir", f"peer-{index}", "--listen", f"{address}:0", "--no-mdns",
                     *flags, *self.compute(1, index),
                 ])

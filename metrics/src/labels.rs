@@ -226,6 +226,8 @@ label! {
         Uneven = "uneven",
         /// Two members exchange stages to be nearer to the peers that they send to.
         Nearer = "nearer",
+        /// A longer or shorter span is faster.
+        Span = "span",
         /// A trial move, for tests.
         Trial = "trial",
     }

@@ -118,22 +118,22 @@ fn describe_notice(event: &RunEvent) -> Option<String> {
     })
 }
 
-/// Describes the move of a member from one stage to another.
+/// Describes the move of a member from its stages to others.
 fn describe_move(event: &RunEvent) -> Option<String> {
     Some(match event {
         RunEvent::MoveBegun { peer, from, to, reason } => {
-            let (peer, from) = (peer.short(), place(*from));
-            format!("{peer} moves from {from} to stage {to}: {}", reason.words())
+            let (peer, from, to) = (peer.short(), place(*from), place(*to));
+            format!("{peer} moves from {from} to {to}: {}", reason.words())
         }
         RunEvent::Moves { peer, from, to, step, .. } => {
-            let (peer, from) = (peer.short(), place(*from));
-            format!("{peer} hosts stage {to} instead of {from} from step {step} on")
+            let (peer, from, to) = (peer.short(), place(*from), place(*to));
+            format!("{peer} hosts {to} instead of {from} from step {step} on")
         }
         RunEvent::MoveCancelled { peer, to, obstacle, .. } => {
-            format!("{} does not move to stage {to}: {obstacle}", peer.short())
+            format!("{} does not move to {}: {obstacle}", peer.short(), place(*to))
         }
         RunEvent::Moved { from, to, .. } => {
-            format!("hosts stage {to} instead of {} from now on", place(*from))
+            format!("hosts {} instead of {} from now on", place(*to), place(*from))
         }
         _ => return None,
     })

@@ -53,26 +53,26 @@ pub enum RunEvent {
         /// The stages that it hosts.
         span: StageSpan,
     },
-    /// The coordinator asked a peer to host another stage. The peer fetches that stage's state first.
+    /// The coordinator asked a peer to host other stages. The peer first fetches the state of those that it lacks.
     MoveBegun {
         /// The peer that moves.
         peer: PeerId,
         /// The stages that it hosts.
         from: StageSpan,
-        /// The stage that it fetches.
-        to: u16,
+        /// The stages that it is to host.
+        to: StageSpan,
         /// Why the coordinator moves it.
         reason: MoveReason,
     },
-    /// A peer changes its stage at a step that is fixed.
+    /// A peer changes its stages at a step that is fixed.
     Moves {
         /// The peer that moves.
         peer: PeerId,
         /// The stages that it hosts before the step.
         from: StageSpan,
-        /// The stage that it hosts from the step on.
-        to: u16,
-        /// The first step at the new stage.
+        /// The stages that it hosts from the step on.
+        to: StageSpan,
+        /// The first step there.
         step: u64,
         /// Why the coordinator moves it.
         reason: MoveReason,
@@ -81,20 +81,20 @@ pub enum RunEvent {
     MoveCancelled {
         /// The peer that stays.
         peer: PeerId,
-        /// The stage that it was to host.
-        to: u16,
+        /// The stages that it was to host.
+        to: StageSpan,
         /// Why it was to move.
         reason: MoveReason,
         /// Why the move is cancelled.
         obstacle: String,
     },
-    /// This process hosts another stage.
+    /// This process hosts other stages.
     Moved {
         /// The stages that it hosted before.
         from: StageSpan,
-        /// The stage that it hosts.
-        to: u16,
-        /// The first step at the new stage.
+        /// The stages that it hosts.
+        to: StageSpan,
+        /// The first step there.
         step: u64,
     },
     /// This process has fetched the weights and takes part in steps.

@@ -58,7 +58,8 @@ fn newcomer(known: PeerId, addresses: &[SocketAddr]) -> (Candidate, LinkEstimate
         fingerprint: Some(ContentHash([5; 32])),
         duties: Duties::default(),
         devices: std::num::NonZeroU16::MIN,
-        mobile: true,
+        room: 2,
+        longest: 1,
         price: Some(units::Price::MAX),
         link_estimates: Some(vec![(known, estimate)]),
     };
@@ -88,9 +89,15 @@ fn envelopes() -> Vec<Vec<u8>> {
         serving: true,
         duties: Duties::default(),
         devices: std::num::NonZeroU16::MIN,
-        mobile: true,
+        room: 2,
+        longest: 1,
         price: Some(units::Price::MAX),
-        moves: Some(Move { to: Stage(3), era: Era(1), at: None, reason: MoveReason::Nearer }),
+        moves: Some(Move {
+            to: StageSpan::one(Stage(3)),
+            era: Era(1),
+            at: None,
+            reason: MoveReason::Nearer,
+        }),
     };
     let member = Arc::new(member);
     let listens = RoundGroupMember { member: coordinator, weight: None };

@@ -264,9 +264,10 @@ impl Ledger {
         revoked
     }
 
-    /// Whether a member has done the work of a claim.
-    pub(crate) fn has_counted(&self, member: Member) -> bool {
-        self.claims.values().any(|claim| claim.holder == member && claim.done)
+    /// Whether a member has done the work of a claim at one of these stages.
+    pub(crate) fn has_counted(&self, member: Member, stages: &BTreeSet<Stage>) -> bool {
+        let mut own = self.claims.iter().filter(|(_, claim)| claim.holder == member && claim.done);
+        own.any(|((stage, _), _)| stages.contains(stage))
     }
 
     /// Revokes a claim that its holder releases. Returns whether the member held it under this grant, and its work
@@ -465,9 +466,12 @@ mod tests {
     fn a_revoked_claim_is_undone_and_granted_anew_under_a_higher_number() {
         let mut step = step4();
         finish(&mut step);
-        assert!(step.ledger.has_counted(member(1)) && !step.ledger.has_counted(member(3)));
+        let (both, none) = (BTreeSet::from([Stage(0), Stage(1)]), BTreeSet::new());
+        assert!(step.ledger.has_counted(member(1), &both));
+        assert!(!step.ledger.has_counted(member(3), &both));
+        assert!(!step.ledger.has_counted(member(1), &none));
         assert_eq!(step.ledger.revoke(member(1)), Revoked { claims: 2, done: 2 });
-        assert!(!step.ledger.has_counted(member(1)));
+        assert!(!step.ledger.has_counted(member(1), &both));
         assert_eq!([0, 1].map(|stage| step.ledger.undone(Stage(stage))), [1, 1]);
         assert_eq!(step.ledger.lowest_free(), Some(Microbatch(1)));
         let answer = step.claim(key(0, 1), member(0));

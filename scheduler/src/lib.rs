@@ -24,5 +24,6 @@ mod round;
 pub mod router;
 pub mod schedule;
 pub mod sim;
+mod span_length;
 pub mod stage_exchange;
 pub mod throughput;

@@ -121,6 +121,19 @@ impl LinkEstimates {
         peers.iter().filter_map(rate).collect()
     }
 
+    /// A peer's typical link, if its rate is known: the medians of what it and others measured. Between peers at one
+    /// place nothing takes time.
+    pub(crate) fn typical_link(&self, peer: PeerId) -> Option<Link> {
+        let own = self.of.get(&peer)?;
+        let mut paths: Vec<LinkEstimate> =
+            own.keys().filter_map(|other| self.measured(peer, *other)).collect();
+        let middle = paths.len() / 2;
+        paths.sort_unstable_by_key(|path| path.round_trip);
+        let delay = paths.get(middle)?.round_trip / 2;
+        let rate = median(paths.iter().filter_map(|path| path.rate).collect())?;
+        Some(Link { delay, rate })
+    }
+
     /// The rate assumed for links without a measurement: the median of all measured ones.
     pub(crate) fn median_rate(&self) -> Rate {
         let known = self.of.values().flat_map(BTreeMap::values);

@@ -14,7 +14,7 @@ use shoal_protocol::message::{
 
 use crate::locality::{LinkEstimates, Load, Locality};
 use crate::paging::CHANGED;
-use crate::placement::{PlacementError, place};
+use crate::placement::{Offer, PlacementError, place};
 use crate::rng::mixed;
 use crate::throughput::{Estimates, StageThroughputs};
 
@@ -121,7 +121,8 @@ impl Membership {
         self.expelled.remove(&peer);
     }
 
-    /// Admits a peer, with the stages that its candidature and the estimated throughput of the stages give.
+    /// Admits a peer, with the stages that its candidature and the estimated throughput of the stages give, in a run
+    /// that waits for so many members.
     ///
     /// # Errors
     /// The reason why it is not admitted.
@@ -129,12 +130,12 @@ impl Membership {
         &mut self,
         member: Member,
         candidate: Candidate,
-        serving: bool,
+        (serving, wait_for): (bool, usize),
         estimates: &Estimates<'_>,
         (link_estimates, load): (&LinkEstimates, &Load),
     ) -> Result<Admission, AdmissionError> {
         let Candidate { choice, fits, addresses, fingerprint, duties, devices, .. } = candidate;
-        let Candidate { mobile, price, .. } = candidate;
+        let Candidate { room, longest, price, .. } = candidate;
         let mut replaced = None;
         if let Some(known) = self.members.get(&member.peer) {
             let MemberRecord { member: life, span, .. } = *known.record;
@@ -156,7 +157,16 @@ impl Membership {
         let others = |peer: &PeerId| *peer != member.peer;
         let throughput = self.throughput_among(others, estimates);
         let locality = || self.locality(link_estimates, load);
-        let span = place(member.peer, choice, self.stages, &fits, &throughput, locality)?;
+        let hosts = self.records().filter(|record| !record.span.is_empty());
+        let present = hosts.filter(|record| others(&record.member.peer)).count();
+        let offer = Offer {
+            newcomer: member.peer,
+            choice,
+            fits: &fits,
+            longest: room.min(longest),
+            to_come: wait_for.saturating_sub(present).max(1),
+        };
+        let span = place(&offer, self.stages, &throughput, locality)?;
         let unlike = self
             .members
             .iter()
@@ -173,7 +183,8 @@ impl Membership {
             serving,
             duties,
             devices,
-            mobile,
+            room,
+            longest,
             price,
             moves,
         });
@@ -297,19 +308,14 @@ impl Membership {
         self.record(member).is_some()
     }
 
-    /// The stage that a member fetches, to host it in place of its own.
-    pub(crate) fn migration_target(&self, member: Member) -> Option<Stage> {
-        self.migration_of(member).map(|moves| moves.to)
-    }
-
-    /// The migration for which a member fetches another stage.
+    /// The migration for which a member fetches other stages.
     pub(crate) fn migration_of(&self, member: Member) -> Option<Move> {
         self.record(member)?.moves.filter(|moves| moves.at.is_none())
     }
 
-    /// Whether a member is about to leave a stage, or has just left it, for another.
+    /// Whether a member is about to leave a stage, or has just left it, for others.
     pub(crate) fn is_leaving(&self, member: Member, stage: Stage) -> bool {
-        self.record(member).is_some_and(|record| record.span.contains(stage) && record.leaves())
+        self.record(member).is_some_and(|record| record.leaves(stage))
     }
 
     /// The stages that each member hosts in the next era.
@@ -326,8 +332,8 @@ impl Membership {
         let stage = (0..self.stages).map(Stage).find(|stage| count(*stage) == 0)?;
         let spare = self.records().filter(|record| {
             let span = spans[&record.member];
-            let stays = record.mobile && !self.is_draining(record.member);
-            stays && span.stages().count() == 1 && count(span.first) > 1
+            let stays = record.room > 0 && !self.is_draining(record.member);
+            stays && !span.is_empty() && span.stages().all(|stage| count(stage) > 1)
         });
         let most = spare.max_by_key(|record| {
             (count(spans[&record.member].first), std::cmp::Reverse(record.member))
@@ -337,10 +343,11 @@ impl Membership {
 
     /// Whether more stages would be hosted in a new era than in this one.
     pub(crate) fn can_cover_more(&self) -> bool {
-        let stays = |record: &MemberRecord, stage| record.span.contains(stage) && !record.leaves();
+        let stays =
+            |record: &MemberRecord, stage| record.span.contains(stage) && !record.leaves(stage);
         let hosted = |stage: Stage| self.records().any(|record| stays(record, stage));
         let all = (0..self.stages).map(Stage).all(hosted);
-        !all && (self.records().any(MemberRecord::leaves) || self.next_cover().is_some())
+        !all && (self.records().any(MemberRecord::changes_over) || self.next_cover().is_some())
     }
 
     /// Assigns the stages that no member would host in the next era to members that may move. Returns these.
@@ -348,18 +355,18 @@ impl Membership {
         let mut movers = Vec::new();
         while let Some((to, member)) = self.next_cover() {
             let (era, reason) = (self.position.0, MoveReason::StageLost);
-            let moves = Move { to, era, at: Some(Step(0)), reason };
+            let moves = Move { to: StageSpan::one(to), era, at: Some(Step(0)), reason };
             self.record_mut(member).expect("it was just listed").moves = Some(moves);
             movers.push((member, to));
         }
         movers
     }
 
-    /// A member begins to fetch another stage.
+    /// A member begins to fetch what it lacks of another span.
     ///
     /// # Panics
     /// If it is not a member, or is migrating already.
-    pub(crate) fn begin_migration(&mut self, member: Member, to: Stage, reason: MoveReason) {
+    pub(crate) fn begin_migration(&mut self, member: Member, to: StageSpan, reason: MoveReason) {
         let era = self.position.0;
         let record = self.record_mut(member).expect("members move");
         let before = record.moves.replace(Move { to, era, at: None, reason });
@@ -375,7 +382,7 @@ impl Membership {
         moves.expect("only migrating members change over").at = Some(at);
     }
 
-    /// A member stays at its stage.
+    /// A member stays at its stages.
     pub(crate) fn cancel_migration(&mut self, member: Member) {
         if let Some(record) = self.record_mut(member) {
             record.moves = None;
@@ -389,7 +396,8 @@ impl Membership {
 
     /// The members that serve a stage and are not about to migrate, in order.
     pub(crate) fn staying(&self, stage: Stage) -> impl Iterator<Item = Member> + '_ {
-        let stays = |member: &Member| self.record(*member).is_some_and(|record| !record.leaves());
+        let stays =
+            move |member: &Member| self.record(*member).is_some_and(|record| !record.leaves(stage));
         self.replicas(stage).filter(stays)
     }
 
@@ -411,9 +419,9 @@ impl Membership {
     /// The number of members that serve each stage and are not about to migrate or leave.
     pub(crate) fn staying_counts(&self) -> BTreeMap<Stage, usize> {
         let mut count = BTreeMap::new();
-        let serving = self.records().filter(|record| record.serving && !record.leaves());
+        let serving = self.records().filter(|record| record.serving);
         for record in serving.filter(|record| !self.is_draining(record.member)) {
-            for stage in record.span.stages() {
+            for stage in record.span.stages().filter(|stage| !record.leaves(*stage)) {
                 *count.entry(stage).or_insert(0) += 1;
             }
         }
@@ -521,9 +529,10 @@ mod tests {
             serving: true,
             duties: Duties::default(),
             devices: std::num::NonZeroU16::MIN,
-            mobile: true,
+            room: 2,
+            longest: 1,
             price: None,
-            moves: moves_to.map(|to| Move { to: Stage(to), era, at, reason }),
+            moves: moves_to.map(|to| Move { to: StageSpan::one(Stage(to)), era, at, reason }),
         })
     }
 

@@ -33,9 +33,24 @@ pub enum PlacementError {
 /// Advice for a peer without room.
 pub const NO_ROOM_ADVICE: &str = "give it more memory or disk, or cut the run into more stages";
 
-/// The span of a newcomer in a run of `stages` stages. `fits` are the stages that it can host, each
-/// alone. `Auto` selects the stage that needs a host most, given the throughput with present and
-/// arriving hosts; among several, the nearest.
+/// What a newcomer offers.
+#[derive(Debug)]
+pub struct Offer<'a> {
+    /// The newcomer.
+    pub newcomer: PeerId,
+    /// The stages that it asks for.
+    pub choice: StageChoice,
+    /// The stages that it can host, each alone.
+    pub fits: &'a BTreeSet<Stage>,
+    /// How many stages in a row it gets at most, whichever; 0 if it has no choice of stages.
+    pub longest: u16,
+    /// The number of newcomers that the run waits for, this one included.
+    pub to_come: usize,
+}
+
+/// The span of a newcomer in a run of `stages` stages. `Auto` selects the stage that needs a host most, given the
+/// throughput with present and arriving hosts; among several, the nearest. Of stages without a host each newcomer takes
+/// its part, as far as it has room, so that those to come cover all.
 ///
 /// # Errors
 /// If the run has no such stage, or the newcomer no room for it.
@@ -43,38 +58,46 @@ pub const NO_ROOM_ADVICE: &str = "give it more memory or disk, or cut the run in
 /// # Panics
 /// If the run has no stages.
 pub fn place<'a>(
-    newcomer: PeerId,
-    choice: StageChoice,
+    offer: &Offer<'_>,
     stages: u16,
-    fits: &BTreeSet<Stage>,
     throughput: &StageThroughputs,
     locality: impl FnOnce() -> Locality<'a>,
 ) -> Result<StageSpan, PlacementError> {
     assert!(stages > 0, "a run has stages");
     let last = Stage(stages - 1);
-    match choice {
+    match offer.choice {
         // Only the peer itself can tell whether several stages fit together.
         StageChoice::All => Ok(StageSpan::all(stages)),
         StageChoice::Span(span) if span.last > last => {
             Err(PlacementError::NoSuchStage { stage: span.last, last })
         }
-        StageChoice::Span(span) => match span.stages().find(|stage| !fits.contains(stage)) {
+        StageChoice::Span(span) => match span.stages().find(|stage| !offer.fits.contains(stage)) {
             Some(stage) => Err(PlacementError::NoRoom { stage: Some(stage) }),
             None => Ok(span),
         },
         StageChoice::None => Ok(StageSpan::none()),
         StageChoice::Auto => {
-            let neediest = throughput.neediest(fits, newcomer);
+            let neediest = throughput.neediest(offer.fits, offer.newcomer);
             let chosen = match neediest[..] {
                 [] | [_] => neediest.first().copied(),
                 _ => {
                     let locality = locality();
-                    neediest.into_iter().min_by_key(|stage| locality.cost(newcomer, *stage))
+                    neediest.into_iter().min_by_key(|stage| locality.cost(offer.newcomer, *stage))
                 }
             };
-            chosen.map(StageSpan::one).ok_or(PlacementError::NoRoom { stage: None })
+            let first = chosen.ok_or(PlacementError::NoRoom { stage: None })?;
+            Ok(part(offer, first, stages, throughput))
         }
     }
+}
+
+/// A newcomer's part of the stages without a host, from `first` on; `first` alone if it has one.
+fn part(offer: &Offer<'_>, first: Stage, stages: u16, throughput: &StageThroughputs) -> StageSpan {
+    let lacks = |stage: &Stage| throughput.hosts(*stage) == 0;
+    let part = (0..stages).map(Stage).filter(lacks).count().div_ceil(offer.to_come.max(1));
+    let part = part.min(usize::from(offer.longest)).max(1);
+    let row = (first.0..stages).map(Stage).take(part).take_while(lacks);
+    StageSpan { first, last: row.last().unwrap_or(first) }
 }
 
 #[cfg(test)]
@@ -111,7 +134,8 @@ mod tests {
         let (link_estimates, load) = (LinkEstimates::default(), Load::of_stages(replicas.len()));
         let locality = || Locality::new(&link_estimates, &load, std::iter::empty(), 0);
         let stages = replicas.len() as u16;
-        place(newcomer, choice, stages, fits, &counts(replicas), locality)
+        let offer = Offer { newcomer, choice, fits, longest: 1, to_come: 1 };
+        place(&offer, stages, &counts(replicas), locality)
     }
 
     const NEWCOMER: PeerId = PeerId([1; 32]);
@@ -135,6 +159,26 @@ mod tests {
             replicas[usize::from(span.expect("always possible").first.0)] += 1;
         }
         assert_eq!(replicas, [1; 8]);
+    }
+
+    #[test]
+    fn newcomers_share_the_stages_without_a_host() {
+        let fits = all(8);
+        let placed = |replicas: &[usize], longest, to_come| {
+            let (link_estimates, load) = (LinkEstimates::default(), Load::of_stages(8));
+            let locality = || Locality::new(&link_estimates, &load, std::iter::empty(), 0);
+            let choice = StageChoice::Auto;
+            let offer = Offer { newcomer: NEWCOMER, choice, fits: &fits, longest, to_come };
+            place(&offer, 8, &counts(replicas), locality).expect("there is room").to_string()
+        };
+        assert_eq!(placed(&[0; 8], 8, 1), "0-7");
+        assert_eq!(placed(&[0; 8], 8, 3), "0-2");
+        assert_eq!(placed(&[1, 1, 1, 0, 0, 0, 0, 0], 8, 2), "3-5");
+        assert_eq!(placed(&[1, 1, 1, 1, 1, 1, 0, 0], 8, 1), "6-7");
+        assert_eq!(placed(&[0; 8], 2, 1), "0-1", "at most so many");
+        assert_eq!(placed(&[0; 8], 0, 1), "0", "no room for a choice");
+        assert_eq!(placed(&[1, 0, 0, 1, 0, 0, 0, 0], 8, 1), "1-2", "stages in a row");
+        assert_eq!(placed(&[1; 8], 8, 4).len(), 1, "all have a host");
     }
 
     #[test]

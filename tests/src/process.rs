@@ -94,7 +94,7 @@ impl Process {
     pub fn last_stage(&mut self, mut stage: u64) -> u64 {
         // Every move has an event before the end.
         while let Some(event) = self.event_before("moved", "finished") {
-            stage = event["to"].as_u64().expect("a stage");
+            stage = event["to"][0].as_u64().expect("a stage");
         }
         stage
     }

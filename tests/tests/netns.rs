@@ -131,8 +131,8 @@ fn distant_members_exchange_stages_and_the_bits_are_the_same() {
         ("model.intermediate", toml::Value::from(344)),
     ]);
     let out = run.path("out");
-    // A wait in each pass, which makes all peers about equally fast.
-    let slow = ["--slow-down", "25"];
+    // A wait in each pass, which makes all peers about equally fast, and one stage at each.
+    let slow = ["--slow-down", "25", "--stage", "auto:1"];
     let mut start = start_command(&run.config(), &run.path("peer-0"), &out);
     start.args(["--listen", "0.0.0.0:7411", "--wait-for", "4", "--rebalance", "1"]).args(slow);
     let mut first = Process::start("peer-0", machines.within(0, &start));
@@ -154,7 +154,7 @@ fn distant_members_exchange_stages_and_the_bits_are_the_same() {
     let own =
         |moves: &&serde_json::Value| address.ends_with(moves["peer"].as_str().expect("an id"));
     if let Some(moves) = moves.iter().find(own) {
-        stages[0] = moves["to"].as_u64().expect("a stage");
+        stages[0] = moves["to"][0].as_u64().expect("a stage");
     }
     for (peer, stage) in peers.iter_mut().zip(&mut stages).skip(1) {
         *stage = peer.last_stage(*stage);

@@ -41,7 +41,8 @@ fn view() -> LogRecord {
         serving: true,
         duties: Duties::default(),
         devices: std::num::NonZeroU16::MIN,
-        mobile: false,
+        room: 0,
+        longest: 1,
         price: None,
         moves: None,
     };

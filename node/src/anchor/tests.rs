@@ -52,7 +52,8 @@ fn record(number: u64, trace: u64) -> LogRecord {
         serving: true,
         duties: Duties::default(),
         devices: std::num::NonZeroU16::MIN,
-        mobile: false,
+        room: 0,
+        longest: 1,
         price: None,
         moves: None,
     };

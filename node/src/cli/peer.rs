@@ -1,7 +1,7 @@
 //! Flags of every command that computes, and of every peer.
 
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU16, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,17 +21,30 @@ use crate::observers::EventSink;
 const THREADS: usize = 1024;
 
 /// The forms of `--stage`.
-const STAGE_FORMS: &str =
-    "stages are `auto`, `all`, `none`, a number from 0, or the first and the last as 0-3";
+const STAGE_FORMS: &str = "stages are `auto`, `auto:N` for N in a row at most, `all`, `none`, a number from 0, or the first and the last as 0-3";
+
+/// The stages that a peer wants to host.
+#[derive(Debug, Clone, Copy)]
+struct StageWish {
+    choice: StageChoice,
+    /// How many in a row the coordinator may choose at most.
+    longest: NonZeroU16,
+}
 
 /// Reads which stages a peer wants to host.
-fn parse_stage(text: &str) -> Result<StageChoice, &'static str> {
-    match text {
-        "auto" => Ok(StageChoice::Auto),
-        "all" => Ok(StageChoice::All),
-        "none" => Ok(StageChoice::None),
-        span => span.parse().map(StageChoice::Span).map_err(|_| STAGE_FORMS),
-    }
+fn parse_stage(text: &str) -> Result<StageWish, &'static str> {
+    let choice = match text.split_once(':').map_or(text, |(choice, _)| choice) {
+        "auto" => StageChoice::Auto,
+        "all" => StageChoice::All,
+        "none" => StageChoice::None,
+        span => span.parse().map(StageChoice::Span).map_err(|_| STAGE_FORMS)?,
+    };
+    let longest = match text.split_once(':') {
+        None => NonZeroU16::MAX,
+        Some(("auto", longest)) => longest.parse().map_err(|_| STAGE_FORMS)?,
+        Some(_) => return Err(STAGE_FORMS),
+    };
+    Ok(StageWish { choice, longest })
 }
 
 /// Reads a number of threads.
@@ -125,10 +138,11 @@ pub struct PeerArgs {
     /// machine can connect; `none` turns it off.
     #[arg(long, visible_alias = "metrics", value_name = "ADDR", default_value_t = HttpAddress::default())]
     http: HttpAddress,
-    /// Stages to host: `auto` takes the one with the least throughput, `none` computes nothing (with --anchor
-    /// or --archive; with neither, the peer observes). Those that memory does not hold at once are swapped.
-    #[arg(long, value_name = "auto|N|A-B|all|none", default_value = "auto", value_parser = parse_stage)]
-    stage: StageChoice,
+    /// Stages to host: `auto` takes those with the least throughput, as many in a row as make steps shortest and
+    /// memory holds, and `auto:N` at most N; `none` computes nothing (with --anchor or --archive; with neither, the
+    /// peer observes). Chosen stages that memory does not hold at once are swapped.
+    #[arg(long, value_name = "auto|auto:N|N|A-B|all|none", default_value = "auto", value_parser = parse_stage)]
+    stage: StageWish,
     #[command(flatten)]
     compute: ComputeArgs,
     /// Memory limit (as 8GiB), without libtorch itself; default: the free memory.
@@ -192,6 +206,8 @@ pub struct PeerOptions {
     pub http: HttpAddress,
     /// Which stages to host.
     pub stage: StageChoice,
+    /// How many stages in a row the coordinator may choose at most.
+    pub longest: u16,
     /// What to compute with, and where events go.
     pub compute: ComputeOptions,
     /// How much of the machine to use.
@@ -225,7 +241,8 @@ impl PeerArgs {
                 upnp: !self.no_upnp,
             },
             http: self.http,
-            stage: self.stage,
+            stage: self.stage.choice,
+            longest: self.stage.longest.get(),
             compute: self.compute.into(),
             limits: ResourceLimits { memory: self.memory, log_memory: self.log_memory },
             packing: self.packing,

@@ -44,7 +44,7 @@ pub(super) struct Group {
     /// Devices of each peer, which run passes at the same time. Each takes the time of a pass that `speed` says.
     #[serde(default = "one_device")]
     devices: NonZeroU16,
-    /// Bytes of memory; unlimited by default.
+    /// Bytes of memory, which may hold several stages; by default unlimited, for one stage each.
     memory: Option<f64>,
     /// The stages that they host, as `2` or `0-3`; by default one that the coordinator chooses.
     #[serde(default, deserialize_with = "span")]
@@ -257,6 +257,11 @@ fn form(described: &Described, scenario: &mut Scenario) {
             peer.choice = StageChoice::Span(span);
         }
         let stage = described.parameters / f64::from(described.stages);
+        if let Some(memory) = group.memory {
+            let room = memory / (stage * BYTES_PER_PARAMETER);
+            peer.room = (room as u16).min(described.stages);
+            peer.longest = described.stages;
+        }
         peer.tiers = group.device(stage, described.stages);
         peer.limits.swaps = peer.tiers.is_some();
         peer.start = Some(Duration::ZERO);

@@ -172,6 +172,7 @@ async fn take_part(
         manifest,
         me,
         choice: options.stage,
+        longest: options.longest,
         devices,
         threads,
         price: options.compute.price,

@@ -44,6 +44,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
         manifest: Arc::new(dataset.manifest),
         me: Member { peer: Identity::ephemeral().peer_id(), incarnation: Incarnation(1) },
         choice: StageChoice::All,
+        longest: u16::MAX,
         devices,
         threads,
         price: compute.price,

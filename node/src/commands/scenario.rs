@@ -277,6 +277,8 @@ impl Described {
         PeerScenario {
             choice: StageChoice::Auto,
             fits: (0..self.stages).map(Stage).collect(),
+            room: 2,
+            longest: 1,
             limits: PeerLimits::default(),
             start: Some(Duration::ZERO),
             compute: ComputeScenario {

@@ -232,6 +232,7 @@ async fn take_part(
         manifest: Arc::clone(manifest),
         me,
         choice: options.stage,
+        longest: options.longest,
         devices,
         threads,
         price: options.compute.price,

@@ -164,7 +164,8 @@ mod tests {
             serving: true,
             duties: Duties { anchor: number < 4, archive: false },
             devices: std::num::NonZeroU16::MIN,
-            mobile: false,
+            room: 0,
+            longest: 1,
             price: None,
             moves: None,
         };

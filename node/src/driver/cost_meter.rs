@@ -59,7 +59,8 @@ mod tests {
             serving: true,
             duties: Duties::default(),
             devices: std::num::NonZeroU16::MIN,
-            mobile: false,
+            room: 0,
+            longest: 1,
             price: price.map(|price| price.parse().expect("a price")),
             moves: None,
         };

@@ -26,8 +26,8 @@ pub(super) struct EngineSetup {
     /// Extra time for each pass, to model a slow peer.
     pub(super) slow_down: Duration,
     pub(super) budget: ResourceBudget,
-    /// Whether the coordinator may move this peer to another stage.
-    pub(super) mobile: bool,
+    /// The number of stages that the coordinator may have this peer host at once; 0 if it chooses none.
+    pub(super) room: u16,
 }
 
 /// Owns the engine's thread and the tensors behind the scheduler's handles.
@@ -68,9 +68,9 @@ impl EngineHost {
         span: StageSpan,
         version: Step,
     ) -> anyhow::Result<()> {
-        let EngineSetup { ref devices, threads, slow_down, ref budget, mobile } = self.setup;
+        let EngineSetup { ref devices, threads, slow_down, ref budget, room } = self.setup;
         let devices = devices.clone();
-        let spill = budget.spill_file(&context.manifest, span, mobile);
+        let spill = budget.spill_file(&context.manifest, span, room);
         let spill = spill.context("the disk has no room for the output log")?;
         self.payloads.spill_into(spill, budget.log_memory_for(&context.manifest, span));
         let swapped = budget.swapped_memory(&context.manifest, span);

@@ -88,7 +88,7 @@ impl<'a> Driver<'a> {
     async fn new(setup: Setup, observer: &'a mut dyn Observer) -> anyhow::Result<Self> {
         let budget = ResourceBudget::measure(setup.limits, &setup.devices, &setup.data_dir)?;
         let passes = startup_probes::passes_of(&setup)?;
-        let (peer, mobile) = new_peer(&setup, &budget, passes).await?;
+        let (peer, room) = new_peer(&setup, &budget, passes).await?;
         let Setup { me, devices, threads, network, role, .. } = setup;
         let (file_holders, holders) = watch::channel(FileHolders::default());
         let context = Context {
@@ -114,7 +114,7 @@ impl<'a> Driver<'a> {
             metrics.refused(Refusal::Checkpoint);
         }
         let slow_down = setup.slow_down;
-        let engine = EngineSetup { devices, threads, slow_down, budget, mobile };
+        let engine = EngineSetup { devices, threads, slow_down, budget, room };
         Ok(Self {
             peer,
             inputs: VecDeque::new(),
@@ -550,13 +550,13 @@ impl<'a> Driver<'a> {
             PeerEvent::Counted { .. } => {}
             PeerEvent::MoveBegun { to, reason } => {
                 let reason = reason.words();
-                tracing::info!(stage = %to, reason, "fetching another stage, to host it instead");
+                tracing::info!(stages = %to, reason, "fetching other stages, to host them");
             }
             PeerEvent::Moved { from, to, at } => {
-                out.push(RunEvent::Moved { from, to: to.0, step: at.0 }.into());
+                out.push(RunEvent::Moved { from, to, step: at.0 }.into());
             }
             PeerEvent::MoveCancelled { to } => {
-                tracing::info!(stage = %to, "needed where it is: it stays");
+                tracing::info!(stages = %to, "needed where it is: it stays");
             }
             PeerEvent::ResultLost { step, .. } => {
                 tracing::warn!(step = step.0, "a result was lost on the way: beginning anew");

@@ -418,6 +418,7 @@ fn cause(reason: MoveReason) -> MoveCause {
         MoveReason::MembersGone => MoveCause::MembersGone,
         MoveReason::Uneven => MoveCause::Uneven,
         MoveReason::Nearer => MoveCause::Nearer,
+        MoveReason::Span => MoveCause::Span,
         MoveReason::Trial => MoveCause::Trial,
     }
 }

@@ -198,22 +198,32 @@ impl ResourceBudget {
         stages.iter().map(window).min().unwrap_or(most).clamp(1, most)
     }
 
-    /// Returns whether any two stages fit at once, and the user chose none: the coordinator may then
-    /// move the peer to another stage.
-    pub(crate) fn has_any_two(
+    /// Returns how many stages, whichever, fit at once, so that the coordinator may assign them; 0 if some stage does
+    /// not fit, or the user chose stages. Swapped stages do not count.
+    pub(crate) fn room(
         &self,
         manifest: &Manifest,
         choice: StageChoice,
         fits: &BTreeSet<Stage>,
-    ) -> bool {
+    ) -> u16 {
+        let stages = manifest.training.stages;
+        if choice != StageChoice::Auto || fits.len() != usize::from(stages) {
+            return 0;
+        }
         let alone = |stage| StageSpan::one(stage);
         let memory = manifest.stages().map(|stage| self.memory_for(manifest, alone(stage), 1));
-        let disk = manifest.stages().map(|stage| self.disk_for(manifest, alone(stage)));
-        let twice = |largest: Option<Bytes>| largest.map_or(Bytes(0), |bytes| bytes + bytes);
-        choice == StageChoice::Auto
-            && fits.len() == usize::from(manifest.training.stages)
-            && twice(memory.max()) <= self.memory
-            && twice(disk.max()) <= self.disk
+        // The memory for the log is there once.
+        let log = |stage| LogSize::of(manifest, alone(stage)).bytes.min(self.log_memory);
+        let disk = |stage| self.disk_for(manifest, alone(stage)) + log(stage);
+        let disk = manifest.stages().map(disk);
+        let (memory, disk) = (memory.max().unwrap_or_default(), disk.max().unwrap_or_default());
+        let times = |has: Bytes, each: Bytes| has.0.checked_div(each.0).unwrap_or(u64::MAX);
+        let each = times(self.memory, memory).min(times(self.disk, disk));
+        let all = StageSpan::all(stages);
+        let whole = self.memory_for(manifest, all, 1) <= self.memory
+            && self.disk_for(manifest, all) <= self.disk;
+        let each = u16::try_from(each).unwrap_or(u16::MAX).min(stages);
+        if whole { stages } else { each }
     }
 
     /// Creates the file for the output log; `None` where the log fits into its memory.
@@ -224,13 +234,17 @@ impl ResourceBudget {
         &self,
         manifest: &Manifest,
         span: StageSpan,
-        mobile: bool,
+        room: u16,
     ) -> io::Result<Option<Arc<SpillFile>>> {
-        // A mobile peer may host any stage, and two at once during a move.
-        let any = manifest.stages().map(|stage| self.spilled(manifest, StageSpan::one(stage)));
-        let places = match mobile {
-            true => 2 * any.max().unwrap_or(0),
-            false => self.spilled(manifest, span),
+        let places = match room {
+            0 => self.spilled(manifest, span),
+            // Any stages, as many as there is room for.
+            room => {
+                let each =
+                    manifest.stages().map(|stage| LogSize::of(manifest, StageSpan::one(stage)));
+                let largest = each.max_by_key(|log| log.bytes).unwrap_or_default();
+                largest.times(room).spilled(manifest, self.log_memory_for(manifest, span))
+            }
         };
         match places {
             0 => Ok(None),
@@ -241,13 +255,7 @@ impl ResourceBudget {
     /// Returns the number of tensors of the fullest output log that do not fit into its memory, each
     /// as large as the largest.
     fn spilled(&self, manifest: &Manifest, span: StageSpan) -> u64 {
-        let log_memory = self.log_memory_for(manifest, span);
-        if log_of(manifest, span) <= log_memory {
-            return 0;
-        }
-        let both = |(activations, gradients)| activations + gradients;
-        let all: u64 = span.stages().map(|stage| both(manifest.output_log(stage))).sum();
-        all.saturating_sub(log_memory.0 / manifest.largest_logged().0)
+        LogSize::of(manifest, span).spilled(manifest, self.log_memory_for(manifest, span))
     }
 
     fn check(&self, manifest: &Manifest, span: StageSpan) -> Result<(), InsufficientResources> {
@@ -289,16 +297,39 @@ impl ResourceBudget {
 
     /// Returns the memory for these stages with so many microbatches in flight.
     pub(crate) fn memory_for(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
-        let log = log_of(manifest, span).min(self.log_memory);
+        let log = LogSize::of(manifest, span).bytes.min(self.log_memory);
         memory_floor(manifest, span, in_flight)
             + island_overhead(manifest, span, self.workers)
             + log
     }
 }
 
-/// Returns the largest size of the output log of these stages.
-fn log_of(manifest: &Manifest, span: StageSpan) -> Bytes {
-    span.stages().map(|stage| manifest.output_log_bytes(stage)).sum()
+/// The fullest output log of stages.
+#[derive(Debug, Clone, Copy, Default)]
+struct LogSize {
+    tensors: u64,
+    bytes: Bytes,
+}
+
+impl LogSize {
+    fn of(manifest: &Manifest, span: StageSpan) -> Self {
+        let both = |(activations, gradients)| activations + gradients;
+        let tensors = span.stages().map(|stage| both(manifest.output_log(stage))).sum();
+        let bytes = span.stages().map(|stage| manifest.output_log_bytes(stage)).sum();
+        Self { tensors, bytes }
+    }
+
+    /// The logs of so many stages like this one.
+    fn times(self, stages: u16) -> Self {
+        let stages = u64::from(stages);
+        Self { tensors: stages * self.tensors, bytes: Bytes(stages * self.bytes.0) }
+    }
+
+    /// Returns the number of tensors that do not fit into so much memory, each as large as the largest.
+    fn spilled(self, manifest: &Manifest, memory: Bytes) -> u64 {
+        let kept = memory.0 / manifest.largest_logged().0;
+        if self.bytes <= memory { 0 } else { self.tensors.saturating_sub(kept) }
+    }
 }
 
 #[cfg(test)]
@@ -364,18 +395,18 @@ mod tests {
         let all: BTreeSet<Stage> = manifest.stages().collect();
         let alone = |stage: &Stage| budget(0, 0).disk_for(&manifest, StageSpan::one(*stage));
         let largest = all.iter().map(alone).max().expect("there are stages").0;
-        let auto = |disk| budget(1 << 40, disk).has_any_two(&manifest, StageChoice::Auto, &all);
+        let auto = |disk| budget(1 << 40, disk).room(&manifest, StageChoice::Auto, &all);
         let one = budget(1 << 40, largest);
         assert_eq!(one.fits(&manifest, StageChoice::Auto), Ok(all.clone()));
-        assert_eq!([largest, 2 * largest - 1, 2 * largest].map(auto), [false, false, true]);
-        // Without mobility the file has room for one stage.
+        assert_eq!([largest, 2 * largest - 1, 2 * largest].map(auto), [1, 1, 2]);
+        assert_eq!(auto(1 << 40), 3, "all of them");
         let folder = tempfile::tempdir().expect("a folder");
         let one = ResourceBudget { folder: folder.path().to_owned(), ..one };
-        let places = |mobile| {
-            let file = one.spill_file(&manifest, StageSpan::one(Stage(1)), mobile);
+        let places = |room| {
+            let file = one.spill_file(&manifest, StageSpan::one(Stage(1)), room);
             file.expect("room").expect("something is spilled").places()
         };
-        assert_eq!([false, true].map(places), [16, 32]);
+        assert_eq!([0, 1, 2].map(places), [16, 16, 32]);
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub struct Setup {
     pub me: Member,
     /// The stages to host.
     pub choice: StageChoice,
+    /// How many stages in a row the coordinator may choose at most.
+    pub longest: u16,
     /// The devices to compute on, at least one.
     pub devices: Vec<DeviceChoice>,
     /// Processor threads of each device.

@@ -299,7 +299,8 @@ mod tests {
             addresses: Vec::new(),
             duties: Duties::default(),
             devices: std::num::NonZeroU16::MIN,
-            mobile: false,
+            room: 0,
+            longest: 1,
             price: None,
             moves: None,
         };

@@ -32,7 +32,7 @@ pub(super) fn passes_of(setup: &Setup) -> anyhow::Result<usize> {
 }
 
 /// Makes this process's peer, which hosts any stage that the machine has room for, and runs so many passes at
-/// the same time. Returns also whether the coordinator may move it.
+/// the same time. Returns also how many stages the coordinator may have it host at once.
 ///
 /// # Errors
 /// When the machine has no room for the chosen stages, or a known-answer pass fails.
@@ -40,10 +40,10 @@ pub(super) async fn new_peer(
     setup: &Setup,
     budget: &ResourceBudget,
     passes: usize,
-) -> anyhow::Result<(Peer, bool)> {
-    let Setup { manifest, me, choice, devices, threads, price, network, role, .. } = setup;
+) -> anyhow::Result<(Peer, u16)> {
+    let Setup { manifest, me, choice, longest, devices, threads, price, network, role, .. } = setup;
     let fits = budget.fits(manifest, *choice).exit_with(Exit::NotAdmitted)?;
-    let mobile = budget.has_any_two(manifest, *choice, &fits);
+    let room = budget.room(manifest, *choice, &fits);
     let fingerprint = match choice {
         StageChoice::None => None,
         _ => Some(known_answers(manifest.clone(), devices[0], *threads).await?),
@@ -69,7 +69,8 @@ pub(super) async fn new_peer(
         choice: *choice,
         fits,
         devices: u16::try_from(passes).ok().and_then(NonZeroU16::new).expect("a few devices"),
-        mobile,
+        room,
+        longest: *longest,
         price: *price,
         link_estimates: None,
         addresses: network.as_ref().map_or_else(Vec::new, |net| net.addresses.clone()),
@@ -88,7 +89,7 @@ pub(super) async fn new_peer(
         seed: u64::from_le_bytes(*me.peer.0.first_chunk().expect("32 bytes")),
         routing: Routing::default(),
     });
-    Ok((peer, mobile))
+    Ok((peer, room))
 }
 
 /// Offers files of earlier lives to other peers. Returns the number of checkpoints that are of no

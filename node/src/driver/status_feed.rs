@@ -217,14 +217,14 @@ fn run_event(event: CoordinatorEvent) -> Result<RunEvent, CoordinatorEvent> {
             RunEvent::StageLost { stages: numbers(stages), version: version.0 }
         }
         CoordinatorEvent::MoveBegun { member, from, to, reason } => {
-            RunEvent::MoveBegun { peer: member.peer, from, to: to.0, reason }
+            RunEvent::MoveBegun { peer: member.peer, from, to, reason }
         }
         CoordinatorEvent::Moves { member, from, to, at, reason } => {
-            RunEvent::Moves { peer: member.peer, from, to: to.0, step: at.0, reason }
+            RunEvent::Moves { peer: member.peer, from, to, step: at.0, reason }
         }
         CoordinatorEvent::MoveCancelled { member, to, reason, obstacle } => {
             let obstacle = obstacle.words().to_owned();
-            RunEvent::MoveCancelled { peer: member.peer, to: to.0, reason, obstacle }
+            RunEvent::MoveCancelled { peer: member.peer, to, reason, obstacle }
         }
         CoordinatorEvent::Lost { member, span, how } => {
             RunEvent::Lost { peer: member.peer, span, how }

@@ -443,10 +443,10 @@ mod tests {
         let peer = now.members[1].peer.short();
         let reason = MoveReason::MembersGone;
         // An event that only the coordinator has is not reported twice.
-        let (from, to) = (StageSpan::one(Stage(1)), 2);
+        let (from, to) = (StageSpan::one(Stage(1)), StageSpan::one(Stage(2)));
         let begun = RunEvent::MoveBegun { peer: now.members[1].peer, from, to, reason };
         event_log.note(1, &begun);
-        let begins = MoveStatus { to: Stage(2), reason };
+        let begins = MoveStatus { to, reason };
         for (view, moves, stage) in
             [(2, Some(begins), 1), (3, None, 1), (4, Some(begins), 1), (5, None, 2)]
         {

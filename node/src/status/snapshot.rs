@@ -6,7 +6,7 @@ use std::num::NonZeroU16;
 use serde::{Deserialize, Serialize};
 #[cfg(any(test, fuzzing))]
 use shoal_protocol::decoder::Decoder;
-use shoal_protocol::ids::{ContentHash, Incarnation, PeerId, RunId, Stage, StageSpan};
+use shoal_protocol::ids::{ContentHash, Incarnation, PeerId, RunId, StageSpan};
 use shoal_protocol::message::MoveReason;
 use shoal_protocol::units::Price;
 
@@ -236,11 +236,11 @@ fn one_device() -> NonZeroU16 {
     NonZeroU16::MIN
 }
 
-/// A member's move to another stage.
+/// A member's move to other stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MoveStatus {
-    /// The stage that it moves to.
-    pub to: Stage,
+    /// The stages that it moves to.
+    pub to: StageSpan,
     /// Why the coordinator moves it.
     pub reason: MoveReason,
 }

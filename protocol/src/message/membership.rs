@@ -47,9 +47,11 @@ pub struct Candidate {
     pub duties: Duties,
     /// The number of its devices, each of which runs one pass at a time.
     pub devices: NonZeroU16,
-    /// Whether the coordinator may assign it another stage later: its memory holds any two stages
-    /// at once, and its operator chose no stage.
-    pub mobile: bool,
+    /// How many stages, whichever, its memory and disk hold at once; 0 if some do not fit, or its operator
+    /// chose its stages. The coordinator may assign it other stages as far as they fit beside its own.
+    pub room: u16,
+    /// How many stages in a row the coordinator may choose for it at most.
+    pub longest: u16,
     /// The price of its machine, if its operator stated one. It decides nothing.
     pub price: Option<Price>,
     /// The measured links to members; `None` before the latency probe.
@@ -215,11 +217,13 @@ pub struct MemberRecord {
     pub duties: Duties,
     /// The number of its devices, each of which runs one pass at a time.
     pub devices: NonZeroU16,
-    /// Whether the coordinator may assign it another stage.
-    pub mobile: bool,
+    /// How many stages it can host at once, those of a migration included; 0 if it stays with its own.
+    pub room: u16,
+    /// How many stages in a row the coordinator may choose for it at most.
+    pub longest: u16,
     /// The price of its machine, if its operator stated one. It decides nothing.
     pub price: Option<Price>,
-    /// Its migration to another stage, while one is under way.
+    /// Its migration to other stages, while one is under way.
     pub moves: Option<Move>,
 }
 
@@ -231,14 +235,14 @@ pub fn is_stopped<'a>(members: impl IntoIterator<Item = &'a MemberRecord>) -> bo
     serving.reduce(|one, other| one || other) == Some(false)
 }
 
-/// A member's migration from its stage to another. The member serves its stage while it fetches the
-/// other, and changes over between two steps.
+/// A member's migration to another span, which may have stages in common with its own. The member serves its own
+/// stages while it fetches those that it lacks, and changes over between two steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Move {
     /// The destination.
-    pub to: Stage,
+    pub to: StageSpan,
     /// The era in which the migration began. If a rewind begins a later era, the member is at its
-    /// old stage, or at the new one if the first step there was decided.
+    /// old stages, or at the new ones if the first step there was decided.
     pub era: Era,
     /// The first step that it serves at the destination; `None` until it is ready.
     pub at: Option<Step>,
@@ -271,6 +275,8 @@ pub enum MoveReason {
     /// Two members of about equal speed change places; both are then nearer to the members they
     /// send to.
     Nearer,
+    /// A longer or shorter span makes the member's steps shorter.
+    Span,
     /// The move is a trial of the effect of moves.
     Trial,
 }
@@ -284,6 +290,7 @@ impl MoveReason {
             Self::MembersGone => "members of it are gone",
             Self::Uneven => "it has the lowest throughput",
             Self::Nearer => "it is nearer",
+            Self::Span => "a span of this length is faster",
             Self::Trial => "as a trial of moves",
         }
     }
@@ -295,19 +302,38 @@ impl MemberRecord {
     pub fn span_at(&self, era: Era, step: Step) -> StageSpan {
         let there = |moves: &Move| moves.at.is_some_and(|at| (moves.era, at) <= (era, step));
         let moved = self.moves.filter(there);
-        moved.map_or(self.span, |moves| StageSpan::one(moves.to))
+        moved.map_or(self.span, |moves| moves.to)
     }
 
     /// The destination of its migration, or else the stages that it hosts.
     #[must_use]
     pub fn destination(&self) -> StageSpan {
-        self.moves.map_or(self.span, |moves| StageSpan::one(moves.to))
+        self.moves.map_or(self.span, |moves| moves.to)
     }
 
-    /// Whether the step from which it hosts another stage is decided.
+    /// Whether the step from which it hosts other stages is decided.
     #[must_use]
-    pub fn leaves(&self) -> bool {
+    pub fn changes_over(&self) -> bool {
         self.moves.is_some_and(|moves| moves.at.is_some())
+    }
+
+    /// Whether the step from which it does not host one of its stages any more is decided.
+    #[must_use]
+    pub fn leaves(&self, stage: Stage) -> bool {
+        let goes = |moves: Move| moves.at.is_some() && !moves.to.contains(stage);
+        self.span.contains(stage) && self.moves.is_some_and(goes)
+    }
+
+    /// The stages that it hosts now and not at the destination of its migration.
+    pub fn left_stages(&self) -> impl Iterator<Item = Stage> + use<> {
+        let (own, to) = (self.span, self.destination());
+        own.stages().filter(move |stage| !to.contains(*stage))
+    }
+
+    /// The stages that it fetches in its migration: those of its destination that it does not host.
+    pub fn fetched_stages(&self) -> impl Iterator<Item = Stage> + use<> {
+        let (own, to) = (self.span, self.destination());
+        to.stages().filter(move |stage| !own.contains(*stage))
     }
 
     /// Whether it serves a stage in a step.
@@ -319,7 +345,7 @@ impl MemberRecord {
     /// Whether it receives the results of a stage's rounds because it will host the stage later.
     #[must_use]
     pub fn listens(&self, stage: Stage, era: Era, step: Step) -> bool {
-        let moves = |moves: Move| moves.to == stage && moves.era == era;
+        let moves = |moves: Move| moves.to.contains(stage) && moves.era == era;
         let follows = self.serving && self.moves.is_some_and(moves);
         let comes = !self.serving && self.span.contains(stage);
         comes || (follows && !self.hosts(stage, era, step))
@@ -350,7 +376,8 @@ mod tests {
             serving,
             duties,
             devices: NonZeroU16::MIN,
-            mobile: false,
+            room: 0,
+            longest: 1,
             price: None,
             moves: None,
         }

@@ -178,7 +178,7 @@ pub enum CoordinatorEvent {
         /// The stages it hosts.
         from: StageSpan,
         /// The stage it will host.
-        to: Stage,
+        to: StageSpan,
         /// The reason.
         reason: MoveReason,
     },
@@ -189,7 +189,7 @@ pub enum CoordinatorEvent {
         /// The stages it hosts until then.
         from: StageSpan,
         /// The stage it hosts from then on.
-        to: Stage,
+        to: StageSpan,
         /// The first step in the new stage.
         at: Step,
         /// The reason.
@@ -200,7 +200,7 @@ pub enum CoordinatorEvent {
         /// The member.
         member: Member,
         /// The stage that it would have moved to.
-        to: Stage,
+        to: StageSpan,
         /// The reason of the move.
         reason: MoveReason,
         /// The reason of the cancellation.

@@ -215,7 +215,7 @@ pub enum PeerEvent {
     /// It fetches another stage, to host it instead of its own.
     MoveBegun {
         /// The new stage.
-        to: Stage,
+        to: StageSpan,
         /// The reason.
         reason: MoveReason,
     },
@@ -224,14 +224,14 @@ pub enum PeerEvent {
         /// The stages it hosted before.
         from: StageSpan,
         /// The stage it hosts.
-        to: Stage,
+        to: StageSpan,
         /// The first step in the new stage.
         at: Step,
     },
     /// Its move was cancelled.
     MoveCancelled {
         /// The stage that it would have moved to.
-        to: Stage,
+        to: StageSpan,
     },
     /// The coordinator rejected its request to join.
     Refused {

@@ -1,15 +1,17 @@
 //! Rebalancing: at regular intervals, and soon after members came or went, the stages' throughput is compared,
 //! and members migrate to where they are of more use.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use shoal_protocol::ids::{Member, Stage, StageSpan};
+use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{MemberRecord, MoveReason};
-use shoal_protocol::units::Moment;
+use shoal_protocol::units::{Bytes, Moment};
 
 use super::context::Context;
 use super::members::Members;
+use super::spans::{self, SpanChanges, SpanLengths};
 use super::work::Work;
 use crate::deadline::Estimate;
 use crate::planner::Link;
@@ -25,7 +27,7 @@ const STEPS: u64 = 3;
 const SETTLES: Duration = Duration::from_secs(10);
 
 /// A member's migration: its next stage and the reason.
-type Migration = (Member, Stage, MoveReason);
+type Migration = (Member, StageSpan, MoveReason);
 
 /// The schedule of comparisons, and the measurements that they use besides the members' throughput.
 #[derive(Debug, Default)]
@@ -46,6 +48,8 @@ pub(super) struct Balance {
     fetch_times: Option<Estimate>,
     /// The number of replicas that each stage has lost and not regained since stages were last level.
     missing: BTreeMap<Stage, usize>,
+    /// Changes of spans.
+    spans: SpanLengths,
 }
 
 impl Balance {
@@ -65,6 +69,7 @@ impl Balance {
     /// Stages have lost a member.
     pub(super) fn lost(&mut self, span: StageSpan, now: Moment) {
         self.changed_at = Some(now);
+        self.spans.reset();
         for stage in span.stages() {
             *self.missing.entry(stage).or_insert(0) += 1;
         }
@@ -73,6 +78,7 @@ impl Balance {
     /// Stages have a new member.
     pub(super) fn joined(&mut self, span: StageSpan, now: Moment) {
         self.changed_at = Some(now);
+        self.spans.reset();
         self.regained(span);
     }
 
@@ -126,7 +132,10 @@ impl Balance {
             Rebalance::When { gain, .. } => {
                 let estimates = work.estimates(context);
                 let useful = self.useful_migrations(context, &estimates, gain);
-                if useful.is_empty() { self.exchanges(context, &estimates, gain) } else { useful }
+                match useful.is_empty() {
+                    true => self.nearer_or_other_spans(context, &estimates, gain),
+                    false => useful,
+                }
             }
             Rebalance::Restless { .. } => {
                 let any = self.any_migration(context);
@@ -134,14 +143,14 @@ impl Balance {
             }
         };
         migrations.retain(|(member, to, _)| {
-            let from = context.members.current.span_of(*member);
-            from.is_some_and(|from| context.config.manifest.may_change_stage(from.first, *to))
+            let record = context.members.current.record(*member);
+            record.is_some_and(|record| may_change_span(&context.config.manifest, record, *to))
         });
         if !migrations.is_empty() {
             self.migrated_at = Some(context.now);
         }
         for (_, to, _) in &migrations {
-            self.regained(StageSpan::one(*to));
+            self.regained(*to);
         }
         migrations
     }
@@ -150,11 +159,9 @@ impl Balance {
     /// no member migrates or joins: then the stages have as many replicas as they should.
     fn exchanges(&self, context: &Context, estimates: &Estimates<'_>, gain: u32) -> Vec<Migration> {
         let members = &context.members;
-        let moving =
-            members.current.records().any(|record| record.moves.is_some() || !record.serving);
         let step = self.step_times.map(|times| times.mean().as_secs_f64());
         let Some(step) = step.filter(|step| *step > 0.0) else { return Vec::new() };
-        if moving || members.links.is_empty() {
+        if is_moving(context) || members.links.is_empty() {
             return Vec::new();
         }
         let mut placed = placed(members, estimates);
@@ -166,10 +173,23 @@ impl Balance {
         let saved = (found.before - found.after).min(step / 2.0);
         let after = 1.0 / (step / found.kept - saved.max(0.0));
         let plan = Plan { moves: found.moves, before: 1.0 / step, after };
-        if !plan.is_of_use(gain) || !self.pays(context, &plan) {
-            return Vec::new();
-        }
-        plan.moves.into_iter().map(|(member, to)| (member, to, MoveReason::Nearer)).collect()
+        let of_use = plan.is_of_use(gain);
+        let rates = (plan.before, plan.after);
+        let near = |(member, to)| (member, StageSpan::one(to), MoveReason::Nearer);
+        let migrations: Vec<Migration> = plan.moves.into_iter().map(near).collect();
+        let pays = of_use && self.pays(context, rates, &migrations);
+        if pays { migrations } else { Vec::new() }
+    }
+
+    /// What can be done where stages are as fast as each other.
+    fn nearer_or_other_spans(
+        &mut self,
+        context: &Context,
+        estimates: &Estimates<'_>,
+        gain: u32,
+    ) -> Vec<Migration> {
+        let spans = self.span_changes(context, estimates, gain);
+        if spans.is_empty() { self.exchanges(context, estimates, gain) } else { spans }
     }
 
     /// Migrations that raise the throughput by so many thousandths, and pay.
@@ -188,10 +208,37 @@ impl Balance {
         if !of_use {
             self.set_level();
         }
-        if !of_use || !self.pays(context, &plan) {
+        let rates = (plan.before, plan.after);
+        let useful = |(member, to)| (member, StageSpan::one(to), self.reason(to));
+        let migrations: Vec<Migration> = plan.moves.into_iter().map(useful).collect();
+        let pays = of_use && self.pays(context, rates, &migrations);
+        if pays { migrations } else { Vec::new() }
+    }
+
+    /// Members get longer or shorter spans where that makes steps shorter by so many thousandths, and pays.
+    fn span_changes(
+        &mut self,
+        context: &Context,
+        estimates: &Estimates<'_>,
+        gain: u32,
+    ) -> Vec<Migration> {
+        if is_moving(context) {
             return Vec::new();
         }
-        plan.moves.into_iter().map(|(member, to)| (member, to, self.reason(to))).collect()
+        let Some(step) = self.spans.judge(&mut self.step_times, self.committed) else {
+            return Vec::new();
+        };
+        let SpanChanges { moves, saved } = spans::changes(context, estimates);
+        // What the model leaves out stays as it is.
+        let (before, after) = (step.as_secs_f64(), (step - saved.min(step / 2)).as_secs_f64());
+        let plan = Plan { moves: Vec::new(), before: 1.0 / before, after: 1.0 / after };
+        let changed = |(member, to)| (member, to, MoveReason::Span);
+        let migrations: Vec<Migration> = moves.into_iter().map(changed).collect();
+        if !plan.is_of_use(gain) || !self.pays(context, (plan.before, plan.after), &migrations) {
+            return Vec::new();
+        }
+        self.spans.begin(step);
+        migrations
     }
 
     /// The reason for a migration to a stage that is slower than others.
@@ -202,42 +249,53 @@ impl Balance {
 
     /// Whether migrations gain more work in the rest of the run than the members do while they fetch weights. That
     /// is the cost of a migration that turns out to be of no use.
-    fn pays(&self, context: &Context, plan: &Plan) -> bool {
+    fn pays(
+        &self,
+        context: &Context,
+        (before, after): (f64, f64),
+        migrations: &[Migration],
+    ) -> bool {
         let steps = context.config.manifest.training.steps - context.progress.version.0;
-        let fetches = self.expected_fetch_times(context, &plan.moves);
+        let fetches = self.expected_fetch_times(context, migrations);
         let Some(step) = self.step_times else { return true };
         let longest = fetches.iter().max().map_or(0.0, Duration::as_secs_f64);
         let all: f64 = fetches.iter().map(Duration::as_secs_f64).sum();
         let left = step.mean().as_secs_f64() * steps as f64 - longest;
-        let gain = plan.after / plan.before - 1.0;
+        let gain = after / before - 1.0;
         left > 0.0 && gain * left > all / context.members.current.len().max(1) as f64
     }
 
-    /// How long each of these members takes to fetch the weights of its next stage: as long as others took; if
-    /// none has, their size over the rate of its links.
-    fn expected_fetch_times(&self, context: &Context, moves: &[(Member, Stage)]) -> Vec<Duration> {
-        if let Some(seen) = self.fetch_times {
-            return vec![seen.mean(); moves.len()];
-        }
-        let movers = moves.iter().map(|(member, _)| member.peer).collect();
+    /// How long each of these members takes to fetch the weights that it lacks: as long as others took; if none has,
+    /// their size over the rate of its links.
+    fn expected_fetch_times(&self, context: &Context, migrations: &[Migration]) -> Vec<Duration> {
+        let movers = migrations.iter().map(|(member, ..)| member.peer).collect();
         let rates = context.members.links.rates_of(&movers);
-        let time = |(member, to): &(Member, Stage)| {
-            let rate = rates.get(&member.peer).copied();
+        let time = |(member, to, _): &Migration| {
+            let own = context.members.current.span_of(*member).unwrap_or(StageSpan::none());
+            let lacks = to.stages().filter(|stage| !own.contains(*stage));
+            let size = Bytes(lacks.map(|stage| context.config.load.state(stage).0).sum());
+            let rate = rates.get(&member.peer).copied().filter(|_| size > Bytes(0));
             let link = rate.map(|rate| Link { delay: Duration::ZERO, rate });
-            link.map_or(Duration::ZERO, |link| link.time(context.config.load.state(*to)))
+            let computed = link.map_or(Duration::ZERO, |link| link.time(size));
+            self.fetch_times.filter(|_| size > Bytes(0)).map_or(computed, |seen| seen.mean())
         };
-        moves.iter().map(time).collect()
+        migrations.iter().map(time).collect()
     }
 
     /// Some migration, useful or not.
-    fn any_migration(&self, context: &Context) -> Option<(Member, Stage)> {
+    fn any_migration(&self, context: &Context) -> Option<(Member, StageSpan)> {
         let stages = u64::from(context.config.manifest.training.stages);
         let replicas = context.members.current.staying_counts();
-        let movers: Vec<&MemberRecord> =
-            staying(&context.members).filter(|record| may_migrate(record, &replicas)).collect();
+        let moves = |record: &&MemberRecord| record.serving && record.moves.is_none();
+        let movers: Vec<&MemberRecord> = staying(&context.members).filter(moves).collect();
         let mover = movers.get(self.comparisons as usize % movers.len().max(1))?;
-        let to = Stage((self.comparisons / 2 % stages) as u16);
-        (!mover.span.contains(to)).then_some((mover.member, to))
+        let first = self.comparisons / 2 % stages;
+        let length = 1 + self.comparisons / (2 * stages) % u64::from(mover.room).max(1);
+        let last = (first + length).min(stages) - 1;
+        let to = StageSpan { first: Stage(first as u16), last: Stage(last as u16) };
+        let spare = |stage: Stage| replicas.get(&stage).is_some_and(|count| *count > 1);
+        let left = mover.span.stages().filter(|stage| !to.contains(*stage)).all(spare);
+        (left && to != mover.span).then_some((mover.member, to))
     }
 }
 
@@ -248,7 +306,7 @@ fn costs(context: &Context, estimates: &Estimates<'_>) -> BTreeMap<Stage, f64> {
 }
 
 /// The members that host stages and are not about to leave.
-fn staying(members: &Members) -> impl Iterator<Item = &MemberRecord> {
+pub(super) fn staying(members: &Members) -> impl Iterator<Item = &MemberRecord> {
     let stays = |record: &&MemberRecord| !members.current.is_draining(record.member);
     members.current.records().filter(|record| !record.span.is_empty()).filter(stays)
 }
@@ -269,9 +327,26 @@ fn placed(members: &Members, estimates: &Estimates<'_>) -> Vec<Replica> {
 
 /// Whether a member may be given another stage, with so many replicas that stay at each.
 fn may_migrate(record: &MemberRecord, replicas: &BTreeMap<Stage, usize>) -> bool {
-    record.mobile
+    record.room > 1
         && record.serving
         && record.moves.is_none()
         && record.span.stages().count() == 1
         && replicas.get(&record.span.first).is_some_and(|count| *count > 1)
+}
+
+/// Whether a member fetches weights or changes its stages.
+fn is_moving(context: &Context) -> bool {
+    context.members.current.records().any(|record| record.moves.is_some() || !record.serving)
+}
+
+/// Whether a member has room for another span beside its own, and no stage that it fetches or leaves shares weights
+/// with another one.
+fn may_change_span(manifest: &Manifest, record: &MemberRecord, to: StageSpan) -> bool {
+    let own = record.span;
+    let both: BTreeSet<Stage> = own.stages().chain(to.stages()).collect();
+    let changes = |stage: &Stage| own.contains(*stage) != to.contains(*stage);
+    let alone = |changed: Stage| {
+        both.iter().all(|other| *other == changed || manifest.may_change_stage(changed, *other))
+    };
+    both.len() <= usize::from(record.room) && both.iter().copied().filter(changes).all(alone)
 }

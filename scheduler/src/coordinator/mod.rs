@@ -19,6 +19,7 @@ mod lost_stage;
 mod members;
 mod progress;
 mod rounds;
+mod spans;
 mod steps;
 #[cfg(test)]
 mod tests;

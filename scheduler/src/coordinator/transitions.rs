@@ -1,12 +1,15 @@
 //! Changes of the membership, and the transitions of the run that follow from them: members that are admitted,
 //! start to serve, change their stage or are expelled; the beginning of a term and of an era.
 
+use std::collections::BTreeSet;
+
 use shoal_protocol::ids::{Era, Member, Stage, StageSpan, Step};
 use shoal_protocol::message::{
-    Candidate, FromCoordinator, HeldClaim, LogRecord, ViewChange, is_stopped,
+    Candidate, FromCoordinator, HeldClaim, LogRecord, MemberRecord, ViewChange, is_stopped,
 };
 
 use super::census::Census;
+use super::config::CoordinatorConfig;
 use super::lost_stage::{Found, Search};
 use super::members::{LoggedChange, Registration, Terms, refuse};
 use super::{Coordinator, Out, Phase, event, send};
@@ -32,7 +35,8 @@ impl Coordinator {
         let gathering = matches!(self.context.progress.phase, Phase::Gathering);
         let serving = gathering && self.context.progress.is_before_first_step();
         let estimates = self.work.estimates(&self.context);
-        let terms = Terms { serving, estimates: &estimates, load: &self.context.config.load };
+        let CoordinatorConfig { load, wait_for, .. } = &self.context.config;
+        let terms = Terms { serving, estimates: &estimates, load, wait_for: *wait_for };
         match self.context.members.register(from, candidate, &terms, out) {
             Registration::Rejected => {}
             Registration::Repeated if self.context.members.logged.lists(from) => {
@@ -100,7 +104,7 @@ impl Coordinator {
         let is_newcomer =
             |member: &Member| current.contains(*member) && !current.is_serving(*member);
         let newcomers: Vec<Member> = new.into_iter().filter(is_newcomer).collect();
-        let migrates = |member: &Member| current.migration_target(*member).is_some();
+        let migrates = |member: &Member| current.migration_of(*member).is_some();
         let movers: Vec<Member> = movers.into_iter().filter(migrates).collect();
         self.start_fetching(newcomers, out);
         // Only after the change that lists the migration, since this may send the snapshot at once.
@@ -185,7 +189,7 @@ impl Coordinator {
         }
     }
 
-    /// A member has the weights of the stage that it migrates to.
+    /// A member has the weights of the stages that it migrates to.
     fn change_over(&mut self, member: Member, out: &mut Out) {
         // The change must be in the log before the step that it is about is committed.
         let open = matches!(self.context.progress.phase, Phase::Open | Phase::Closing);
@@ -194,8 +198,11 @@ impl Coordinator {
             return;
         }
         self.end_fetching(member);
-        let at = self.work.first_uncounted(member, self.context.progress.version);
-        if self.context.members.end_migration(member, at, out) {
+        let leaves = self.context.members.current.record(member).map(MemberRecord::left_stages);
+        let leaves: BTreeSet<Stage> = leaves.into_iter().flatten().collect();
+        let at = self.work.first_uncounted(member, &leaves, self.context.progress.version);
+        let changes = self.context.members.end_migration(member, at, out);
+        if changes && leaves.contains(&Stage(0)) {
             self.work.forget_requests_from(member, at);
         }
     }
@@ -314,7 +321,7 @@ impl Coordinator {
         }
         let current = &members.current;
         let fetches = |member: &Member| {
-            !current.is_serving(*member) || current.migration_target(*member).is_some()
+            !current.is_serving(*member) || current.migration_of(*member).is_some()
         };
         let newcomers: Vec<Member> = current.members().filter(fetches).collect();
         self.start_fetching(newcomers, out);

@@ -43,7 +43,7 @@ pub(super) struct Position {
 /// The destination of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MigrationTarget {
-    pub(super) stage: Stage,
+    pub(super) span: StageSpan,
     /// The first step that the peer serves there, once the membership sets it.
     pub(super) from_step: Option<Step>,
 }
@@ -100,12 +100,13 @@ impl Context<'_> {
     /// The stages that the membership assigns to this peer in a step.
     pub(super) fn span_at(&self, step: Step) -> Option<StageSpan> {
         let there = self.target.filter(|target| target.from_step.is_some_and(|from| from <= step));
-        there.map(|target| StageSpan::one(target.stage)).or(self.position.span)
+        there.map(|target| target.span).or(self.position.span)
     }
 
-    /// Whether the peer migrates to a stage.
+    /// Whether the peer migrates to a stage that it does not host.
     pub(super) fn is_moving_to(&self, stage: Stage) -> bool {
-        self.target.is_some_and(|target| target.stage == stage)
+        let is_own = self.position.span.is_some_and(|span| span.contains(stage));
+        !is_own && self.target.is_some_and(|target| target.span.contains(stage))
     }
 
     /// Whether the peer migrates to a stage that has these weights.

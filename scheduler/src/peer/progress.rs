@@ -209,13 +209,14 @@ impl Peer {
 
 /// Migrations.
 impl Peer {
-    /// Follows the membership's assignment of this peer to another stage.
+    /// Follows the membership's assignment of this peer to another span.
     pub(super) fn follow_assignment(&mut self, now: Moment, out: &mut Out) {
         match self.weights.migration.decision(&context_of!(self, now)) {
             Decision::Pending => {}
             Decision::From(step) => {
                 self.weights.migration.decide(step);
-                self.pipeline.leave_from(&context_of!(self, now), step, out);
+                let to = self.weights.migration.target().expect("it was just decided").span;
+                self.pipeline.leave_from(&context_of!(self, now), step, to, out);
                 self.open_target(now, out);
             }
             Decision::Cancelled(to) => {
@@ -228,46 +229,48 @@ impl Peer {
         }
     }
 
-    /// Accepts work of the other stage as soon as its weights are as new as the served ones.
+    /// Accepts work of the fetched stages as soon as their weights are as new as the served ones.
     fn open_target(&mut self, now: Moment, out: &mut Out) {
-        if let Some(stage) = self.weights.migration.stage_to_open(self.position.version)
-            && !self.pipeline.stages.contains(stage)
-        {
-            self.pipeline.open_stage(&context_of!(self, now), stage, out);
+        let mut stages = self.weights.migration.stages_to_open(self.position.version);
+        stages.retain(|stage| !self.pipeline.stages.contains(*stage));
+        if !stages.is_empty() {
+            self.pipeline.open_stages(&context_of!(self, now), &stages, out);
         }
         self.change_over(now, out);
     }
 
-    /// Changes to the other stage as soon as its first step is reached and it is open.
+    /// Changes to the other span as soon as its first step is reached and all of its stages are open.
     fn change_over(&mut self, now: Moment, out: &mut Out) {
         let at = self.position.version;
-        let due = self.weights.migration.stage_due(at);
-        let Some(to) = due.filter(|stage| self.pipeline.stages.contains(*stage)) else { return };
+        let Some(to) = self.weights.migration.span_due(at) else { return };
+        if !to.stages().all(|stage| self.pipeline.stages.contains(stage)) {
+            return;
+        }
         self.weights.migration.end();
-        let span = StageSpan::one(to);
-        let from = self.position.span.replace(span).expect("members host stages");
-        for stage in from.stages().filter(|stage| *stage != to) {
+        let from = self.position.span.replace(to).expect("members host stages");
+        for stage in from.stages().filter(|stage| !to.contains(*stage)) {
             self.weights.snapshots.leave(stage, out);
         }
-        self.pipeline.host(&context_of!(self, now), span, out);
+        self.pipeline.host(&context_of!(self, now), to, out);
         out.push(PeerAction::Event(PeerEvent::Moved { from, to, at }));
         // The membership may assign the next stage already.
         self.follow_assignment(now, out);
     }
 
-    /// Brings the other stage's weights forward, and opens that stage when they are new enough.
+    /// Brings the weights of the fetched stages forward, and opens these when they are new enough.
     fn catch_up_migration(&mut self, now: Moment, out: &mut Out) {
-        if self.weights.catch_up_migration(now, out) {
+        if self.weights.catch_up_migration(&context_of!(self, now), out) {
             self.open_target(now, out);
             self.weights.report_ready(&context_of!(self, now), out);
         }
     }
 
-    /// Ends the migration without a change, and leaves the other stage unless it is open.
+    /// Ends the migration without a change, and leaves the fetched stages unless they are open.
     fn cancel_migration(&mut self, out: &mut Out) {
-        let left = self.weights.cancel_migration(out);
-        if let Some(stage) = left.filter(|stage| !self.pipeline.stages.contains(*stage)) {
-            out.push(PeerAction::Compute(Task::Leave { stage }));
+        for stage in self.weights.cancel_migration(out) {
+            if !self.pipeline.stages.contains(stage) {
+                out.push(PeerAction::Compute(Task::Leave { stage }));
+            }
         }
     }
 }

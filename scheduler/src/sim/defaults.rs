@@ -118,6 +118,8 @@ impl PeerScenario {
         Self {
             choice,
             fits,
+            room: 2,
+            longest: 1,
             limits: PeerLimits::default(),
             start: Some(Duration::ZERO),
             compute,

@@ -153,3 +153,52 @@ fn work_released_for_another_member_is_granted_at_once() {
         }
     }
 }
+
+/// Four peers with room for all four stages, over links of 20 Mb/s and 50 ms: a microbatch takes 0.3 s at a stage, and
+/// its activation and gradient 0.8 s to the next one.
+fn far_apart(gradient: Bytes) -> Scenario {
+    let forward = Duration::from_millis(100);
+    let compute = ComputeScenario::passes(forward, forward * 2, 1);
+    let peer = |_| PeerScenario {
+        room: 4,
+        longest: 4,
+        ..PeerScenario::plain(StageChoice::Auto, 4, compute.clone())
+    };
+    let mut manifest = Scenario::small_manifest(4, 16, 60);
+    manifest.model.hidden = 1_000_000 / (4 * manifest.model.context);
+    let network = NetworkScenario {
+        bandwidth: Some(2_500_000),
+        uplink: Some(2_500_000),
+        ..NetworkScenario::even(Duration::from_millis(50), Duration::ZERO, None)
+    };
+    let mut scenario = Scenario::plain(manifest, (0..4).map(peer).collect(), network);
+    scenario.weigh_stages(gradient.0 / 4);
+    scenario
+}
+
+#[test]
+fn members_over_slow_links_get_longer_spans() {
+    let short = far_apart(Bytes(1_000_000));
+    let mut changing = short.clone();
+    changing.rebalance = Rebalance::When { every: Duration::from_secs(30), gain: 100 };
+    let (short, changing) = (run_whole(&short), run_whole(&changing));
+    let done = changing.migrations[&MoveReason::Span].done;
+    assert_eq!(changing.migrations.len(), 1, "{:?}", changing.migrations);
+    assert!(done >= 4, "{done}");
+    let [before, after] = [short, changing].map(|report| report.step_time().as_secs_f64());
+    assert!(after < 0.8 * before, "{after} s instead of {before} s");
+}
+
+#[test]
+fn members_with_large_sums_keep_short_spans_or_get_them() {
+    let mut large = far_apart(Bytes(20_000_000));
+    large.rebalance = Rebalance::When { every: Duration::from_secs(30), gain: 100 };
+    assert_eq!(run_whole(&large).migrations, BTreeMap::new());
+    // The first one begins alone, with all stages.
+    for (place, peer) in large.peers.iter_mut().enumerate().skip(1) {
+        peer.start = None;
+        large.faults.happen.extend(at(5, [Fault::Join { peer: place }]));
+    }
+    let report = run_whole(&large);
+    assert_eq!(report.migrations, one_done(MoveReason::Span));
+}

@@ -233,6 +233,10 @@ pub struct PeerScenario {
     pub choice: StageChoice,
     /// The stages that fit into its memory.
     pub fits: BTreeSet<Stage>,
+    /// The number of stages that it can host at once, if the coordinator chooses them.
+    pub room: u16,
+    /// The number of stages in a row that the coordinator may choose for it at most.
+    pub longest: u16,
     /// Limits on the work that it accepts.
     pub limits: PeerLimits,
     /// Its start time; `None` waits for a [`Fault::Join`].
@@ -412,6 +416,8 @@ impl Scenario {
             _ => Rebalance::Restless { every },
         };
         for peer in &mut scenario.peers {
+            peer.room = other.pick(&[1, 2, 2, 3, 8]);
+            peer.longest = other.pick(&[1, 2, 8]);
             peer.archive = rng.chance(50);
         }
         if rng.chance(100) {
@@ -560,6 +566,8 @@ fn peer(
     PeerScenario {
         choice,
         fits: manifest.stages().collect(),
+        room: 2,
+        longest: 1,
         limits: limits(rng, manifest, cut),
         start: Some(rng.microseconds(0..=100_000)),
         compute: ComputeScenario {

@@ -1,8 +1,8 @@
-//! Migration: members that change their stage. A member fetches the weights of its next stage while it serves
-//! its own, and changes over at the first step of which it has counted nothing, so that its counted
-//! work stays valid. Work of that step that it has begun goes to others, as after a death.
+//! Migration: members that change their span. A member fetches the weights of the stages that it lacks while it
+//! serves its own, and changes over at the first step of which it has counted nothing at the stages that it leaves,
+//! so that its counted work stays valid. Work of that step that it has begun there goes to others, as after a death.
 
-use shoal_protocol::ids::{Member, Stage, StageSpan, Step};
+use shoal_protocol::ids::{Member, StageSpan, Step};
 use shoal_protocol::message::{MemberRecord, Move, MoveReason};
 
 use super::super::{Out, event};
@@ -19,11 +19,11 @@ pub(in super::super) struct Drain {
 }
 
 impl Members {
-    /// Has a member fetch another stage, to serve it in place of its own.
+    /// Has a member fetch what it lacks of another span, to serve that in place of its own.
     pub(in super::super) fn begin_migration(
         &mut self,
         member: Member,
-        to: Stage,
+        to: StageSpan,
         reason: MoveReason,
         out: &mut Out,
     ) {
@@ -48,6 +48,7 @@ impl Members {
         for (member, to) in self.current.cover_all_stages() {
             let from = self.current.span_of(member).expect("members move");
             let reason = MoveReason::StageLost;
+            let to = StageSpan::one(to);
             event(CoordinatorEvent::MoveBegun { member, from, to, reason }, out);
         }
         self.append_change(out);
@@ -80,7 +81,7 @@ impl Members {
         Some(Drain { stages, cancelled: migration.is_some() })
     }
 
-    /// A member has the weights of its next stage: it changes over at step `at`, unless its present stage
+    /// A member has the weights of its next span: it changes over at step `at`, unless a stage that it would leave
     /// needs it. Returns whether it changes over.
     pub(in super::super) fn end_migration(
         &mut self,
@@ -91,7 +92,8 @@ impl Members {
         let Some(moves) = self.current.migration_of(member) else { return false };
         let Some(from) = self.current.span_of(member) else { return false };
         let leaves = |other| other == member || self.current.is_draining(other);
-        let needed = from.stages().any(|stage| self.current.staying(stage).all(leaves));
+        let mut left = from.stages().filter(|stage| !moves.to.contains(*stage));
+        let needed = left.any(|stage| self.current.staying(stage).all(leaves));
         if needed {
             self.current.cancel_migration(member);
             migration_cancelled(member, moves, MoveObstacle::Needed, out);

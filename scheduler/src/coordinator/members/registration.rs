@@ -17,6 +17,8 @@ pub(in super::super) struct Terms<'a> {
     pub(in super::super) serving: bool,
     pub(in super::super) estimates: &'a Estimates<'a>,
     pub(in super::super) load: &'a Load,
+    /// The number of members that the run waits for.
+    pub(in super::super) wait_for: usize,
 }
 
 /// The result of a registration.
@@ -44,7 +46,7 @@ impl Members {
         terms: &Terms<'_>,
         out: &mut Out,
     ) -> Registration {
-        let Terms { serving, estimates, load } = *terms;
+        let Terms { serving, estimates, load, wait_for } = *terms;
         match &candidate.link_estimates {
             None if !self.current.contains(from) => {
                 let at = self.current.probe_targets(from.peer, &candidate, estimates);
@@ -57,7 +59,7 @@ impl Members {
             Some(link_estimates) => self.links.note(from.peer, link_estimates),
         }
         let known = (&self.links, load);
-        match self.current.admit(from, candidate, serving, estimates, known) {
+        match self.current.admit(from, candidate, (serving, wait_for), estimates, known) {
             Err(AdmissionError::Expelled) => {
                 let reason = AdmissionError::Expelled.to_string();
                 send(from, FromCoordinator::Expelled { reason }, out);

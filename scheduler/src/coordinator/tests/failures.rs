@@ -361,7 +361,8 @@ fn a_coordinator_that_takes_over_in_the_middle_of_a_rewind_completes_it() {
         serving: false,
         duties: Duties::default(),
         devices: std::num::NonZeroU16::MIN,
-        mobile: true,
+        room: 2,
+        longest: 1,
         price: None,
         moves: None,
     };

@@ -20,7 +20,7 @@ fn uneven(second: u8, rate: Option<u64>) -> Run {
     for number in 0..=second {
         let choice = StageChoice::Span(StageSpan::one(Stage(u16::from(number > 0))));
         let ToCoordinator::Register(candidate) = register(choice) else { unreachable!("it does") };
-        run.receive(number, ToCoordinator::Register(Candidate { mobile: true, ..candidate }));
+        run.receive(number, ToCoordinator::Register(Candidate { room: 2, ..candidate }));
         let other = member(u8::from(number == 0)).peer;
         let path = LinkEstimate { round_trip: Duration::from_millis(50), rate: rate.map(Rate) };
         run.receive(number, ToCoordinator::LinkEstimates { link_estimates: vec![(other, path)] });
@@ -40,7 +40,7 @@ impl Run {
     }
 
     /// The migrations that begin after so much time.
-    fn begun(&mut self, seconds: u64) -> Vec<(Member, Stage, MoveReason)> {
+    fn begun(&mut self, seconds: u64) -> Vec<(Member, StageSpan, MoveReason)> {
         let begun = self.after_seconds(seconds).into_iter().filter_map(|event| match event {
             CoordinatorEvent::MoveBegun { member, to, reason, .. } => Some((member, to, reason)),
             _ => None,
@@ -49,8 +49,8 @@ impl Run {
     }
 }
 
-fn to_first(number: u8, reason: MoveReason) -> Vec<(Member, Stage, MoveReason)> {
-    vec![(member(number), Stage(0), reason)]
+fn to_first(number: u8, reason: MoveReason) -> Vec<(Member, StageSpan, MoveReason)> {
+    vec![(member(number), StageSpan::one(Stage(0)), reason)]
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_draining_member_is_replaced() {
     else {
         unreachable!("it does")
     };
-    run.receive(4, ToCoordinator::Register(Candidate { mobile: true, ..candidate }));
+    run.receive(4, ToCoordinator::Register(Candidate { room: 2, ..candidate }));
     run.coordinator.context.members.current.begin_serving(member(4));
     assert_eq!(run.begun(60), []);
     run.receive(0, ToCoordinator::Draining);
@@ -110,7 +110,7 @@ fn a_drain_cancels_the_migration() {
     let mut run = uneven(3, None);
     assert_eq!(run.begun(60), to_first(1, MoveReason::Uneven));
     let reported = events(&run.receive(1, ToCoordinator::Draining));
-    let (to, reason) = (Stage(0), MoveReason::Uneven);
+    let (to, reason) = (StageSpan::one(Stage(0)), MoveReason::Uneven);
     let obstacle = MoveObstacle::Leaves;
     assert_eq!(
         reported,
@@ -132,7 +132,7 @@ fn the_last_member_that_stays_at_a_stage_does_not_change_over() {
     run.receive(3, ToCoordinator::Draining);
     let view = run.coordinator.context.members.logged.number;
     let reported = events(&run.receive(1, ToCoordinator::Ready { version: Step(0), view }));
-    let (to, reason) = (Stage(0), MoveReason::Uneven);
+    let (to, reason) = (StageSpan::one(Stage(0)), MoveReason::Uneven);
     let obstacle = MoveObstacle::Needed;
     assert_eq!(
         reported,
@@ -159,7 +159,7 @@ fn a_member_that_has_changed_over_is_listed_at_its_new_stage_at_once() {
     let mut run = Run::closed();
     run.coordinator.context.members.current.begin_migration(
         member(1),
-        Stage(1),
+        StageSpan::one(Stage(1)),
         MoveReason::Uneven,
     );
     run.coordinator.context.members.current.end_migration(member(1), Step(1));

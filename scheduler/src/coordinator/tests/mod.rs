@@ -168,7 +168,8 @@ fn register(choice: StageChoice) -> ToCoordinator {
         fingerprint: Some(ContentHash([0; 32])),
         duties: Duties { anchor: false, archive: true },
         devices: std::num::NonZeroU16::MIN,
-        mobile: false,
+        room: 0,
+        longest: 1,
         price: None,
     })
 }

@@ -20,7 +20,7 @@ use shoal_protocol::units::Moment;
 pub(super) use self::archive::Archive;
 use self::checkpoints::Checkpoints;
 pub(super) use self::newcomers::Newcomers;
-use self::newcomers::fetched_span;
+use self::newcomers::fetched_stages;
 use self::snapshots::Snapshots;
 use super::context::Context;
 use super::{Out, event, send};
@@ -87,13 +87,13 @@ impl Weights {
         let mut rooms = None;
         let mut started = false;
         for member in members {
-            let Some(span) = fetched_span(context, member) else { continue };
+            let Some(stages) = fetched_stages(context, member) else { continue };
             if !context.config.manifest.is_initial(version) {
                 let rooms = rooms.get_or_insert_with(|| self.newcomers.rooms(context));
-                if !self.newcomers.take_room(member, span, rooms, context.now) {
+                if !self.newcomers.take_room(member, &stages, rooms, context.now) {
                     continue;
                 }
-                for stage in span.stages() {
+                for stage in stages {
                     self.write_snapshot(context, (version, stage), DONORS, out);
                 }
             }
@@ -143,7 +143,7 @@ impl Weights {
         member: Member,
         version: Step,
     ) -> Option<Vec<SnapshotPart>> {
-        let span = fetched_span(context, member)?;
+        let stages = fetched_stages(context, member)?;
         if context.config.manifest.is_initial(version) {
             return Some(Vec::new());
         }
@@ -154,7 +154,7 @@ impl Weights {
                 Some(SnapshotPart { stage, stored })
             })
         };
-        span.stages().map(part).collect()
+        stages.into_iter().map(part).collect()
     }
 
     /// Has a stage written, unless a complete checkpoint has it.
@@ -207,7 +207,7 @@ impl Weights {
                 self.restart_checkpoint(context, *lost, out);
             }
             let fetches = |member: &Member| {
-                fetched_span(context, *member).is_some_and(|s| s.contains(*stage))
+                fetched_stages(context, *member).is_some_and(|all| all.contains(stage))
             };
             let newcomers = self.newcomers.starting_from(*lost).into_iter().filter(fetches);
             for member in newcomers.collect::<Vec<_>>() {

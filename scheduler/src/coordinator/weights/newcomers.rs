@@ -1,9 +1,9 @@
 //! Newcomers: members that fetch weights, because they do not serve yet or are to migrate.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use shoal_protocol::ids::{Member, Stage, StageSpan, Step};
+use shoal_protocol::ids::{Member, Stage, Step};
 use shoal_protocol::units::Moment;
 
 use super::super::context::Context;
@@ -48,21 +48,22 @@ impl Newcomer {
 pub(super) struct Rooms(BTreeMap<Stage, usize>);
 
 impl Rooms {
-    fn have_one_for(&self, span: StageSpan) -> bool {
-        span.stages().all(|stage| self.0.get(&stage).is_none_or(|room| *room > 0))
+    fn have_one_for(&self, stages: &BTreeSet<Stage>) -> bool {
+        stages.iter().all(|stage| self.0.get(stage).is_none_or(|room| *room > 0))
     }
 
-    fn take(&mut self, span: StageSpan) {
-        for stage in span.stages() {
-            self.0.entry(stage).and_modify(|room| *room = room.saturating_sub(1));
+    fn take(&mut self, stages: &BTreeSet<Stage>) {
+        for stage in stages {
+            self.0.entry(*stage).and_modify(|room| *room = room.saturating_sub(1));
         }
     }
 }
 
 /// The stages whose weights a member fetches.
-pub(super) fn fetched_span(context: &Context, member: Member) -> Option<StageSpan> {
-    let moves = context.members.current.migration_target(member).map(StageSpan::one);
-    moves.or_else(|| context.members.current.span_of(member))
+pub(super) fn fetched_stages(context: &Context, member: Member) -> Option<BTreeSet<Stage>> {
+    let record = context.members.current.record(member)?;
+    let migrates = context.members.current.migration_of(member).is_some();
+    Some(if migrates { record.fetched_stages().collect() } else { record.span.stages().collect() })
 }
 
 impl Newcomers {
@@ -117,18 +118,18 @@ impl Newcomers {
         let mut replicas: BTreeMap<Stage, usize> = BTreeMap::new();
         for record in members.logged.members.iter().filter(|record| record.serving) {
             let known = members.current.record(record.member);
-            if let Some(known) = known.filter(|known| known.serving && !known.leaves()) {
-                for stage in known.span.stages() {
+            if let Some(known) = known.filter(|known| known.serving) {
+                for stage in known.span.stages().filter(|stage| !known.leaves(*stage)) {
                     *replicas.entry(stage).or_insert(0) += AT_A_TIME;
                 }
             }
         }
         let mut rooms = Rooms(replicas);
         for (member, newcomer) in &self.fetching {
-            if let Some(span) = fetched_span(context, *member)
+            if let Some(stages) = fetched_stages(context, *member)
                 && !newcomer.has_had_its_turn(context.now)
             {
-                rooms.take(span);
+                rooms.take(&stages);
             }
         }
         rooms
@@ -138,17 +139,17 @@ impl Newcomers {
     pub(super) fn take_room(
         &mut self,
         member: Member,
-        span: StageSpan,
+        stages: &BTreeSet<Stage>,
         rooms: &mut Rooms,
         now: Moment,
     ) -> bool {
         let known = self.fetching.get(&member);
-        if known.is_none() && !rooms.have_one_for(span) {
+        if known.is_none() && !rooms.have_one_for(stages) {
             self.queued.push(member);
             return false;
         }
         if known.is_none_or(|newcomer| newcomer.has_had_its_turn(now)) {
-            rooms.take(span);
+            rooms.take(stages);
         }
         true
     }

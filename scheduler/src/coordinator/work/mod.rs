@@ -10,7 +10,7 @@ mod stealing;
 mod stragglers;
 mod work_queue;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step, Term};
@@ -70,10 +70,16 @@ impl Work {
         self.steps.is_counted() && self.stragglers.is_counted()
     }
 
-    /// The first step after the present one of which a member has counted nothing, nor of any later one.
-    pub(super) fn first_uncounted(&self, member: Member, present: Step) -> Step {
+    /// The first step after the present one of which a member has counted nothing at these stages, nor of any later
+    /// one.
+    pub(super) fn first_uncounted(
+        &self,
+        member: Member,
+        stages: &BTreeSet<Stage>,
+        present: Step,
+    ) -> Step {
         let mut ledgers = self.steps.ledgers().rev();
-        let counted = ledgers.find(|(_, ledger)| ledger.has_counted(member));
+        let counted = ledgers.find(|(_, ledger)| ledger.has_counted(member, stages));
         counted.map_or(Step(0), |(step, _)| step.next()).max(present.next())
     }
 

@@ -138,10 +138,7 @@ impl Downstream {
     pub(in crate::peer) fn is_rerouted_by(&self, view: &View, change: &ViewChange) -> bool {
         let next = |record: &MemberRecord| {
             let mut stages = self.next.keys().map(|stage| stage.next());
-            let there = |stage| {
-                record.span.contains(stage) || record.moves.is_some_and(|moves| moves.to == stage)
-            };
-            stages.any(there)
+            stages.any(|stage| record.span.contains(stage) || record.destination().contains(stage))
         };
         let named = change.here.iter().map(|record| record.member);
         let mut named = named.chain(change.gone.iter().copied());

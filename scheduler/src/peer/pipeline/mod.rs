@@ -91,11 +91,13 @@ impl Pipeline {
         self.downstream.update_routes(ctx);
     }
 
-    /// Hosts one more stage beside the others.
-    pub(super) fn open_stage(&mut self, ctx: &Context<'_>, stage: Stage, out: &mut Out) {
-        let count = self.stages.list().len() + 1;
-        self.stages.add(ctx.config, stage, count);
-        self.downstream.add_stage(ctx, stage);
+    /// Hosts these stages beside the others.
+    pub(super) fn open_stages(&mut self, ctx: &Context<'_>, stages: &[Stage], out: &mut Out) {
+        let count = self.stages.list().len() + stages.len();
+        for stage in stages {
+            self.stages.add(ctx.config, *stage, count);
+            self.downstream.add_stage(ctx, *stage);
+        }
         self.downstream.update_routes(ctx);
         self.notify_early_senders(out);
     }
@@ -459,16 +461,23 @@ impl Pipeline {
         self.drop_job(ctx, key, out);
     }
 
-    /// Hands the work of a step and later ones to other replicas, since this peer is elsewhere by then.
-    pub(super) fn leave_from(&mut self, ctx: &Context<'_>, step: Step, out: &mut Out) {
-        for stage in self.stages.list() {
+    /// Hands the work of a step and later ones at stages outside a span to other replicas, since this peer does not
+    /// host them by then.
+    pub(super) fn leave_from(
+        &mut self,
+        ctx: &Context<'_>,
+        step: Step,
+        span: StageSpan,
+        out: &mut Out,
+    ) {
+        for stage in self.stages.list().into_iter().filter(|stage| !span.contains(*stage)) {
             let late = self.stages.existing(stage).take_offers_from(step);
             for ((step, microbatch), offer) in late {
                 self.send_busy(offer.from, ClaimKey { step, stage, microbatch }, out);
             }
         }
-        let keys: Vec<ClaimKey> =
-            self.jobs.keys().filter(|key| key.step >= step).copied().collect();
+        let is_left = |key: &&ClaimKey| key.step >= step && !span.contains(key.stage);
+        let keys: Vec<ClaimKey> = self.jobs.keys().filter(is_left).copied().collect();
         for key in keys {
             self.send_busy_to_senders(key, out);
             self.abandon(ctx, key, out);

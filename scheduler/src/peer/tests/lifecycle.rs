@@ -44,11 +44,11 @@ fn a_snapshot_is_written_at_its_version_and_its_report_can_be_repeated() {
 fn a_migration_without_its_files_restarts_only_until_it_is_decided() {
     for decided in [None, Some(Step(1))] {
         let (mut probe, _) = Probe::at(1, |_| {});
-        let (to, reason) = (Stage(0), MoveReason::Uneven);
+        let (to, reason) = (StageSpan::one(Stage(0)), MoveReason::Uneven);
         let begun = PeerAction::Event(PeerEvent::MoveBegun { to, reason });
         assert!(probe.assign_move(2, None).contains(&begun));
         let stored = StoredStage { holders: vec![member(1).peer], files: Vec::new() };
-        let (version, stage) = (Step(1), to);
+        let (version, stage) = (Step(1), to.first);
         let parts = vec![SnapshotPart { stage, stored }];
         probe.receive_from_coordinator(FromCoordinator::Snapshot { version, parts });
         if decided.is_some() {

@@ -77,7 +77,8 @@ impl Probe {
                 fingerprint: Some(ContentHash([0; 32])),
                 duties: Duties::default(),
                 devices,
-                mobile: false,
+                room: 0,
+                longest: 1,
                 price: None,
             },
             limits,
@@ -93,7 +94,8 @@ impl Probe {
             serving: true,
             duties: Duties::default(),
             devices,
-            mobile: false,
+            room: 0,
+            longest: 1,
             price: None,
             moves: None,
         };
@@ -115,7 +117,8 @@ impl Probe {
 
     /// Sends a view in which this peer moves from the second stage to the first.
     fn assign_move(&mut self, number: u64, at: Option<Step>) -> Vec<PeerAction> {
-        let moves = Move { to: Stage(0), era: Era(0), at, reason: MoveReason::Uneven };
+        let moves =
+            Move { to: StageSpan::one(Stage(0)), era: Era(0), at, reason: MoveReason::Uneven };
         let record = self.peer.view().record(member(ME)).expect("it is listed").clone();
         let here = vec![Arc::new(MemberRecord { moves: Some(moves), ..record })];
         let change = ViewChange { since: number - 1, number, here, ..ViewChange::default() };

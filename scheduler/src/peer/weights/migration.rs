@@ -1,10 +1,11 @@
-//! Migration: a serving peer fetches another stage's weights and follows its rounds, to host that stage in
-//! place of its own from a step on that the membership sets.
+//! Migration: a serving peer changes its span. It fetches the weights of the stages that it lacks and follows their
+//! rounds, to host the other span from a step on that the membership sets. A span that is a part of its own needs
+//! nothing.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use shoal_protocol::ids::{Stage, Step, WeightGroup};
+use shoal_protocol::ids::{Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::message::{CommitRecord, Move, SnapshotPart};
 use shoal_protocol::units::Moment;
 
@@ -21,11 +22,13 @@ pub(in crate::peer) struct Migration {
     current: Option<Ongoing>,
 }
 
-/// A stage that this peer fetches.
+/// A span to which this peer changes.
 #[derive(Debug)]
 struct Ongoing {
     target: MigrationTarget,
-    /// The stage's weights.
+    /// Its stages that this peer does not host, in order.
+    fetched: Vec<Stage>,
+    /// Their weights.
     weights: BTreeSet<WeightGroup>,
     /// None until a snapshot is known.
     start: Option<Start>,
@@ -37,9 +40,10 @@ struct Ongoing {
 
 /// A migration that ended.
 pub(in crate::peer) struct Ended {
-    pub(super) stage: Stage,
+    /// The stages that were to be fetched.
+    pub(super) stages: Vec<Stage>,
     pub(super) weights: BTreeSet<WeightGroup>,
-    /// Whether weights of the stage are fetched or here.
+    /// Whether weights of these stages are fetched or here.
     pub(super) has_start: bool,
 }
 
@@ -48,21 +52,21 @@ pub(in crate::peer) struct Ended {
 struct Start {
     /// The version of the snapshot, and later of the last applied commit.
     version: Step,
-    /// Whether the engine has them.
-    is_here: bool,
+    /// The stages that the engine does not have yet.
+    awaited: BTreeSet<Stage>,
 }
 
 /// The membership's decision on a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::peer) enum Decision {
     Pending,
-    /// This peer hosts the other stage from this step on.
+    /// This peer hosts the other span from this step on.
     From(Step),
-    /// This peer stays where it is.
-    Cancelled(Stage),
+    /// This peer stays where it is, and does not get this span.
+    Cancelled(StageSpan),
 }
 
-/// The next commit for the other stage's weights.
+/// The next commit for the fetched weights.
 pub(super) enum NextCommit {
     /// None waits, or the weights are not here.
     None,
@@ -70,8 +74,8 @@ pub(super) enum NextCommit {
     AfterGap,
     /// It does not fit the weights.
     Unusable,
-    /// It may be applied to the stage, with results for these weights.
-    Ready { stage: Stage, weights: BTreeSet<WeightGroup>, record: CommitRecord },
+    /// It may be applied to these stages, with results for these weights.
+    Ready { stages: Vec<Stage>, weights: BTreeSet<WeightGroup>, record: CommitRecord },
 }
 
 impl Migration {
@@ -79,10 +83,10 @@ impl Migration {
         self.current.as_ref().map(|current| current.target)
     }
 
-    /// The stage of a migration whose first step is not set yet. Only such a migration can start over:
-    /// later the peer lacks its own weights, even if the membership names its next stage already.
-    pub(super) fn undecided(&self) -> Option<Stage> {
-        self.target().filter(|target| target.from_step.is_none()).map(|target| target.stage)
+    /// The span of a migration whose first step is not set yet. Only such a migration can start over:
+    /// later the peer lacks its own weights, even if the membership names its next span already.
+    pub(super) fn undecided(&self) -> Option<StageSpan> {
+        self.target().filter(|target| target.from_step.is_none()).map(|target| target.span)
     }
 
     /// The membership's decision on the current migration.
@@ -95,7 +99,7 @@ impl Migration {
             Some(Some(at)) => Decision::From(at),
             Some(None) => Decision::Pending,
             // The step that it was decided for is committed already.
-            None if record.span.contains(to) => Decision::From(ctx.version()),
+            None if record.span == to => Decision::From(ctx.version()),
             None => Decision::Cancelled(to),
         }
     }
@@ -105,10 +109,13 @@ impl Migration {
         let moves = ctx.view.record(ctx.me()).and_then(|record| record.moves);
         let moves = moves.filter(|moves| moves.era == ctx.position.era && moves.at.is_none());
         if let Some(Move { to, reason, .. }) = moves.filter(|_| self.current.is_none()) {
-            let target = MigrationTarget { stage: to, from_step: None };
+            let target = MigrationTarget { span: to, from_step: None };
+            let is_own = |stage: &Stage| ctx.position.span.is_some_and(|own| own.contains(*stage));
+            let fetched: Vec<Stage> = to.stages().filter(|stage| !is_own(stage)).collect();
             self.current = Some(Ongoing {
                 target,
-                weights: ctx.groups_of(&[to]),
+                weights: ctx.groups_of(&fetched),
+                fetched,
                 start: None,
                 commits: VecDeque::new(),
                 missing_result: None,
@@ -119,35 +126,38 @@ impl Migration {
 
     /// Ends the migration.
     pub(in crate::peer) fn end(&mut self) -> Option<Ended> {
-        let Ongoing { target, weights, start, .. } = self.current.take()?;
-        Some(Ended { stage: target.stage, weights, has_start: start.is_some() })
+        let Ongoing { fetched, weights, start, .. } = self.current.take()?;
+        Some(Ended { stages: fetched, weights, has_start: start.is_some() })
     }
 
-    /// Sets the first step at the other stage.
+    /// Sets the first step with the other span.
     pub(in crate::peer) fn decide(&mut self, from_step: Step) {
         if let Some(current) = &mut self.current {
             current.target.from_step = Some(from_step);
         }
     }
 
-    /// The stage to open to other members' work: the first step is set, and the weights are at the
+    /// The stages to open to other members' work: the first step is set, and the weights are at the
     /// served version or a later one.
-    pub(in crate::peer) fn stage_to_open(&self, served: Step) -> Option<Stage> {
-        let current = self.current.as_ref()?;
-        let is_level = current.version().is_some_and(|version| version >= served);
-        (current.target.from_step.is_some() && is_level).then_some(current.target.stage)
+    pub(in crate::peer) fn stages_to_open(&self, served: Step) -> Vec<Stage> {
+        let is_level = |current: &&Ongoing| {
+            let version = current.version();
+            current.target.from_step.is_some() && version.is_some_and(|version| version >= served)
+        };
+        self.current.as_ref().filter(is_level).map_or_else(Vec::new, |one| one.fetched.clone())
     }
 
-    /// The stage to change to at a version.
-    pub(in crate::peer) fn stage_due(&self, version: Step) -> Option<Stage> {
+    /// The span to change to at a version.
+    pub(in crate::peer) fn span_due(&self, version: Step) -> Option<StageSpan> {
         let target = self.target()?;
-        target.from_step.is_some_and(|from| from <= version).then_some(target.stage)
+        target.from_step.is_some_and(|from| from <= version).then_some(target.span)
     }
 
-    /// Whether the weights are at the served version, in a migration whose first step is not set.
+    /// Whether the weights are at the served version, or none are needed, in a migration whose first step is not set.
     pub(super) fn is_ready(&self, served: Step) -> bool {
         self.current.as_ref().is_some_and(|current| {
-            current.target.from_step.is_none() && current.version() == Some(served)
+            let is_level = !current.fetches() || current.version() == Some(served);
+            current.target.from_step.is_none() && is_level
         })
     }
 
@@ -155,21 +165,23 @@ impl Migration {
     pub(super) fn has_lost_weights(&self) -> bool {
         self.current
             .as_ref()
+            .filter(|current| current.fetches())
             .is_some_and(|current| current.target.from_step.is_some() && current.start.is_none())
     }
 
-    /// Whether the result of a step for some weights may be useful; unknown where these are not its
-    /// stage's.
+    /// Whether the result of a step for some weights may be useful; unknown where these are not among those that
+    /// are fetched.
     pub(super) fn needs(&self, weights: WeightGroup, step: Step) -> Option<bool> {
         let current = self.current.as_ref().filter(|current| current.weights.contains(&weights))?;
         Some(current.needs(step))
     }
 
     /// Whether the served weights must wait with the commit of a step. Once the first step is set, the
-    /// other stage's weights are never older than the served ones.
+    /// fetched weights are never older than the served ones.
     pub(super) fn holds_up(&self, step: Step) -> bool {
         self.current.as_ref().is_some_and(|current| {
-            current.target.from_step.is_some()
+            current.fetches()
+                && current.target.from_step.is_some()
                 && current.version().is_none_or(|version| version <= step)
         })
     }
@@ -178,41 +190,41 @@ impl Migration {
     pub(super) fn accepts_snapshot(&self, version: Step) -> bool {
         self.undecided().is_some()
             && self.current.as_ref().is_some_and(|current| {
-                current.start.as_ref().is_none_or(|start| version > start.version)
+                let is_newer = current.start.as_ref().is_none_or(|start| version > start.version);
+                current.fetches() && is_newer
             })
     }
 
-    /// Starts from a snapshot. The initial weights have no parts. Returns the stage and its weights, or
-    /// nothing where the snapshot is not of that stage.
+    /// Starts from a snapshot. The initial weights have no parts. Returns the fetched stages and their weights, or
+    /// nothing where the snapshot is not of these stages.
     pub(super) fn start_from(
         &mut self,
         version: Step,
         parts: &[SnapshotPart],
         is_initial: bool,
-    ) -> Option<(Stage, BTreeSet<WeightGroup>)> {
+    ) -> Option<(Vec<Stage>, BTreeSet<WeightGroup>)> {
         let current = self.current.as_mut()?;
-        let stage = current.target.stage;
-        if !is_initial && !parts.iter().map(|part| part.stage).eq([stage]) {
+        let awaited: BTreeSet<Stage> = current.fetched.iter().copied().collect();
+        if !is_initial && parts.iter().map(|part| part.stage).collect::<BTreeSet<_>>() != awaited {
             return None;
         }
-        current.start = Some(Start { version, is_here: false });
+        current.start = Some(Start { version, awaited });
         current.commits.retain(|record| record.step >= version);
         current.missing_result = None;
-        Some((stage, current.weights.clone()))
+        Some((current.fetched.clone(), current.weights.clone()))
     }
 
     /// Whether the start needs this stage.
     pub(super) fn awaits(&self, version: Step, stage: Stage) -> bool {
-        let current = self.current.as_ref().filter(|current| current.target.stage == stage);
-        let start = current.and_then(|current| current.start.as_ref());
-        start.is_some_and(|start| start.version == version && !start.is_here)
+        let start = self.current.as_ref().and_then(|current| current.start.as_ref());
+        start.is_some_and(|start| start.version == version && start.awaited.contains(&stage))
     }
 
     /// The engine holds the weights that [`Self::awaits`].
-    pub(super) fn note_restored(&mut self) {
+    pub(super) fn note_restored(&mut self, stage: Stage) {
         let start = self.current.as_mut().and_then(|current| current.start.as_mut());
         if let Some(start) = start {
-            start.is_here = true;
+            start.awaited.remove(&stage);
         }
     }
 
@@ -247,8 +259,8 @@ impl Migration {
         if record.step != version {
             return NextCommit::Unusable;
         }
-        let (stage, weights) = (current.target.stage, current.weights.clone());
-        NextCommit::Ready { stage, weights, record: record.clone() }
+        let (stages, weights) = (current.fetched.clone(), current.weights.clone());
+        NextCommit::Ready { stages, weights, record: record.clone() }
     }
 
     /// The next commit is applied: the weights are one version further.
@@ -289,11 +301,15 @@ impl Migration {
         }
     }
 
-    /// The step and stage of a result of which no piece arrived for this long.
-    pub(super) fn overdue_result(&self, now: Moment, patience: Duration) -> Option<(Step, Stage)> {
+    /// The step and span of a result of which no piece arrived for this long.
+    pub(super) fn overdue_result(
+        &self,
+        now: Moment,
+        patience: Duration,
+    ) -> Option<(Step, StageSpan)> {
         let current = self.current.as_ref()?;
         let (step, since) = current.missing_result?;
-        (now.since(since) >= patience).then_some((step, current.target.stage))
+        (now.since(since) >= patience).then_some((step, current.target.span))
     }
 
     /// Forgets the start, and keeps the commits for the next one.
@@ -303,7 +319,7 @@ impl Migration {
         }
     }
 
-    /// Forgets the start and all commits. Returns the stage's weights.
+    /// Forgets the start and all commits. Returns the weights that were fetched.
     pub(super) fn restart(&mut self) -> Option<BTreeSet<WeightGroup>> {
         self.forget_start();
         let current = self.current.as_mut()?;
@@ -313,12 +329,17 @@ impl Migration {
 }
 
 impl Ongoing {
+    /// Whether the span has stages that this peer does not host.
+    fn fetches(&self) -> bool {
+        !self.fetched.is_empty()
+    }
+
     /// The version of the weights that the engine has.
     fn version(&self) -> Option<Step> {
-        self.start.as_ref().filter(|start| start.is_here).map(|start| start.version)
+        self.start.as_ref().filter(|start| start.awaited.is_empty()).map(|start| start.version)
     }
 
     fn needs(&self, step: Step) -> bool {
-        self.start.as_ref().is_none_or(|start| step >= start.version)
+        self.fetches() && self.start.as_ref().is_none_or(|start| step >= start.version)
     }
 }

@@ -1,7 +1,7 @@
 //! The weights of the hosted stages, from step to step.
 //!
 //! Rounds, commits, snapshots and migrations bring them forward. This file joins the parts:
-//! `rounds`, the `step_queue`, `catch_up` of a newcomer, the `migration` to another stage and the
+//! `rounds`, the `step_queue`, `catch_up` of a newcomer, the `migration` to another span and the
 //! `snapshot_writer`. Where the microbatches are concerned too, a method returns what follows to the
 //! peer.
 
@@ -14,9 +14,8 @@ mod step_queue;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Era, Member, Microbatch, Stage, StageSpan, Step, Term, WeightGroup};
+use shoal_protocol::ids::{Era, Member, Microbatch, Stage, Step, Term, WeightGroup};
 use shoal_protocol::message::{CommitRecord, Round, RoundId, SnapshotPart, ToCoordinator};
-use shoal_protocol::units::Moment;
 
 use self::catch_up::CatchUp;
 pub(super) use self::migration::Decision;
@@ -60,7 +59,7 @@ pub(super) enum NextStep {
 pub(super) enum Started {
     /// Those of the hosted stages.
     Own,
-    /// Those of the stage to which this peer migrates.
+    /// Those of the stages that this peer fetches in a migration.
     Migration,
 }
 
@@ -160,12 +159,7 @@ impl Weights {
         rounds: &[RoundId],
         out: &mut Out,
     ) {
-        for stage in hosted.iter().copied() {
-            let groups = ctx.groups_of(&[stage]);
-            let is_its = |round: &&RoundId| groups.contains(&round.weights);
-            let rounds = rounds.iter().filter(is_its).copied().collect();
-            out.push(apply_task(stage, rounds, record));
-        }
+        apply_at(ctx, hosted, rounds, record, out);
         self.rounds.abort_all(out);
         self.rounds.forget_results_through(ctx, record.step, out);
     }
@@ -330,7 +324,7 @@ impl Weights {
     /// The engine holds a stage at a version. Returns which weights waited for that.
     pub(super) fn handle_restored(&mut self, version: Step, stage: Stage) -> Option<Started> {
         if self.migration.awaits(version, stage) {
-            self.migration.note_restored();
+            self.migration.note_restored(stage);
             return Some(Started::Migration);
         }
         self.catch_up.note_restored(version, stage).then_some(Started::Own)
@@ -446,16 +440,16 @@ impl Weights {
 
 /// Migrations.
 impl Weights {
-    /// Ends the migration without a change. Returns its stage if the engine may hold weights of it.
+    /// Ends the migration without a change. Returns the stages of which the engine may hold weights for it.
     #[must_use]
-    pub(super) fn cancel_migration(&mut self, out: &mut Out) -> Option<Stage> {
-        let ended = self.migration.end()?;
+    pub(super) fn cancel_migration(&mut self, out: &mut Out) -> Vec<Stage> {
+        let Some(ended) = self.migration.end() else { return Vec::new() };
         self.rounds.forget_results_of(&ended.weights, Step(u64::MAX), out);
         self.rounds.drop_early_of(&ended.weights, out);
-        ended.has_start.then_some(ended.stage)
+        if ended.has_start { ended.stages } else { Vec::new() }
     }
 
-    /// The coordinator names the snapshot of the other stage.
+    /// The coordinator names the snapshot of the stages that the migration fetches.
     fn start_migration_from(
         &mut self,
         ctx: &Context<'_>,
@@ -467,12 +461,12 @@ impl Weights {
             return None;
         }
         let is_initial = ctx.config.manifest.is_initial(version);
-        let Some((stage, weights)) = self.migration.start_from(version, &parts, is_initial) else {
+        let Some((stages, weights)) = self.migration.start_from(version, &parts, is_initial) else {
             self.restart_migration(out);
             return None;
         };
         if is_initial {
-            out.push(restore_task(version, stage));
+            out.extend(stages.into_iter().map(|stage| restore_task(version, stage)));
         } else if let Some(before) = version.0.checked_sub(1).map(Step) {
             self.rounds.forget_results_of(&weights, before, out);
         }
@@ -480,7 +474,7 @@ impl Weights {
         Some(Started::Migration)
     }
 
-    /// Keeps a commit for the other stage's weights, if it may be useful. Returns whether it does.
+    /// Keeps a commit for the weights that the migration fetches, if it may be useful. Returns whether it does.
     #[must_use]
     pub(super) fn queue_migration_commit(&mut self, record: &CommitRecord, out: &mut Out) -> bool {
         if !self.migration.accepts_commit(record) {
@@ -493,12 +487,12 @@ impl Weights {
         fits
     }
 
-    /// Applies commits to the other stage's weights, as far as their results are here. Returns whether no
+    /// Applies commits to the weights that the migration fetches, as far as their results are here. Returns whether no
     /// commit is left that could be applied.
     #[must_use]
-    pub(super) fn catch_up_migration(&mut self, now: Moment, out: &mut Out) -> bool {
+    pub(super) fn catch_up_migration(&mut self, ctx: &Context<'_>, out: &mut Out) -> bool {
         loop {
-            let (stage, weights, record) = match self.migration.next_commit() {
+            let (stages, weights, record) = match self.migration.next_commit() {
                 NextCommit::None => return true,
                 NextCommit::AfterGap => {
                     // A commit was lost, or it is one from before this start: the received results may fit
@@ -511,12 +505,12 @@ impl Weights {
                     self.restart_migration(out);
                     return false;
                 }
-                NextCommit::Ready { stage, weights, record } => (stage, weights, record),
+                NextCommit::Ready { stages, weights, record } => (stages, weights, record),
             };
             let rounds = match self.rounds.results(&record, &weights, out) {
                 Results::Here(rounds) => rounds,
                 Results::Missing => {
-                    self.migration.await_result(now, record.step);
+                    self.migration.await_result(ctx.now, record.step);
                     return false;
                 }
                 Results::Assembling => {
@@ -529,14 +523,14 @@ impl Weights {
                 }
             };
             self.migration.note_result();
-            out.push(apply_task(stage, rounds, &record));
+            apply_at(ctx, &stages, &rounds, &record, out);
             self.migration.note_applied();
             self.rounds.forget_results_of(&weights, record.step, out);
         }
     }
 
-    /// The other stage's weights are useless: asks for a newer snapshot. Once the first step is set, that
-    /// stage is this peer's own, and it begins as a newcomer.
+    /// The weights that the migration fetched are useless: asks for a newer snapshot. Once the first step is set,
+    /// these stages are this peer's own, and it begins as a newcomer.
     fn restart_migration(&mut self, out: &mut Out) {
         if self.migration.target().is_some() {
             let is_undecided = self.migration.undecided().is_some();
@@ -545,7 +539,7 @@ impl Weights {
         }
     }
 
-    /// Forgets the other stage's weights, and waits for a newer snapshot.
+    /// Forgets the weights that the migration fetched, and waits for a newer snapshot.
     fn reset_migration(&mut self, out: &mut Out) {
         if let Some(weights) = self.migration.restart() {
             self.rounds.forget_results_of(&weights, Step(u64::MAX), out);
@@ -556,8 +550,7 @@ impl Weights {
     /// Restarts the migration where no piece of a committed result arrived for long.
     fn give_up_lost_migration_result(&mut self, ctx: &Context<'_>, out: &mut Out) {
         let overdue = self.migration.overdue_result(ctx.now, result_timeout(ctx));
-        if let Some((step, stage)) = overdue {
-            let span = StageSpan::one(stage);
+        if let Some((step, span)) = overdue {
             out.push(PeerAction::Event(PeerEvent::ResultLost { step, span }));
             self.restart_migration(out);
         }
@@ -573,7 +566,20 @@ fn restore_task(version: Step, stage: Stage) -> PeerAction {
     PeerAction::Compute(Task::Restore { version, stage })
 }
 
-fn apply_task(stage: Stage, rounds: Vec<RoundId>, record: &CommitRecord) -> PeerAction {
+/// Has the engine apply a commit at these stages, each with the results of its weights among these rounds.
+fn apply_at(
+    ctx: &Context<'_>,
+    stages: &[Stage],
+    rounds: &[RoundId],
+    record: &CommitRecord,
+    out: &mut Out,
+) {
     let (step, gradient_norm, targets) = (record.step, record.gradient_norm, record.loss.targets);
-    PeerAction::Compute(Task::Apply { step, stage, rounds, gradient_norm, targets })
+    for stage in stages.iter().copied() {
+        let groups = ctx.groups_of(&[stage]);
+        let is_its = |round: &&RoundId| groups.contains(&round.weights);
+        let rounds = rounds.iter().filter(is_its).copied().collect();
+        let task = Task::Apply { step, stage, rounds, gradient_norm, targets };
+        out.push(PeerAction::Compute(task));
+    }
 }

@@ -61,7 +61,11 @@ impl Node {
                 choice: scenario.peers[index].choice,
                 fits: scenario.peers[index].fits.clone(),
                 devices: scenario.peers[index].devices,
-                mobile: scenario.peers[index].choice == StageChoice::Auto,
+                room: match scenario.peers[index].choice {
+                    StageChoice::Auto => scenario.peers[index].room,
+                    _ => 0,
+                },
+                longest: scenario.peers[index].longest,
                 price: None,
                 link_estimates: (!probes_links_first(scenario)).then(Vec::new),
                 addresses: Vec::new(),

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use shoal_protocol::ids::{Era, Member, Stage, StageSpan, Step, Term};
+use shoal_protocol::ids::{Era, Member, Stage, Step, Term};
 use shoal_protocol::message::{Founding, PeerMessage, SnapshotPart, TensorTag, ToCoordinator};
 use shoal_protocol::units::Moment;
 
@@ -246,7 +246,7 @@ impl<'a> Swarm<'a> {
             }
             PeerEvent::Fault(fault) => return self.observation.fails(wrong(fault.to_string())),
             PeerEvent::Admitted { span, .. } => self.nodes[index].span = Some(span),
-            PeerEvent::Moved { to, .. } => self.nodes[index].span = Some(StageSpan::one(to)),
+            PeerEvent::Moved { to, .. } => self.nodes[index].span = Some(to),
             PeerEvent::Checkpoint { version, stages, oldest } => {
                 return self.archive(index, version, stages.len(), oldest);
             }

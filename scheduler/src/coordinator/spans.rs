@@ -1,0 +1,130 @@
+//! The lengths of spans in a running swarm: members that the coordinator may move change theirs where that makes steps
+//! shorter, by the model of [`crate::span_length`] and measured times.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use shoal_protocol::ids::{Member, StageSpan};
+use shoal_protocol::message::MemberRecord;
+use shoal_protocol::units::Bytes;
+
+use super::balance::staying;
+use super::context::Context;
+use crate::deadline::Estimate;
+use crate::span_length::{SpanCosts, windows};
+use crate::throughput::{Estimates, StageThroughputs};
+
+/// Steps after a change before it is judged.
+const JUDGED: u64 = 3;
+
+/// Changes of spans so far.
+#[derive(Debug, Default)]
+pub(super) struct SpanLengths {
+    /// The last change, until it is judged.
+    last: Option<Trial>,
+    /// Whether the last change made steps longer: no other follows until members come or go.
+    settled: bool,
+}
+
+/// A change that is made.
+#[derive(Debug, Clone, Copy)]
+struct Trial {
+    /// The duration of a step before.
+    before: Duration,
+    /// The number of steps committed when the last member had changed over.
+    since: Option<u64>,
+}
+
+/// Changes of spans, and what they save.
+#[derive(Debug, Default)]
+pub(super) struct SpanChanges {
+    pub(super) moves: Vec<(Member, StageSpan)>,
+    /// Time by which a step gets shorter.
+    pub(super) saved: Duration,
+}
+
+impl SpanLengths {
+    /// Members came or went.
+    pub(super) fn reset(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Judges the last change by the steps since, while no member is changing. Returns how long a step takes if another
+    /// change may be made.
+    pub(super) fn judge(
+        &mut self,
+        steps: &mut Option<Estimate>,
+        committed: u64,
+    ) -> Option<Duration> {
+        if let Some(trial) = &mut self.last {
+            let Some(since) = trial.since else {
+                trial.since = Some(committed);
+                *steps = None;
+                return None;
+            };
+            let step = steps.filter(|_| committed >= since + JUDGED)?.mean();
+            self.settled |= step > trial.before;
+            self.last = None;
+        }
+        steps.map(|times| times.mean()).filter(|_| !self.settled)
+    }
+
+    /// A change begins, when steps take so long.
+    pub(super) fn begin(&mut self, before: Duration) {
+        self.last = Some(Trial { before, since: None });
+    }
+}
+
+/// The changes of spans that make steps shortest.
+pub(super) fn changes(context: &Context, estimates: &Estimates<'_>) -> SpanChanges {
+    let stages = context.config.manifest.training.stages;
+    let hosts = staying(&context.members).map(|record| (record.member, record.destination()));
+    let mut throughput = StageThroughputs::of(stages, hosts, estimates);
+    let mut changes = SpanChanges::default();
+    for record in staying(&context.members).filter(|record| record.serving && record.room > 1) {
+        let Some(costs) = costs(context, estimates, record) else { continue };
+        let length = record.span.stages().count() as u16;
+        let best = costs.best(record.room.min(record.longest));
+        let saved = costs.step(length).saturating_sub(costs.step(best));
+        if best == length || saved.is_zero() {
+            continue;
+        }
+        let own = estimates.throughput(record.member, record.span);
+        throughput.remove(record.span, own);
+        let to = window(stages, best, record.span, &throughput);
+        throughput.add(to, estimates.throughput(record.member, to));
+        changes.moves.push((record.member, to));
+        changes.saved = changes.saved.max(saved);
+    }
+    changes
+}
+
+/// The window of a length that has a span's first stage; of several inside the span, the one whose slowest stage has
+/// the least throughput.
+fn window(stages: u16, length: u16, own: StageSpan, throughput: &StageThroughputs) -> StageSpan {
+    let inside = |window: &StageSpan| own.contains(window.first) && own.contains(window.last);
+    let least = |window: &StageSpan| window.stages().map(|stage| throughput.of_stage(stage)).min();
+    let shorter = windows(stages, length).filter(inside).min_by_key(least);
+    let around = || windows(stages, length).find(|window| window.contains(own.first));
+    shorter.or_else(around).unwrap_or(own)
+}
+
+/// What a step costs a member; `None` where its links are not measured.
+fn costs(context: &Context, estimates: &Estimates<'_>, record: &MemberRecord) -> Option<SpanCosts> {
+    let (manifest, load) = (&context.config.manifest, &context.config.load);
+    let stages = manifest.training.stages;
+    let link = context.members.links.typical_link(record.member.peer)?;
+    let services = manifest.stages().map(|stage| estimates.service_time(record.member, stage));
+    let service = services.fold(0u64, u64::saturating_add) / u64::from(stages.max(1));
+    let gradients = load.gradients.iter().map(|gradient| gradient.0).sum::<u64>();
+    let hosts: BTreeSet<Member> = staying(&context.members).map(|record| record.member).collect();
+    Some(SpanCosts {
+        stages,
+        hosts: hosts.len(),
+        microbatches: manifest.training.microbatches,
+        service: Duration::from_nanos(service),
+        activation: Bytes(load.activations.0 / u64::from(manifest.training.microbatches.max(1))),
+        gradient: Bytes(gradients / u64::from(stages.max(1))),
+        link,
+    })
+}
