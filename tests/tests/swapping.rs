@@ -39,7 +39,7 @@ fn a_process_ends_within_a_third_of_the_memory_of_its_state() {
         Ok(group) => group,
         Err(reason) => return skip(&format!("no control group: {reason}")),
     };
-    let run = run(32, 256, 1);
+    let run = run(36, 256, 1);
     let out = run.path("swapped");
     let mut command = local_command(&run.config(), &out);
     command.args(["--memory", "48MiB"]);
