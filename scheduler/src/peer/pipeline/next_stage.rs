@@ -76,22 +76,28 @@ impl NextStage {
         was_offered: bool,
     ) -> Option<Member> {
         let (next, era) = (key.stage.next(), ctx.position.era);
-        let hosts = |member: &Member| {
-            ctx.view.record(*member).is_some_and(|record| record.hosts(next, era, key.step))
+        let hosts_at = |member: &Member, stage| {
+            ctx.view.record(*member).is_some_and(|record| record.hosts(stage, era, key.step))
         };
+        let hosts = |member: &Member| hosts_at(member, next);
         // Work that is offered again is late already, so that any replica will do.
         if was_offered {
             return self.router.choose_where(hosts);
         }
+        let is_here = hosts(&ctx.me());
         // Where stages are swapped activations stay: visits bring the weights to them.
-        if ctx.config.limits.swaps && hosts(&ctx.me()) {
+        if ctx.config.limits.swaps && is_here {
             return self.router.choose_where(|member| *member == ctx.me());
         }
+        // A member that hosts both stages takes its part at the earlier one, and nothing has to travel to it.
+        let useful = |member: &Member| {
+            hosts(member) && (!is_here || *member == ctx.me() || !hosts_at(member, key.stage))
+        };
         let all = ctx.config.manifest.microbatches_of(key.step.0);
         let left = all.saturating_sub(key.microbatch.0) as usize;
         let following = self.coverage.of(left.saturating_sub(1) as u64);
         let early = is_early(left, all as usize);
-        self.router.choose_in_time(key.step, (following, early), hosts)
+        self.router.choose_in_time(key.step, (following, early), useful)
     }
 
     /// A replica reported its time for one microbatch, in nanoseconds.
