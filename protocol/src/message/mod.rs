@@ -399,6 +399,8 @@ pub enum FromCoordinator {
     },
     /// The location of the weights that a newcomer starts with.
     Snapshot {
+        /// The membership in which the member began to wait for it.
+        view: u64,
         /// The version of the weights. Results of earlier steps are no longer needed.
         version: Step,
         /// The files of each of its stages and their holders.

@@ -104,8 +104,8 @@ impl Peer {
                 self.end(now, PeerEvent::Expelled { reason }, out);
             }
             FromCoordinator::ProbeLinks { at } => self.probe_links(at, out),
-            FromCoordinator::Snapshot { version, parts } => {
-                self.handle_snapshot(now, version, parts, out);
+            FromCoordinator::Snapshot { version, view, parts } => {
+                self.handle_snapshot(now, (version, view), parts, out);
             }
             FromCoordinator::Rewind { era, version, span } => {
                 self.rewind(now, era, version, span, out);

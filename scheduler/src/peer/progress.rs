@@ -136,12 +136,13 @@ impl Peer {
     pub(super) fn handle_snapshot(
         &mut self,
         now: Moment,
-        version: Step,
+        (version, view): (Step, u64),
         parts: Vec<SnapshotPart>,
         out: &mut Out,
     ) {
         let hosted = self.pipeline.stages.list();
-        match self.weights.start_from(&context_of!(self, now), hosted, version, parts, out) {
+        let start = (version, view);
+        match self.weights.start_from(&context_of!(self, now), hosted, start, parts, out) {
             None => {}
             Some(Started::Migration) => self.catch_up_migration(now, out),
             Some(Started::Own) => {
@@ -267,7 +268,7 @@ impl Peer {
 
     /// Ends the migration without a change, and leaves the fetched stages unless they are open.
     fn cancel_migration(&mut self, out: &mut Out) {
-        for stage in self.weights.cancel_migration(out) {
+        for stage in self.weights.cancel_migration(self.membership.view().number, out) {
             if !self.pipeline.stages.contains(stage) {
                 out.push(PeerAction::Compute(Task::Leave { stage }));
             }

@@ -106,7 +106,8 @@ fn when_a_stage_loses_its_last_replica_the_run_rewinds_in_a_new_era() {
     assert!(run.logged.contains(&LogRecord::Rewind { era: Era(1), version: Step(0) }));
     // A newcomer starts from there, and the step begins again when it is ready.
     let next = run.receive(2, register(StageChoice::Auto));
-    let snapshot = FromCoordinator::Snapshot { version: Step(0), parts: Vec::new() };
+    let view = run.coordinator.context.members.logged.number;
+    let snapshot = FromCoordinator::Snapshot { version: Step(0), view, parts: Vec::new() };
     assert!(next.contains(&CoordinatorAction::Send { to: member(2), message: snapshot }));
     let ready = run.receive(2, ToCoordinator::Ready { version: Step(0), view: 9 });
     assert_eq!(events(&ready), [CoordinatorEvent::Opened { step: Step(0) }]);
@@ -150,7 +151,7 @@ fn stored(files: Vec<StoredFile>) -> ToCoordinator {
 /// The message that gives a newcomer the holders of the second version of the stage.
 fn snapshot_of(to: u8, holders: &[u8]) -> CoordinatorAction {
     let part = SnapshotPart { stage: Stage(0), stored: stored_by(holders) };
-    let message = FromCoordinator::Snapshot { version: Step(1), parts: vec![part] };
+    let message = FromCoordinator::Snapshot { version: Step(1), view: 3, parts: vec![part] };
     CoordinatorAction::Send { to: member(to), message }
 }
 

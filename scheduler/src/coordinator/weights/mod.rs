@@ -128,10 +128,10 @@ impl Weights {
 
     /// Sends newcomers the snapshots that are complete.
     pub(super) fn announce_snapshots(&mut self, context: &Context, out: &mut Out) {
-        for (member, version) in self.newcomers.unannounced() {
+        for (member, version, view) in self.newcomers.unannounced() {
             let Some(parts) = self.snapshot_for(context, member, version) else { continue };
             self.newcomers.set_announced(member);
-            send(member, FromCoordinator::Snapshot { version, parts }, out);
+            send(member, FromCoordinator::Snapshot { version, view, parts }, out);
         }
     }
 

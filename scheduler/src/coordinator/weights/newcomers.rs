@@ -165,10 +165,10 @@ impl Newcomers {
         (!self.queued.is_empty()).then(|| std::mem::take(&mut self.queued).into_members())
     }
 
-    /// The newcomers without a snapshot so far, and their versions.
-    pub(super) fn unannounced(&self) -> Vec<(Member, Step)> {
+    /// The newcomers without a snapshot so far, their versions, and the memberships in which they began to wait.
+    pub(super) fn unannounced(&self) -> Vec<(Member, Step, u64)> {
         let all = self.fetching.iter().filter(|(_, newcomer)| !newcomer.announced);
-        all.map(|(member, newcomer)| (*member, newcomer.version)).collect()
+        all.map(|(member, newcomer)| (*member, newcomer.version, newcomer.view)).collect()
     }
 
     /// A newcomer was sent its snapshot.

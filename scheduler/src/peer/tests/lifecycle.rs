@@ -50,7 +50,7 @@ fn a_migration_without_its_files_restarts_only_until_it_is_decided() {
         let stored = StoredStage { holders: vec![member(1).peer], files: Vec::new() };
         let (version, stage) = (Step(1), to.first);
         let parts = vec![SnapshotPart { stage, stored }];
-        probe.receive_from_coordinator(FromCoordinator::Snapshot { version, parts });
+        probe.receive_from_coordinator(FromCoordinator::Snapshot { version, view: 2, parts });
         if decided.is_some() {
             probe.assign_move(3, decided);
         }

@@ -20,6 +20,8 @@ const COMMITS: usize = 1 << 10;
 #[derive(Debug, Default)]
 pub(in crate::peer) struct Migration {
     current: Option<Ongoing>,
+    /// The membership in which the last one was cancelled. Snapshots for it may still arrive.
+    cancelled_in: u64,
 }
 
 /// A span to which this peer changes.
@@ -130,6 +132,12 @@ impl Migration {
         Some(Ended { stages: fetched, weights, has_start: start.is_some() })
     }
 
+    /// Ends the migration without a change, in a membership.
+    pub(super) fn cancel(&mut self, view: u64) -> Option<Ended> {
+        self.cancelled_in = view;
+        self.end()
+    }
+
     /// Sets the first step with the other span.
     pub(in crate::peer) fn decide(&mut self, from_step: Step) {
         if let Some(current) = &mut self.current {
@@ -186,9 +194,11 @@ impl Migration {
         })
     }
 
-    /// Whether a snapshot may be the start: it is newer than the last one, and no first step is set.
-    pub(super) fn accepts_snapshot(&self, version: Step) -> bool {
+    /// Whether a snapshot may be the start: it is newer than the last one and not for a cancelled migration, whose
+    /// results are dropped, and no first step is set.
+    pub(super) fn accepts_snapshot(&self, version: Step, view: u64) -> bool {
         self.undecided().is_some()
+            && view >= self.cancelled_in
             && self.current.as_ref().is_some_and(|current| {
                 let is_newer = current.start.as_ref().is_none_or(|start| version > start.version);
                 current.fetches() && is_newer

@@ -270,12 +270,12 @@ impl Weights {
         &mut self,
         ctx: &Context<'_>,
         hosted: Vec<Stage>,
-        version: Step,
+        (version, view): (Step, u64),
         parts: Vec<SnapshotPart>,
         out: &mut Out,
     ) -> Option<Started> {
         if !self.is_newcomer() {
-            return self.start_migration_from(ctx, version, parts, out);
+            return self.start_migration_from(ctx, (version, view), parts, out);
         }
         if !ctx.is_member() || !self.catch_up.is_newer(version, ctx.version()) {
             return None;
@@ -440,10 +440,11 @@ impl Weights {
 
 /// Migrations.
 impl Weights {
-    /// Ends the migration without a change. Returns the stages of which the engine may hold weights for it.
+    /// Ends the migration without a change, in a membership. Returns the stages of which the engine may hold weights
+    /// for it.
     #[must_use]
-    pub(super) fn cancel_migration(&mut self, out: &mut Out) -> Vec<Stage> {
-        let Some(ended) = self.migration.end() else { return Vec::new() };
+    pub(super) fn cancel_migration(&mut self, view: u64, out: &mut Out) -> Vec<Stage> {
+        let Some(ended) = self.migration.cancel(view) else { return Vec::new() };
         self.rounds.forget_results_of(&ended.weights, Step(u64::MAX), out);
         self.rounds.drop_early_of(&ended.weights, out);
         if ended.has_start { ended.stages } else { Vec::new() }
@@ -453,11 +454,11 @@ impl Weights {
     fn start_migration_from(
         &mut self,
         ctx: &Context<'_>,
-        version: Step,
+        (version, view): (Step, u64),
         parts: Vec<SnapshotPart>,
         out: &mut Out,
     ) -> Option<Started> {
-        if !self.migration.accepts_snapshot(version) {
+        if !self.migration.accepts_snapshot(version, view) {
             return None;
         }
         let is_initial = ctx.config.manifest.is_initial(version);
