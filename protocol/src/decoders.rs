@@ -60,6 +60,7 @@ fn newcomer(known: PeerId, addresses: &[SocketAddr]) -> (Candidate, LinkEstimate
         devices: std::num::NonZeroU16::MIN,
         mobile: true,
         price: Some(units::Price::MAX),
+        island: Some("us-east-1".parse().expect("a name")),
         link_estimates: Some(vec![(known, estimate)]),
     };
     (candidate, estimate)
@@ -90,10 +91,11 @@ fn envelopes() -> Vec<Vec<u8>> {
         devices: std::num::NonZeroU16::MIN,
         mobile: true,
         price: Some(units::Price::MAX),
+        island: Some("us-east-1".parse().expect("a name")),
         moves: Some(Move { to: Stage(3), era: Era(1), at: None, reason: MoveReason::Nearer }),
     };
     let member = Arc::new(member);
-    let listens = RoundGroupMember { member: coordinator, weight: None };
+    let listens = RoundGroupMember { member: coordinator, weight: None, island: None };
     let round = round();
     let newest = checkpoint(coordinator.peer, &addresses);
     let (candidate, estimate) = newcomer(coordinator.peer, &addresses);
@@ -135,7 +137,10 @@ fn envelopes() -> Vec<Vec<u8>> {
             weights: WeightGroup(1),
             number: 9,
             part: (0, 1),
-            here: vec![listens, RoundGroupMember { weight: Some(1 << 16), ..listens }],
+            here: vec![
+                listens,
+                RoundGroupMember { weight: Some(1 << 16), island: Some(300), ..listens },
+            ],
         }),
         Message::CheckpointRequest,
         Message::Checkpoint { newest: Some(newest) },

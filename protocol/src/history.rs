@@ -251,6 +251,7 @@ mod tests {
             devices: std::num::NonZeroU16::MIN,
             mobile: false,
             price: None,
+            island: None,
             moves: None,
         };
         let since = number - 1;

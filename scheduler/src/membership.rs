@@ -134,7 +134,7 @@ impl Membership {
         (link_estimates, load): (&LinkEstimates, &Load),
     ) -> Result<Admission, AdmissionError> {
         let Candidate { choice, fits, addresses, fingerprint, duties, devices, .. } = candidate;
-        let Candidate { mobile, price, .. } = candidate;
+        let Candidate { mobile, price, island, .. } = candidate;
         let mut replaced = None;
         if let Some(known) = self.members.get(&member.peer) {
             let MemberRecord { member: life, span, .. } = *known.record;
@@ -175,6 +175,7 @@ impl Membership {
             devices,
             mobile,
             price,
+            island,
             moves,
         });
         self.members.insert(member.peer, Registered { record, fingerprint });
@@ -523,6 +524,7 @@ mod tests {
             devices: std::num::NonZeroU16::MIN,
             mobile: true,
             price: None,
+            island: None,
             moves: moves_to.map(|to| Move { to: Stage(to), era, at, reason }),
         })
     }

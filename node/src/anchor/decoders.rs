@@ -43,6 +43,7 @@ fn view() -> LogRecord {
         devices: std::num::NonZeroU16::MIN,
         mobile: false,
         price: None,
+        island: None,
         moves: None,
     };
     let gone = [Member { peer: PeerId([2; 32]), incarnation: Incarnation(3) }].into();

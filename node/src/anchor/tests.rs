@@ -54,6 +54,7 @@ fn record(number: u64, trace: u64) -> LogRecord {
         devices: std::num::NonZeroU16::MIN,
         mobile: false,
         price: None,
+        island: None,
         moves: None,
     };
     let since = number.saturating_sub(1);

@@ -166,6 +166,7 @@ mod tests {
             devices: std::num::NonZeroU16::MIN,
             mobile: false,
             price: None,
+            island: None,
             moves: None,
         };
         let mut contact = CoordinatorContact::new(Some(member(1)));

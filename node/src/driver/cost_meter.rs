@@ -61,6 +61,7 @@ mod tests {
             devices: std::num::NonZeroU16::MIN,
             mobile: false,
             price: price.map(|price| price.parse().expect("a price")),
+            island: None,
             moves: None,
         };
         let members = prices.iter().enumerate().map(record).map(Into::into).collect();

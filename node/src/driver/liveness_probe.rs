@@ -68,6 +68,7 @@ mod tests {
             devices: std::num::NonZeroU16::MIN,
             mobile: false,
             price: None,
+            island: None,
             moves: None,
         };
         let members = [

@@ -301,6 +301,7 @@ mod tests {
             devices: std::num::NonZeroU16::MIN,
             mobile: false,
             price: None,
+            island: None,
             moves: None,
         };
         let members = members.iter().map(record).map(Into::into).collect();

@@ -41,7 +41,7 @@ pub(super) async fn new_peer(
     budget: &ResourceBudget,
     passes: usize,
 ) -> anyhow::Result<(Peer, bool)> {
-    let Setup { manifest, me, choice, devices, threads, price, network, role, .. } = setup;
+    let Setup { manifest, me, choice, devices, threads, price, island, network, role, .. } = setup;
     let fits = budget.fits(manifest, *choice).exit_with(Exit::NotAdmitted)?;
     let mobile = budget.has_any_two(manifest, *choice, &fits);
     let fingerprint = match choice {
@@ -71,6 +71,7 @@ pub(super) async fn new_peer(
         devices: u16::try_from(passes).ok().and_then(NonZeroU16::new).expect("a few devices"),
         mobile,
         price: *price,
+        island: island.clone(),
         link_estimates: None,
         addresses: network.as_ref().map_or_else(Vec::new, |net| net.addresses.clone()),
         fingerprint,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::LinkEstimate;
 use crate::ids::{ContentHash, Era, Member, PeerId, Stage, StageSpan, Step};
+use crate::island_name::IslandName;
 use crate::units::Price;
 
 /// Which stages a newcomer wants to host.
@@ -52,6 +53,8 @@ pub struct Candidate {
     pub mobile: bool,
     /// The price of its machine, if its operator stated one. It decides nothing.
     pub price: Option<Price>,
+    /// The name of its island, if it shares a fast network with others.
+    pub island: Option<IslandName>,
     /// The measured links to members; `None` before the latency probe.
     pub link_estimates: Option<Vec<(PeerId, LinkEstimate)>>,
 }
@@ -219,6 +222,8 @@ pub struct MemberRecord {
     pub mobile: bool,
     /// The price of its machine, if its operator stated one. It decides nothing.
     pub price: Option<Price>,
+    /// The name of its island, if it shares a fast network with others.
+    pub island: Option<IslandName>,
     /// Its migration to another stage, while one is under way.
     pub moves: Option<Move>,
 }
@@ -352,6 +357,7 @@ mod tests {
             devices: NonZeroU16::MIN,
             mobile: false,
             price: None,
+            island: None,
             moves: None,
         }
         .into()

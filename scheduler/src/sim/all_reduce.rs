@@ -110,8 +110,11 @@ impl Table {
     ) -> Self {
         let cut = RoundCut::default();
         let members = weights.iter().enumerate();
-        let members =
-            members.map(|(place, weight)| RoundMember { member: member(place), weight: *weight });
+        let members = members.map(|(place, weight)| RoundMember {
+            member: member(place),
+            weight: *weight,
+            island: None,
+        });
         let (era, term, step) = (Era(0), Term(1), Step(0));
         let id = RoundId { era, term, step, weights: WeightGroup(0), attempt: Attempt(0) };
         let round = Round {
@@ -230,18 +233,17 @@ impl Table {
 
     fn send(&mut self, from: usize, to: Member, tag: TensorTag, id: PayloadId) {
         let to = usize::from(to.peer.0[0]);
-        let (owner, piece, bytes) = match tag {
-            TensorTag::RoundPart { piece, .. } => (to, piece, self.number.part),
-            TensorTag::RoundResult { piece, .. } => (from, piece, self.number.result),
+        let (piece, bytes, is_part) = match tag {
+            TensorTag::RoundPart { piece, .. } => (piece, self.number.part, true),
+            TensorTag::RoundResult { piece, .. } => (piece, self.number.result, false),
             other => unreachable!("not part of a round: {other:?}"),
         };
-        let range = self.layout.range(owner, piece as usize);
-        let size = if owner == to {
-            self.layout.part_bytes(&range)
+        let range = self.layout.range(piece).expect("it is sent");
+        let (size, relative_size) = if is_part {
+            (self.layout.part_bytes(&range), self.relative_size(&range))
         } else {
-            self.layout.result_bytes(&range)
+            (self.layout.result_bytes(&range), 1.0)
         };
-        let relative_size = if owner == to { self.relative_size(&range) } else { 1.0 };
         let weight = Bytes((range.len() as f64 * bytes * relative_size).ceil() as u64);
         self.sent += weight;
         self.flows.send((from, to), weight, (tag, Payload { id, size }));

@@ -123,6 +123,7 @@ impl PeerScenario {
             compute,
             devices: std::num::NonZeroU16::MIN,
             tiers: None,
+            island: None,
             archive: false,
             region: 0,
             clock: Clock::default(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use shoal_protocol::codec::{Codec, SumCodec};
 use shoal_protocol::ids::{ContentHash, Stage, StageSpan, Step, WeightGroup};
+use shoal_protocol::island_name::IslandName;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{Evaluation, Manifest, Model, Start, Training, example};
 use shoal_protocol::message::StageChoice;
@@ -243,6 +244,8 @@ pub struct PeerScenario {
     pub devices: NonZeroU16,
     /// Its device, if that holds only some of its stages at a time. Its limits say so too.
     pub tiers: Option<TierScenario>,
+    /// The name of its island.
+    pub island: Option<IslandName>,
     /// Whether it archives every checkpoint.
     pub archive: bool,
     /// Its region.
@@ -341,6 +344,7 @@ impl Scenario {
                 }
                 peer.tiers = TierScenario::drawn(seed, index, &manifest, &parameters, &peer);
                 peer.devices = devices(seed, index, &peer.limits);
+                peer.island = island(seed, index);
                 peer
             })
             .collect();
@@ -570,6 +574,7 @@ fn peer(
         },
         devices: NonZeroU16::MIN,
         tiers: None,
+        island: None,
         archive: false,
         region,
         clock: Clock::default(),
@@ -580,6 +585,15 @@ fn peer(
 fn devices(seed: u64, index: u64, limits: &PeerLimits) -> NonZeroU16 {
     let mut rng = Rng::new(seed ^ (index + 1) << 40 ^ 0x6465_7669);
     NonZeroU16::MIN.saturating_add(if limits.swaps { 0 } else { rng.pick(&[0, 0, 1, 3]) })
+}
+
+/// In half of all scenarios most peers are in one of a few islands.
+fn island(seed: u64, index: u64) -> Option<IslandName> {
+    let mut rng = Rng::new(seed ^ 0x6973_6c61_6e64_0000);
+    let (some, islands) = (rng.chance(500), rng.within(1..=4));
+    let mut rng = Rng::new(seed ^ (index + 1) << 24 ^ 0x6973_6c61_6e64_0000);
+    let name = format!("island-{}", rng.within(1..=islands));
+    (some && rng.chance(800)).then(|| name.parse().expect("a short name"))
 }
 
 fn limits(rng: &mut Rng, manifest: &Manifest, cut: RoundCut) -> PeerLimits {

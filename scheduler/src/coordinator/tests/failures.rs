@@ -363,6 +363,7 @@ fn a_coordinator_that_takes_over_in_the_middle_of_a_rewind_completes_it() {
         devices: std::num::NonZeroU16::MIN,
         mobile: true,
         price: None,
+        island: None,
         moves: None,
     };
     let view = View { number: 1, members: vec![Arc::new(record)] };

@@ -170,6 +170,7 @@ fn register(choice: StageChoice) -> ToCoordinator {
         devices: std::num::NonZeroU16::MIN,
         mobile: false,
         price: None,
+        island: None,
     })
 }
 

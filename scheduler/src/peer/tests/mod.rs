@@ -79,6 +79,7 @@ impl Probe {
                 devices,
                 mobile: false,
                 price: None,
+                island: None,
             },
             limits,
             seed: 0,
@@ -95,6 +96,7 @@ impl Probe {
             devices,
             mobile: false,
             price: None,
+            island: None,
             moves: None,
         };
         let other = StageSpan::one(Stage(others));

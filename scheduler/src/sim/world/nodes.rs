@@ -63,6 +63,7 @@ impl Node {
                 devices: scenario.peers[index].devices,
                 mobile: scenario.peers[index].choice == StageChoice::Auto,
                 price: None,
+                island: scenario.peers[index].island.clone(),
                 link_estimates: (!probes_links_first(scenario)).then(Vec::new),
                 addresses: Vec::new(),
                 fingerprint: Some(ContentHash([0; 32])),
