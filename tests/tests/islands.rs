@@ -109,13 +109,14 @@ fn islands_of_peers_survive_a_death_in_a_round() {
         Swarm::start(&run.config(), &[&["--wait-for", "4"], &flags("east")[..]].concat());
     swarm.join(&flags("east"));
     swarm.join(&flags("west"));
-    swarm.join_to_die("reducing:12", &flags("west"));
-    swarm.reach(1);
-    let status = swarm.peers[0].status();
+    // In the third round: each has three pieces to send.
+    swarm.join_to_die("reducing:8", &flags("west"));
+    swarm.reach(0);
+    let status = swarm.status(0);
     let members = status["members"].as_array().expect("a list");
-    let west = members.iter().filter(|member| member["island"] == "west").count();
-    assert_eq!((members.len(), west), (4, 2), "{status}");
-    let _ = swarm.peers.remove(3).end();
+    let east = members.iter().filter(|member| member["island"] == "east").count();
+    assert_eq!(east, 2, "{status}");
+    assert_eq!(swarm.peers.remove(3).end().code, None, "it dies at its fault point");
     swarm.join(&flags("west"));
     let trained = swarm.finish();
     let alone = run.local("alone");
