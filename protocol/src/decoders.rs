@@ -96,6 +96,7 @@ fn envelopes() -> Vec<Vec<u8>> {
     };
     let member = Arc::new(member);
     let listens = RoundGroupMember { member: coordinator, weight: None, island: None };
+    let sums = RoundGroupMember { weight: Some(1 << 16), island: Some(300), ..listens };
     let round = round();
     let newest = checkpoint(coordinator.peer, &addresses);
     let (candidate, estimate) = newcomer(coordinator.peer, &addresses);
@@ -137,10 +138,7 @@ fn envelopes() -> Vec<Vec<u8>> {
             weights: WeightGroup(1),
             number: 9,
             part: (0, 1),
-            here: vec![
-                listens,
-                RoundGroupMember { weight: Some(1 << 16), island: Some(300), ..listens },
-            ],
+            here: vec![listens, sums],
         }),
         Message::CheckpointRequest,
         Message::Checkpoint { newest: Some(newest) },

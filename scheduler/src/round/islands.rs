@@ -58,6 +58,18 @@ impl Islands {
         (0..self.of.len()).filter(|place| *place != owner && is_head(*place)).collect()
     }
 
+    /// The number of members that an owner exchanges data with.
+    pub(super) fn heads_count(&self, owner: usize) -> usize {
+        let in_islands: usize = self.members.iter().map(Vec::len).sum();
+        let all = self.of.len() - in_islands + self.members.len();
+        all - 1 + self.of_place(owner).map_or(0, |home| self.members[home].len() - 1)
+    }
+
+    /// The number of an island's members.
+    pub(super) fn size(&self, island: usize) -> usize {
+        self.members[island].len()
+    }
+
     /// The members of an island that collect an owner's pieces, and in which proportion. The members of the owner's
     /// island and those of this one stand for each other in their order, so that a member has few partners and each
     /// collects equally much.

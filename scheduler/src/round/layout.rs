@@ -147,7 +147,7 @@ impl Layout {
             has[piece.owner] += piece.range.len() as u128;
         }
         for (range, owner) in &lost {
-            owner.into_iter().for_each(|owner| has[*owner] += range.len() as u128);
+            owner.iter().for_each(|owner| has[*owner] += range.len() as u128);
         }
         let mut deal = |(range, owner): (Range<usize>, Option<usize>)| {
             let owner = owner.unwrap_or_else(|| {
@@ -240,6 +240,15 @@ impl Layout {
         let island = self.islands.of_place(place);
         let collected = island.filter(|island| usize::from(piece.collectors[*island]) == place);
         collected.map_or_else(Vec::new, |island| self.islands.mates(island, place))
+    }
+
+    /// The number of those members.
+    pub(crate) fn child_count(&self, number: u32, place: usize) -> usize {
+        if self.owner(number) == Some(place) {
+            return self.islands.heads_count(place);
+        }
+        let island = self.islands.of_place(place).filter(|_| self.collects(number, place));
+        island.map_or(0, |island| self.islands.size(island) - 1)
     }
 
     /// Whether a member sums integers of others for a piece that it does not own.
@@ -394,6 +403,7 @@ mod tests {
                 let children = tree.iter().filter(|(_, parent)| *parent == place);
                 let children: Vec<usize> = children.map(|(child, _)| *child).collect();
                 assert_eq!(layout.children(piece, place), children, "{piece} {place}");
+                assert_eq!(layout.child_count(piece, place), children.len());
             }
         }
     }
@@ -414,6 +424,33 @@ mod tests {
         let mended = layout.mended(&before, &after);
         let lost = (0..8).filter(|piece| mended.range(*piece).is_none());
         assert_eq!(lost.collect::<Vec<_>>(), [1, 3, 5, 7], "only those that it owned");
+    }
+
+    /// A stage of ten thousand peers in eight stages: each exchanges data with the members of its island and with one
+    /// of each other island.
+    #[test]
+    fn a_member_of_a_thousand_has_few_partners() {
+        let (members, islands) = (1250u16, 35);
+        let part = |place: u16| (place, place * islands / members);
+        let numbered = (0..members).map(part).map(|(place, island)| {
+            let mut peer = [0; 32];
+            peer[..2].copy_from_slice(&place.to_be_bytes());
+            let member = Member { peer: PeerId(peer), incarnation: Incarnation(1) };
+            RoundMember { member, weight: 1, island: Some(island) }
+        });
+        let group = RoundGroup { members: numbered.collect(), ..RoundGroup::default() };
+        let round = Round { group: group.into(), ..flat(&[1]) };
+        let layout = exact(&round, 16 * 1250, cut(1, 1));
+        let mut partners = vec![BTreeSet::new(); members.into()];
+        for piece in layout.numbers() {
+            for (place, parent) in edges(&layout, piece, members.into()) {
+                partners[place].insert(parent);
+                partners[parent].insert(place);
+            }
+        }
+        let most = partners.iter().map(BTreeSet::len).max();
+        println!("{members} members in {islands} islands: at most {most:?} partners");
+        assert!(most.is_some_and(|most| most <= 110), "{most:?}");
     }
 
     #[test]
@@ -450,6 +487,10 @@ mod tests {
             let children =
                 (0..members).map(|place| layout.children(piece, place).len()).sum::<usize>();
             prop_assert_eq!(children, members - 1);
+            for place in 0..members {
+                let count = layout.children(piece, place).len();
+                prop_assert_eq!(layout.child_count(piece, place), count);
+            }
         }
         Ok(())
     }

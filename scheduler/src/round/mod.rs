@@ -432,7 +432,7 @@ impl Reduction {
         if self.changing || parent.is_some() && !self.layout.collects(piece, self.place) {
             return Ok(());
         }
-        let children = self.layout.children(piece, self.place).len();
+        let children = self.layout.child_count(piece, self.place);
         let gathered = self.gathered.entry(piece).or_default();
         if gathered.given || gathered.parts.len() != children {
             return Ok(());

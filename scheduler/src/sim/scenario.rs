@@ -13,6 +13,7 @@ use shoal_protocol::manifest::{Evaluation, Manifest, Model, Start, Training, exa
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
 
+use super::drawn_peer::{devices, island, peer};
 use super::tiers::TierScenario;
 use crate::peer::{PeerLimits, RoundCut};
 use crate::rebalance::Rebalance;
@@ -26,7 +27,7 @@ const PEERS: u64 = 64;
 const STAGES: u64 = 8;
 
 /// Maximum number of elements of a stage in a scenario from a seed.
-const ELEMENTS: u64 = 40;
+pub(super) const ELEMENTS: u64 = 40;
 
 /// A simulated swarm and its conditions.
 #[derive(Debug, Clone)]
@@ -343,8 +344,8 @@ impl Scenario {
                     peer.fits.retain(|stage| stages == 1 || *stage != lacks);
                 }
                 peer.tiers = TierScenario::drawn(seed, index, &manifest, &parameters, &peer);
-                peer.devices = devices(seed, index, &peer.limits);
-                peer.island = island(seed, index);
+                (peer.devices, peer.island) =
+                    (devices(seed, index, &peer.limits), island(seed, index));
                 peer
             })
             .collect();
@@ -352,7 +353,6 @@ impl Scenario {
         manifest.checkpoint.keep = other.pick(&[1, 2, 2, 4]);
         go_on_from_a_checkpoint(&mut manifest, &mut Rng::new(seed ^ 0x7374_6172_7400_0000));
         let manifest = Arc::new(manifest);
-        let faults = Faults::default();
         let patience = Duration::from_secs(rng.pick(&[10, 30]));
         let snapshot = Bytes(rng.pick(&[8, 2_000, 40_000]));
         Self {
@@ -374,7 +374,7 @@ impl Scenario {
             return_trip: Duration::from_secs(10),
             rebalance: Rebalance::Never,
             routing: Routing::default(),
-            faults,
+            faults: Faults::default(),
         }
     }
 
@@ -550,71 +550,5 @@ fn network(rng: &mut Rng) -> NetworkScenario {
         uplink: None,
         duplicates_per_mille: rng.pick(&[0, 0, 10, 200]),
         strays_per_mille: rng.pick(&[0, 0, 100]),
-    }
-}
-
-fn peer(
-    rng: &mut Rng,
-    manifest: &Manifest,
-    cut: RoundCut,
-    choice: StageChoice,
-    region: usize,
-) -> PeerScenario {
-    let forward = rng.microseconds(200..=20_000) * rng.pick(&[1, 1, 1, 4]);
-    PeerScenario {
-        choice,
-        fits: manifest.stages().collect(),
-        limits: limits(rng, manifest, cut),
-        start: Some(rng.microseconds(0..=100_000)),
-        compute: ComputeScenario {
-            forward,
-            backward: forward * 2,
-            other: rng.microseconds(1..=500),
-            jitter_per_mille: rng.pick(&[0, 100, 1000]),
-        },
-        devices: NonZeroU16::MIN,
-        tiers: None,
-        island: None,
-        archive: false,
-        region,
-        clock: Clock::default(),
-    }
-}
-
-/// A peer that swaps its stages has one device.
-fn devices(seed: u64, index: u64, limits: &PeerLimits) -> NonZeroU16 {
-    let mut rng = Rng::new(seed ^ (index + 1) << 40 ^ 0x6465_7669);
-    NonZeroU16::MIN.saturating_add(if limits.swaps { 0 } else { rng.pick(&[0, 0, 1, 3]) })
-}
-
-/// In half of all scenarios most peers are in one of a few islands.
-fn island(seed: u64, index: u64) -> Option<IslandName> {
-    let mut rng = Rng::new(seed ^ 0x6973_6c61_6e64_0000);
-    let (some, islands) = (rng.chance(500), rng.within(1..=4));
-    let mut rng = Rng::new(seed ^ (index + 1) << 24 ^ 0x6973_6c61_6e64_0000);
-    let name = format!("island-{}", rng.within(1..=islands));
-    (some && rng.chance(800)).then(|| name.parse().expect("a short name"))
-}
-
-fn limits(rng: &mut Rng, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
-    // Size of one microbatch at one stage: activation with labels, and gradient.
-    let training = &manifest.training;
-    let unit = (manifest.activation_bytes() + manifest.gradient_bytes()).0;
-    let (stages, groups) = (u64::from(training.stages), manifest.weight_groups().count() as u64);
-    // The steps that can run, and the one whose work is granted before the first of them ends.
-    let steps = manifest.steps_at_once() + 1;
-    PeerLimits {
-        first_window: rng.within(1..=4) as usize,
-        largest_window: rng.pick(&[1, 2, 4, 64]),
-        offers: rng.pick(&[0, 1, 3, 64]),
-        askers: rng.pick(&[1, 4, 64]),
-        cell: rng.pick(&[1, 3, 64]),
-        in_flight: Bytes(unit * stages * steps * rng.pick(&[1, 3, 64])),
-        // Room for the results of at least two steps.
-        heard: Bytes(8 * ELEMENTS * groups * rng.pick(&[2, 3, 1000])),
-        round_bytes: Bytes(8 * cut.piece_elements as u64 * rng.within(0..=8)),
-        cut,
-        retry: Duration::from_millis(rng.pick(&[100, 700, 2000])),
-        swaps: rng.pick(&[false, false, true]),
     }
 }

@@ -25,6 +25,10 @@ pub(super) fn assigned(
     for (place, name) in names.iter().enumerate() {
         alike.entry(*name).or_default().push(place);
     }
+    if alike.len() == 1 && names[0].is_some() && names.len() <= PARTNERS {
+        // One island of all: nothing is between islands.
+        return vec![None; members.len()];
+    }
     let mut islands = Vec::new();
     for (name, places) in alike {
         if places.len() > PARTNERS {
@@ -125,6 +129,8 @@ mod tests {
         assert_eq!(islands, [Some(1), Some(1), Some(0), Some(0)]);
         let (islands, _) = assign(&[(1, "b"), (3, "a"), (6, "c")], &before);
         assert_eq!(islands, [None; 3]);
+        let (islands, _) = assign(&[(1, "b"), (4, "b"), (7, "b")], &before);
+        assert_eq!(islands, [None; 3], "one island of all");
     }
 
     proptest! {
