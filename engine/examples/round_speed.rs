@@ -28,7 +28,7 @@ impl Member {
     /// The part as decoded by its reducer.
     fn part(&mut self, range: &Range<usize>, codec: SumCodec) -> Bytes {
         let sums = &self.sums[WIDTH * range.start..WIDTH * range.end];
-        let part = self.stage.part(range.clone(), sums).expect("whole sums");
+        let part = self.stage.part(range.clone(), sums, &[]).expect("whole sums");
         if codec != SumCodec::Exact {
             return part;
         }

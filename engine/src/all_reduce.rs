@@ -85,12 +85,23 @@ impl AllReduce {
         self.blocks = empty(self.mean.numel());
     }
 
-    /// Encodes this member's sums of a range (i64, little-endian) for the member that reduces them.
+    /// Encodes this member's sums of a range (i64, little-endian) for the member that adds them, with the
+    /// results of [`AllReduce::part`] of others of its island.
     ///
     /// # Errors
-    /// If they are not the sums of that range.
-    pub fn part(&mut self, range: Range<usize>, sums: &[u8]) -> Result<Bytes> {
-        let SumCodec::Rounded(codec) = self.codec else { return Ok(Bytes::copy_from_slice(sums)) };
+    /// If one differs in length from the range.
+    ///
+    /// # Panics
+    /// If there are others' in a codec that rounds: rounds have no islands then.
+    pub fn part(&mut self, range: Range<usize>, sums: &[u8], others: &[Bytes]) -> Result<Bytes> {
+        let SumCodec::Rounded(codec) = self.codec else {
+            if others.is_empty() {
+                return Ok(Bytes::copy_from_slice(sums));
+            }
+            let all = std::iter::once(sums).chain(others.iter().map(Bytes::as_ref));
+            return add_parts(&all.collect::<Vec<_>>(), range.len());
+        };
+        assert!(others.is_empty(), "a round's layout has no islands in a codec that rounds");
         self.own(range.clone(), sums)?;
         let bytes = encode(codec, &self.numbers);
         self.given += range.len();
@@ -306,7 +317,9 @@ mod tests {
             let own = |member: usize| sums(&contributions[member][range.clone()]);
             let others = (0..count).filter(|member| *member != owner);
             let parts: Vec<Bytes> = others
-                .map(|member| members[member].part(range.clone(), &own(member)).expect("whole"))
+                .map(|member| {
+                    members[member].part(range.clone(), &own(member), &[]).expect("whole")
+                })
                 .collect();
             let sums = own(owner);
             let result = members[owner].reduce(range.clone(), &sums, &parts).expect("whole");
@@ -373,6 +386,25 @@ mod tests {
     }
 
     #[test]
+    fn an_islands_sum_gives_the_same_mean() {
+        let contributions = [wave(0.0), wave(1.0), wave(2.0)];
+        for codec in ["exact", "integers"] {
+            let mut flat = members(codec, 3);
+            round(&mut flat, &contributions);
+            let [mut owner, mut collector, mut mate] =
+                <[AllReduce; 3]>::try_from(members(codec, 3)).expect("three");
+            let range = 0..ELEMENTS;
+            let part = mate.part(range.clone(), &sums(&contributions[2]), &[]).expect("whole");
+            let own = sums(&contributions[1]);
+            let part = collector.part(range.clone(), &own, &[part]).expect("whole");
+            owner.reduce(range.clone(), &sums(&contributions[0]), &[part]).expect("whole");
+            assert_eq!(owner.outcome(), flat[0].outcome(), "{codec}");
+            let short = collector.part(range, &own, &[Bytes::from_static(&[0; 8])]);
+            assert!(matches!(short, Err(EngineError::WrongLength { .. })));
+        }
+    }
+
+    #[test]
     fn a_round_is_measured_anew_after_a_failed_one() {
         let mut members = members("exact", 2);
         round(&mut members, &[wave(0.0), wave(1.0)]);
@@ -400,7 +432,8 @@ mod tests {
         let zeros = Bytes::from(vec![0; size_of::<f32>() * others.len()]);
         members[0].install(others.clone(), &zeros).expect("whole");
         assert!(members[0].outcome().0 != outcome.0);
-        let part = members[1].part(others.clone(), &sums(&contributions[1][others.clone()]));
+        let own = sums(&contributions[1][others.clone()]);
+        let part = members[1].part(others.clone(), &own, &[]);
         let own = sums(&contributions[0][others.clone()]);
         members[0].reduce(others, &own, &[part.expect("whole")]).expect("whole");
         assert_eq!(members[0].outcome(), outcome);
@@ -429,7 +462,7 @@ mod tests {
         let mut member = members("int8", 1).remove(0);
         let wrong = |result: Result<()>| matches!(result, Err(EngineError::WrongLength { .. }));
         assert!(wrong(member.install(0..10, &[0; 10])));
-        assert!(wrong(member.part(0..10, &sums(&[0.0; 9])).map(|_| ())));
+        assert!(wrong(member.part(0..10, &sums(&[0.0; 9]), &[]).map(|_| ())));
         assert!(wrong(member.reduce(0..10, &sums(&[0.0; 10]), &[Bytes::new()]).map(|_| ())));
     }
 }

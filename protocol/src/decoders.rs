@@ -61,6 +61,7 @@ fn newcomer(known: PeerId, addresses: &[SocketAddr]) -> (Candidate, LinkEstimate
         room: 2,
         longest: 1,
         price: Some(units::Price::MAX),
+        island: Some("us-east-1".parse().expect("a name")),
         link_estimates: Some(vec![(known, estimate)]),
     };
     (candidate, estimate)
@@ -92,6 +93,7 @@ fn envelopes() -> Vec<Vec<u8>> {
         room: 2,
         longest: 1,
         price: Some(units::Price::MAX),
+        island: Some("us-east-1".parse().expect("a name")),
         moves: Some(Move {
             to: StageSpan::one(Stage(3)),
             era: Era(1),
@@ -100,7 +102,8 @@ fn envelopes() -> Vec<Vec<u8>> {
         }),
     };
     let member = Arc::new(member);
-    let listens = RoundGroupMember { member: coordinator, weight: None };
+    let listens = RoundGroupMember { member: coordinator, weight: None, island: None };
+    let sums = RoundGroupMember { weight: Some(1 << 16), island: Some(300), ..listens };
     let round = round();
     let newest = checkpoint(coordinator.peer, &addresses);
     let (candidate, estimate) = newcomer(coordinator.peer, &addresses);
@@ -142,7 +145,7 @@ fn envelopes() -> Vec<Vec<u8>> {
             weights: WeightGroup(1),
             number: 9,
             part: (0, 1),
-            here: vec![listens, RoundGroupMember { weight: Some(1 << 16), ..listens }],
+            here: vec![listens, sums],
         }),
         Message::CheckpointRequest,
         Message::Checkpoint { newest: Some(newest) },

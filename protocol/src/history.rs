@@ -252,6 +252,7 @@ mod tests {
             room: 0,
             longest: 1,
             price: None,
+            island: None,
             moves: None,
         };
         let since = number - 1;

@@ -1,5 +1,5 @@
 //! The share of fast links that all-reduces use, in virtual time, for links too fast to emulate.
-//! Prints the table of docs/compression.md.
+//! Prints the tables of docs/compression.md and docs/islands.md.
 //!
 //! The decisions are those of a swarm; links are shared fairly and arithmetic takes no time.
 //!
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use shoal_protocol::codec::{Block, Codec, SumCodec};
 use shoal_protocol::units::Rate;
-use shoal_scheduler::sim::{Port, all_reduces};
+use shoal_scheduler::sim::{Port, Sites, all_reduces, between_sites};
 
 /// 1 Mbit/s in bytes.
 const MEGABIT: u64 = 125_000;
@@ -49,6 +49,14 @@ const LINKS: [(&str, &[(u64, u64)]); 7] = [
     ("up 500, down 2000, 4 peers", &[(500, 2000); 4]),
 ];
 
+/// The peers of each island.
+const ISLANDS: [&[usize]; 4] = [&[4, 4], &[2, 2], &[1, 4], &[2, 3, 4]];
+/// The link of each island to the others, that of each peer, and the latency between and within islands.
+const BETWEEN: Rate = Rate(100 * MEGABIT);
+const WITHIN: Rate = Rate(1000 * MEGABIT);
+const FAR: Duration = Duration::from_millis(20);
+const NEAR: Duration = Duration::from_micros(200);
+
 fn main() -> Result<(), std::num::ParseIntError> {
     let sizes: Vec<usize> =
         std::env::args().skip(1).map(|text| text.parse()).collect::<Result<_, _>>()?;
@@ -59,7 +67,7 @@ fn main() -> Result<(), std::num::ParseIntError> {
         DELAY.as_millis()
     );
     println!("values  links                       mode   least      time       share  goal");
-    for millions in sizes {
+    for millions in &sizes {
         for (name, links) in LINKS {
             let port = |(up, down): &(u64, u64)| Port {
                 up: Rate(up * MEGABIT),
@@ -81,5 +89,45 @@ fn main() -> Result<(), std::num::ParseIntError> {
             }
         }
     }
+    for millions in sizes {
+        print_islands(millions);
+    }
     Ok(())
+}
+
+/// Prints rounds of islands of peers, each with one link to the others, beside those of the same peers alone.
+fn print_islands(millions: usize) {
+    println!(
+        "\n{millions}M values, islands with {} Mbit/s to the others, {} ms away; peers with {} Mbit/s. Least: the time in\n\
+         which these links carry each piece once for each island.\n\n\
+         peers    mode      crossing, alone  islands       time, alone  islands    least      share  goal",
+        BETWEEN.0 / MEGABIT,
+        FAR.as_millis(),
+        WITHIN.0 / MEGABIT
+    );
+    let port = |rate| Port { up: rate, down: rate };
+    for members in ISLANDS {
+        let of: Vec<usize> =
+            members.iter().enumerate().flat_map(|(site, count)| vec![site; *count]).collect();
+        let ports = vec![port(WITHIN); of.len()];
+        let sites = Sites { of, links: vec![port(BETWEEN); members.len()], near: NEAR };
+        for mode in [SumCodec::Exact, SumCodec::Integers] {
+            let round =
+                |islands| between_sites(&ports, &sites, FAR, millions * 1_000_000, mode, islands);
+            let (alone, islands) = (round(false), round(true));
+            let sizes: Vec<String> = members.iter().map(ToString::to_string).collect();
+            println!(
+                "{:7}  {:8}  {:>12.1} MB  {:>7.1} MB  {:>9.3} s  {:>7.3} s  {:>7.3} s  {:.3}  {}",
+                sizes.join(" + "),
+                mode.to_string(),
+                alone.crossed.0 as f64 / 1e6,
+                islands.crossed.0 as f64 / 1e6,
+                alone.time.as_secs_f64(),
+                islands.time.as_secs_f64(),
+                islands.least.as_secs_f64(),
+                islands.share(),
+                if islands.share() >= GOAL { "met" } else { "NOT met" },
+            );
+        }
+    }
 }

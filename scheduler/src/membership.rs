@@ -135,7 +135,7 @@ impl Membership {
         (link_estimates, load): (&LinkEstimates, &Load),
     ) -> Result<Admission, AdmissionError> {
         let Candidate { choice, fits, addresses, fingerprint, duties, devices, .. } = candidate;
-        let Candidate { room, longest, price, .. } = candidate;
+        let Candidate { room, longest, price, island, .. } = candidate;
         let mut replaced = None;
         if let Some(known) = self.members.get(&member.peer) {
             let MemberRecord { member: life, span, .. } = *known.record;
@@ -186,6 +186,7 @@ impl Membership {
             room,
             longest,
             price,
+            island,
             moves,
         });
         self.members.insert(member.peer, Registered { record, fingerprint });
@@ -532,6 +533,7 @@ mod tests {
             room: 2,
             longest: 1,
             price: None,
+            island: None,
             moves: moves_to.map(|to| Move { to: StageSpan::one(Stage(to)), era, at, reason }),
         })
     }

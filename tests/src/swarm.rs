@@ -7,9 +7,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::process::Process;
+use crate::process::{Outcome, Process};
 use crate::program::shoal;
 use crate::run::Trained;
 
@@ -142,6 +143,24 @@ impl Swarm {
     #[must_use]
     pub fn data_dir(&self, index: usize) -> PathBuf {
         self.homes.join(format!("peer-{index}"))
+    }
+
+    /// Runs a command that queries peer number `index`.
+    #[must_use]
+    pub fn ask(&self, index: usize, words: &[&str]) -> Outcome {
+        let mut command = shoal(words);
+        command.arg("--data-dir").arg(self.data_dir(index));
+        Process::start("ask", command).end()
+    }
+
+    /// The status that peer number `index` shows.
+    ///
+    /// # Panics
+    /// When it shows none.
+    #[must_use]
+    pub fn status(&self, index: usize) -> Value {
+        let text = self.ask(index, &["status", "-o", "json"]).success();
+        serde_json::from_str(&text).expect("JSON")
     }
 
     /// Waits until every peer has ended successfully, and reads the results.

@@ -94,3 +94,32 @@ fn devices_that_do_not_divide_the_slices_are_refused() {
     let text = Process::start("local", command).end().failure(2);
     assert!(text.contains("model.slices = 2 cannot be divided among 3 devices"), "{text}");
 }
+
+/// Four peers of one stage are two islands, whose sums travel on two levels. One dies while it sends its sums, and a
+/// newcomer takes its place.
+#[test]
+fn islands_of_peers_survive_a_death_in_a_round() {
+    let run = Run::tiny(&[
+        ("training.steps", Value::from(8)),
+        ("training.stages", Value::from(1)),
+        ("training.microbatches", Value::from(8)),
+    ]);
+    let flags = |island| [&["--island", island], SLOW].concat();
+    let mut swarm =
+        Swarm::start(&run.config(), &[&["--wait-for", "4"], &flags("east")[..]].concat());
+    swarm.join(&flags("east"));
+    swarm.join(&flags("west"));
+    // In the third round: each has three pieces to send.
+    swarm.join_to_die("reducing:8", &flags("west"));
+    swarm.reach(0);
+    let status = swarm.status(0);
+    let members = status["members"].as_array().expect("a list");
+    let east = members.iter().filter(|member| member["island"] == "east").count();
+    assert_eq!(east, 2, "{status}");
+    assert_eq!(swarm.peers.remove(3).end().code, None, "it dies at its fault point");
+    swarm.join(&flags("west"));
+    let trained = swarm.finish();
+    let alone = run.local("alone");
+    assert_eq!(trained.hash(), alone.hash());
+    assert_eq!(trained.losses(), alone.losses());
+}

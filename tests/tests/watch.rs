@@ -1,30 +1,13 @@
 //! Status, health and readiness of peers and observers.
 
-use std::process::Command;
-
 use serde_json::Value as Json;
 use shoal_tests::http::get;
-use shoal_tests::process::{Outcome, Process};
-use shoal_tests::program::shoal;
 use shoal_tests::run::Run;
 use shoal_tests::swarm::{Swarm, own_address};
 use toml::Value;
 
 /// The number of queries for a status that must come.
 const TRIES: usize = 200;
-
-/// Runs a command that queries peer number `index` of a swarm.
-fn ask(swarm: &Swarm, index: usize, words: &[&str]) -> Outcome {
-    let home = swarm.data_dir(index);
-    let mut command: Command = shoal(words);
-    command.arg("--data-dir").arg(home);
-    Process::start("ask", command).end()
-}
-
-fn status(swarm: &Swarm, index: usize) -> Json {
-    let text = ask(swarm, index, &["status", "-o", "json"]).success();
-    serde_json::from_str(&text).expect("JSON")
-}
 
 #[test]
 fn an_observer_shows_the_events_of_the_swarm() {
@@ -37,7 +20,7 @@ fn an_observer_shows_the_events_of_the_swarm() {
     swarm.join(&["--stage", "0"]);
     swarm.join(&["--stage", "1"]);
     swarm.peers[1].event("committed");
-    let seen = status(&swarm, 1);
+    let seen = swarm.status(1);
     assert_eq!(seen["node"]["state"], "watching", "{seen:#}");
     assert_eq!(seen["node"]["ready"], true, "{seen:#}");
     let members = seen["members"].as_array().expect("a list");
@@ -48,21 +31,21 @@ fn an_observer_shows_the_events_of_the_swarm() {
     assert_eq!(seen["run"]["stages"], 2);
     assert!(seen["training"]["loss"].as_f64().is_some_and(|loss| loss > 1.0), "{seen:#}");
     assert!(seen["curves"]["loss"].as_array().is_some_and(|points| !points.is_empty()));
-    assert_eq!(ask(&swarm, 1, &["healthcheck", "--ready"]).success(), "ready\n");
-    let table = ask(&swarm, 1, &["status"]).success();
+    assert_eq!(swarm.ask(1, &["healthcheck", "--ready"]).success(), "ready\n");
+    let table = swarm.ask(1, &["status"]).success();
     assert!(table.contains("STAGE  PEER") && table.contains("○ watching"), "{table}");
 
     swarm.peers[3].kill();
     let shown = (0..TRIES).any(|_| {
         swarm.peers[1].event("committed");
-        status(&swarm, 1)["events"].to_string().contains("is gone from stage 1")
+        swarm.status(1)["events"].to_string().contains("is gone from stage 1")
     });
-    assert!(shown, "{:#}", status(&swarm, 1));
+    assert!(shown, "{:#}", swarm.status(1));
 
     // A query of a peer that has ended fails at once.
     swarm.peers[1].terminate();
     let _ = swarm.peers.remove(1).end().success();
-    let refused = ask(&swarm, 1, &["healthcheck"]);
+    let refused = swarm.ask(1, &["healthcheck"]);
     assert_eq!(refused.code, Some(1));
     assert!(refused.stderr.contains("no peer that is shown over HTTP runs"), "{}", refused.stderr);
 }
@@ -96,14 +79,14 @@ fn prices_of_members_become_the_cost_of_the_run() {
     swarm.join(&["--observer"]);
     swarm.join(&priced("2"));
     swarm.peers[1].event("committed");
-    let seen = status(&swarm, 1);
+    let seen = swarm.status(1);
     assert_eq!(seen["cost"]["per_hour"], 2.5, "{seen:#}");
     assert!(seen["cost"]["total"].as_f64().is_some_and(|total| total > 0.0), "{seen:#}");
     let members = seen["members"].as_array().expect("a list");
     let mut prices: Vec<_> = members.iter().filter_map(|member| member["price"].as_f64()).collect();
     prices.sort_by(f64::total_cmp);
     assert_eq!(prices, [0.5, 2.0]);
-    let table = ask(&swarm, 1, &["status"]).success();
+    let table = swarm.ask(1, &["status"]).success();
     assert!(table.contains(" so far, 2.5000 an hour"), "{table}");
 
     let report = swarm.finish().report;

@@ -44,6 +44,7 @@ fn view() -> LogRecord {
         room: 0,
         longest: 1,
         price: None,
+        island: None,
         moves: None,
     };
     let gone = [Member { peer: PeerId([2; 32]), incarnation: Incarnation(3) }].into();

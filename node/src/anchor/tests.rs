@@ -55,6 +55,7 @@ fn record(number: u64, trace: u64) -> LogRecord {
         room: 0,
         longest: 1,
         price: None,
+        island: None,
         moves: None,
     };
     let since = number.saturating_sub(1);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use shoal_engine::{DeviceChoice, Devices, EngineError, threads_of_each};
+use shoal_protocol::island_name::IslandName;
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Price};
 use shoal_scheduler::rebalance::Rebalance;
@@ -143,6 +144,10 @@ pub struct PeerArgs {
     /// peer observes). Chosen stages that memory does not hold at once are swapped.
     #[arg(long, value_name = "auto|auto:N|N|A-B|all|none", default_value = "auto", value_parser = parse_stage)]
     stage: StageWish,
+    /// Name of the island of peers with fast links to each other that this peer is in. Peers of one island sum
+    /// gradients among themselves, so that they cross the slow links between islands once.
+    #[arg(long, value_name = "NAME")]
+    island: Option<IslandName>,
     #[command(flatten)]
     compute: ComputeArgs,
     /// Memory limit (as 8GiB), without libtorch itself; default: the free memory.
@@ -208,6 +213,8 @@ pub struct PeerOptions {
     pub stage: StageChoice,
     /// How many stages in a row the coordinator may choose at most.
     pub longest: u16,
+    /// The island of peers that it is in, if it is in one.
+    pub island: Option<IslandName>,
     /// What to compute with, and where events go.
     pub compute: ComputeOptions,
     /// How much of the machine to use.
@@ -243,6 +250,7 @@ impl PeerArgs {
             http: self.http,
             stage: self.stage.choice,
             longest: self.stage.longest.get(),
+            island: self.island,
             compute: self.compute.into(),
             limits: ResourceLimits { memory: self.memory, log_memory: self.log_memory },
             packing: self.packing,

@@ -10,6 +10,7 @@ use anyhow::Context;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use shoal_protocol::ids::{Stage, StageSpan};
+use shoal_protocol::island_name::IslandName;
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Rate};
 use shoal_scheduler::sim::{ElementBytes, Scenario, SpotTrace, SpotUnit, TierScenario};
@@ -55,6 +56,8 @@ pub(super) struct Group {
     host_link: Option<f64>,
     /// Their region.
     region: String,
+    /// The name of their island; by default each is alone.
+    island: Option<IslandName>,
     /// A trace by which additional peers start and die.
     spot: Option<Spot>,
 }
@@ -251,6 +254,7 @@ fn form(described: &Described, scenario: &mut Scenario) {
         peer.compute.forward = Duration::from_secs_f64(described.forward / group.speed);
         peer.compute.backward = peer.compute.forward * 2;
         peer.devices = group.devices;
+        peer.island = group.island.clone();
         peer.region = place(&group.region).expect("every group is in one");
         peer.limits.heard = Bytes(u64::MAX / 4);
         if let Some(span) = group.stage {
@@ -286,6 +290,7 @@ between = { delay = 0.02, bandwidth = 1e7 }
 [[group]]
 count = 2
 region = "a"
+island = "a1"
 memory = 16e9
 stage = "0-1"
 device_memory = 1e7

@@ -48,6 +48,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
         devices,
         threads,
         price: compute.price,
+        island: None,
         limits: ResourceLimits { memory, ..ResourceLimits::default() },
         slow_down: std::time::Duration::ZERO,
         data_dir: scratch.path().to_owned(),

@@ -288,6 +288,7 @@ impl Described {
                 jitter_per_mille: 50,
             },
             devices: std::num::NonZeroU16::MIN,
+            island: None,
             tiers: None,
             archive: false,
             region: index % self.regions,

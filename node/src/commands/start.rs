@@ -236,6 +236,7 @@ async fn take_part(
         devices,
         threads,
         price: options.compute.price,
+        island: options.island.clone(),
         limits: options.limits,
         slow_down: options.slow_down,
         data_dir: home.path().to_owned(),

@@ -167,6 +167,7 @@ mod tests {
             room: 0,
             longest: 1,
             price: None,
+            island: None,
             moves: None,
         };
         let mut contact = CoordinatorContact::new(Some(member(1)));

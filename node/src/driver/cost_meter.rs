@@ -62,6 +62,7 @@ mod tests {
             room: 0,
             longest: 1,
             price: price.map(|price| price.parse().expect("a price")),
+            island: None,
             moves: None,
         };
         let members = prices.iter().enumerate().map(record).map(Into::into).collect();

@@ -110,12 +110,11 @@ impl EngineHost {
         let ids: Vec<PayloadId> = match &task {
             Task::Forward { activation, .. } => activation.iter().copied().collect(),
             Task::Backward { gradient, .. } => gradient.iter().copied().collect(),
-            Task::Reduce { parts, .. } => parts.clone(),
+            Task::Export { parts, .. } | Task::Reduce { parts, .. } => parts.clone(),
             Task::Install { payload, .. } => vec![*payload],
             Task::Accumulate { .. }
             | Task::Discard { .. }
             | Task::FetchAhead { .. }
-            | Task::Export { .. }
             | Task::Summarise { .. }
             | Task::Apply { .. }
             | Task::Restore { .. }

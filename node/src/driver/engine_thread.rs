@@ -247,12 +247,12 @@ impl EngineWorker {
                 FaultPoint::Swapping.pass();
                 return Ok(None);
             }
-            Task::Export { round, to, piece, range } => {
-                let count = range.len();
+            Task::Export { round, to, piece, range, .. } => {
+                let (count, others) = (range.len(), parts_of(inputs));
                 let (engine, reduction) = self.reduction(round)?;
                 let place = range.clone();
                 let part = engine.read_sums(round.weights, round.step, place, |sums| {
-                    reduction.part(range, sums)
+                    reduction.part(range, sums, &others)
                 })??;
                 let part = Tensor::flat(self.sum_codec().part(), count, part);
                 let payload = self.resources.passes.payloads.keep([part]);
@@ -305,7 +305,7 @@ impl EngineWorker {
         range: Range<usize>,
         others: &[Tensors],
     ) -> Result<TaskResult, EngineError> {
-        let others: Vec<Bytes> = others.iter().map(|tensors| tensors[0].bytes.clone()).collect();
+        let others = parts_of(others);
         let (count, place) = (range.len(), range.clone());
         let (engine, reduction) = self.reduction(round)?;
         let reduce = |sums: &[u8]| reduction.reduce(range, sums, &others);
@@ -415,6 +415,11 @@ impl EngineWorker {
         let lacks_base = parts.manifest.lora.is_none() || engine.needs_base(stage)?;
         runtime.block_on(run_files.obtain_origin(stage, version, lacks_base))
     }
+}
+
+/// The integers of other members.
+fn parts_of(inputs: &[Tensors]) -> Vec<Bytes> {
+    inputs.iter().map(|tensors| tensors[0].bytes.clone()).collect()
 }
 
 /// Returns the state of a weight group's newest all-reduce.

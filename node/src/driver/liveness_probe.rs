@@ -69,6 +69,7 @@ mod tests {
             room: 0,
             longest: 1,
             price: None,
+            island: None,
             moves: None,
         };
         let members = [

@@ -8,6 +8,7 @@ use std::time::Duration;
 use shoal_engine::DeviceChoice;
 use shoal_metrics::Metrics;
 use shoal_protocol::ids::Member;
+use shoal_protocol::island_name::IslandName;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Founding, StageChoice};
 use shoal_protocol::net::transport::{Transport, TransportEvent};
@@ -37,6 +38,8 @@ pub struct Setup {
     pub threads: usize,
     /// The price of the machine, if it is known.
     pub price: Option<Price>,
+    /// The name of the peer's island, if it shares a fast network with others.
+    pub island: Option<IslandName>,
     /// The part of the machine that the peer may use.
     pub limits: ResourceLimits,
     /// Extra time for each pass, to model a slow peer.

@@ -302,6 +302,7 @@ mod tests {
             room: 0,
             longest: 1,
             price: None,
+            island: None,
             moves: None,
         };
         let members = members.iter().map(record).map(Into::into).collect();

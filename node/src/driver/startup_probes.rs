@@ -41,7 +41,8 @@ pub(super) async fn new_peer(
     budget: &ResourceBudget,
     passes: usize,
 ) -> anyhow::Result<(Peer, u16)> {
-    let Setup { manifest, me, choice, longest, devices, threads, price, network, role, .. } = setup;
+    let Setup { manifest, me, choice, longest, devices, threads, price, island, .. } = setup;
+    let Setup { network, role, .. } = setup;
     let fits = budget.fits(manifest, *choice).exit_with(Exit::NotAdmitted)?;
     let room = budget.room(manifest, *choice, &fits);
     let fingerprint = match choice {
@@ -72,6 +73,7 @@ pub(super) async fn new_peer(
         room,
         longest: *longest,
         price: *price,
+        island: island.clone(),
         link_estimates: None,
         addresses: network.as_ref().map_or_else(Vec::new, |net| net.addresses.clone()),
         fingerprint,

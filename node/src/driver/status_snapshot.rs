@@ -130,6 +130,7 @@ impl Sources<'_> {
             archive: record.duties.archive,
             own,
             price: record.price,
+            island: record.island.clone(),
             addresses: record.addresses.clone(),
             link: transport.and_then(|transport| link(transport, record)),
         }

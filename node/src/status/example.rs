@@ -37,6 +37,7 @@ fn member(number: u8, stages: StageSpan, state: MemberState) -> MemberStatus {
         archive: false,
         own: number == 1,
         price: (number == 2).then(|| "0.35".parse().expect("a price")),
+        island: (number == 2).then(|| "us-east-1".parse().expect("a name")),
         addresses: vec!["127.0.0.1:7410".parse().expect("an address")],
         link: (number != 1).then_some(link),
     }

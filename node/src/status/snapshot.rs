@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 #[cfg(any(test, fuzzing))]
 use shoal_protocol::decoder::Decoder;
 use shoal_protocol::ids::{ContentHash, Incarnation, PeerId, RunId, StageSpan};
+use shoal_protocol::island_name::IslandName;
 use shoal_protocol::message::MoveReason;
 use shoal_protocol::units::Price;
 
@@ -225,6 +226,9 @@ pub struct MemberStatus {
     /// The price of its machine for an hour, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price: Option<Price>,
+    /// The name of the island of peers that it is in, if it is in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub island: Option<IslandName>,
     /// Its listen addresses.
     pub addresses: Vec<SocketAddr>,
     /// This node's connection to it, if there is one.

@@ -42,6 +42,12 @@ impl SumCodec {
         }
     }
 
+    /// Whether members send integers, whose sum does not depend on which are added first.
+    #[must_use]
+    pub const fn is_exact(self) -> bool {
+        matches!(self, Self::Exact | Self::Integers)
+    }
+
     /// Whether rounding errors are carried over to the next step.
     #[must_use]
     pub const fn loses(self) -> bool {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::LinkEstimate;
 use crate::ids::{ContentHash, Era, Member, PeerId, Stage, StageSpan, Step};
+use crate::island_name::IslandName;
 use crate::units::Price;
 
 /// Which stages a newcomer wants to host.
@@ -54,6 +55,8 @@ pub struct Candidate {
     pub longest: u16,
     /// The price of its machine, if its operator stated one. It decides nothing.
     pub price: Option<Price>,
+    /// The name of its island, if it shares a fast network with others.
+    pub island: Option<IslandName>,
     /// The measured links to members; `None` before the latency probe.
     pub link_estimates: Option<Vec<(PeerId, LinkEstimate)>>,
 }
@@ -223,6 +226,8 @@ pub struct MemberRecord {
     pub longest: u16,
     /// The price of its machine, if its operator stated one. It decides nothing.
     pub price: Option<Price>,
+    /// The name of its island, if it shares a fast network with others.
+    pub island: Option<IslandName>,
     /// Its migration to other stages, while one is under way.
     pub moves: Option<Move>,
 }
@@ -379,6 +384,7 @@ mod tests {
             room: 0,
             longest: 1,
             price: None,
+            island: None,
             moves: None,
         }
         .into()

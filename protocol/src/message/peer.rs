@@ -72,24 +72,24 @@ pub enum TensorTag {
         /// The receiver's work.
         key: ClaimKey,
     },
-    /// One member's integers for the receiver's part of the vector in a round.
+    /// Integers of a piece of a round's vector, for the member that adds them: the sender's, or those of its island.
     RoundPart {
         /// The round.
         round: RoundId,
         /// The mend of the round that the sums belong to.
         mend: Mend,
-        /// Index of the piece within the receiver's part.
+        /// The number of the piece in the round.
         piece: u32,
-        /// The sum of the tags of the sender's microbatches.
+        /// The sum of the tags of the microbatches in them.
         proof: u64,
     },
-    /// The reduced gradient of the sender's part of the vector in a round.
+    /// The reduced gradient of a piece of a round's vector, from its owner or the island's collector.
     RoundResult {
         /// The round.
         round: RoundId,
         /// The mend of the round that the result belongs to.
         mend: Mend,
-        /// Index of the piece within the sender's part.
+        /// The number of the piece in the round.
         piece: u32,
         /// The sum of all members' tags.
         proof: u64,

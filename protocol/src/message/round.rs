@@ -67,6 +67,8 @@ pub struct RoundMember {
     pub member: Member,
     /// The size of its part of the vector is in proportion to this weight.
     pub weight: u32,
+    /// The island of members with fast links to each other; `None` if it is alone.
+    pub island: Option<u16>,
 }
 
 /// One entry of a round group: a replica or a listener.
@@ -76,6 +78,8 @@ pub struct RoundGroupMember {
     pub member: Member,
     /// The replica's weight; `None` for a listener.
     pub weight: Option<u32>,
+    /// The replica's island, if it is in one with others.
+    pub island: Option<u16>,
 }
 
 /// The difference between two round groups. A receiver that lacks the first requests the complete
@@ -95,37 +99,39 @@ pub struct RoundGroupChange {
 impl RoundGroup {
     /// All entries: replicas, then listeners.
     pub fn all(&self) -> impl Iterator<Item = RoundGroupMember> + '_ {
-        let members = self.members.iter();
-        let members =
-            members.map(|part| RoundGroupMember { member: part.member, weight: Some(part.weight) });
-        let listeners = self.listeners.iter();
-        members.chain(listeners.map(|member| RoundGroupMember { member: *member, weight: None }))
+        let replica = |part: &RoundMember| {
+            let RoundMember { member, weight, island } = *part;
+            RoundGroupMember { member, weight: Some(weight), island }
+        };
+        let listener =
+            |member: &Member| RoundGroupMember { member: *member, weight: None, island: None };
+        self.members.iter().map(replica).chain(self.listeners.iter().map(listener))
     }
 
     /// A group of these entries. The last of several entries of a member counts.
     #[must_use]
     pub fn of(number: u64, all: impl IntoIterator<Item = RoundGroupMember>) -> Self {
-        let all: BTreeMap<Member, Option<u32>> =
-            all.into_iter().map(|one| (one.member, one.weight)).collect();
-        let part = |(member, weight): (&Member, &Option<u32>)| {
-            weight.map(|weight| RoundMember { member: *member, weight })
+        let all: BTreeMap<Member, RoundGroupMember> =
+            all.into_iter().map(|one| (one.member, one)).collect();
+        let part = |one: &RoundGroupMember| {
+            let RoundGroupMember { member, weight, island } = *one;
+            weight.map(|weight| RoundMember { member, weight, island })
         };
-        let members = all.iter().filter_map(part).collect();
-        let listens =
-            |(member, weight): (&Member, &Option<u32>)| weight.is_none().then_some(*member);
-        let listeners = all.iter().filter_map(listens).collect();
+        let members = all.values().filter_map(part).collect();
+        let listens = |one: &RoundGroupMember| one.weight.is_none().then_some(one.member);
+        let listeners = all.values().filter_map(listens).collect();
         Self { number, members, listeners }
     }
 
     /// The change from this group to a newer one.
     #[must_use]
     pub fn change_to(&self, newer: &Self) -> RoundGroupChange {
-        let by_member = |group: &Self| -> BTreeMap<Member, Option<u32>> {
-            group.all().map(|one| (one.member, one.weight)).collect()
+        let by_member = |group: &Self| -> BTreeMap<Member, RoundGroupMember> {
+            group.all().map(|one| (one.member, one)).collect()
         };
         let (old, new) = (by_member(self), by_member(newer));
         let gone = old.keys().filter(|member| !new.contains_key(member)).copied().collect();
-        let here = newer.all().filter(|one| old.get(&one.member) != Some(&one.weight)).collect();
+        let here = newer.all().filter(|one| old.get(&one.member) != Some(one)).collect();
         RoundGroupChange { since: self.number, number: newer.number, gone, here }
     }
 
@@ -201,11 +207,12 @@ mod tests {
     use crate::ids::{Incarnation, Microbatch, PeerId};
 
     fn group(number: u64) -> impl Strategy<Value = RoundGroup> {
-        let weight = prop::option::of(0u32..3);
-        prop::collection::btree_map(0u8..40, weight, 0..40).prop_map(move |all| {
-            let one = |(peer, weight): (u8, Option<u32>)| {
+        let part = prop::option::of((0u32..3, prop::option::of(0u16..3)));
+        prop::collection::btree_map(0u8..40, part, 0..40).prop_map(move |all| {
+            let one = |(peer, part): (u8, Option<(u32, Option<u16>)>)| {
                 let member = Member { peer: PeerId([peer; 32]), incarnation: Incarnation(1) };
-                RoundGroupMember { member, weight }
+                let (weight, island) = part.unzip();
+                RoundGroupMember { member, weight, island: island.flatten() }
             };
             RoundGroup::of(number, all.into_iter().map(one))
         })

@@ -73,23 +73,25 @@ pub enum Task {
         /// The device.
         device: DeviceIndex,
     },
-    /// Read integers of the accumulator for another member of the round.
+    /// Read integers of the accumulator for another member of the round, and add the given ones.
     Export {
         /// The round.
         round: RoundId,
-        /// The member that reduces them.
+        /// The member that adds them.
         to: Member,
-        /// Index of the piece in that member's part.
+        /// The number of the piece in the round.
         piece: u32,
         /// Elements of the weight group's vector.
         range: Range<usize>,
+        /// Integers from other members of the same island; none if the codec rounds.
+        parts: Vec<PayloadId>,
     },
     /// Sum this accumulator's and the others' integers, convert the exact sum to the mean gradient
     /// and keep it as this piece of the round's result, replacing an earlier one.
     Reduce {
         /// The round.
         round: RoundId,
-        /// Index of the piece in this member's part.
+        /// The number of the piece in the round.
         piece: u32,
         /// Elements of the weight group's vector.
         range: Range<usize>,
@@ -202,7 +204,7 @@ pub enum TaskResult {
         round: RoundId,
         /// The receiver.
         to: Member,
-        /// Index of the piece.
+        /// The number of the piece in the round.
         piece: u32,
         /// The integers.
         payload: Payload,
@@ -211,7 +213,7 @@ pub enum TaskResult {
     Reduced {
         /// The round.
         round: RoundId,
-        /// Index of the piece.
+        /// The number of the piece in the round.
         piece: u32,
         /// The mean gradient, for the others.
         payload: Payload,

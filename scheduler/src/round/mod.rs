@@ -1,4 +1,4 @@
-//! The all-reduce of one stage's replicas: a butterfly.
+//! The all-reduce of one stage's replicas: a butterfly, on two levels between islands.
 //!
 //! Every member owns a part of the stage's vector in proportion to its weight. It sends each other
 //! member that member's part of its own sums, adds up the sums that it receives for its own part,
@@ -7,9 +7,15 @@
 //! Every piece carries the sum of the tags that its sender counted. A piece whose sums differ from
 //! the whole batch's is rejected.
 //!
-//! The loss of a member costs only its own part of the vector and the sums of the members that
-//! recompute its contributions: the round is mended and continues.
+//! Members with fast links to each other are an island. For each piece one of them collects: it adds
+//! up the island's integers, sends the owner their sum, and passes the result on. So every piece
+//! crosses the slow links between islands once for each island (`layout`).
+//!
+//! The loss of a member costs only its own part of the vector, the pieces that it collected, and the
+//! sums of its island and of the members that recompute its contributions: the round is mended and
+//! continues.
 
+mod islands;
 mod layout;
 mod measured;
 mod mend;
@@ -48,18 +54,23 @@ pub(crate) struct Reduction {
     /// This member's index in the round.
     place: usize,
     layout: Layout,
-    /// Pieces of the whole vector.
-    pieces: usize,
     proofs: Proofs,
     /// This member's sums are about to change: none is read before the round is mended.
     changing: bool,
     /// By their index; this member's own entry is unused.
     others: Vec<Other>,
-    own: Vec<OwnPiece>,
+    /// The pieces for which this member sums others' integers, by their numbers; absent before the first arrive.
+    gathered: BTreeMap<u32, Gathered>,
+    /// Integers that the engine is reading, in the order of the tasks.
+    exporting: VecDeque<Summing>,
+    /// Pieces that the engine is reducing, in the order of the tasks.
+    reducing: VecDeque<Summing>,
     /// Results that the engine is storing, in the order of the tasks.
     installing: VecDeque<Installing>,
-    /// First elements of the pieces of the vector that this member's result has.
-    here: BTreeSet<usize>,
+    /// Pieces whose result arrived.
+    results: BTreeSet<u32>,
+    /// Pieces of the vector that this member's result has.
+    here: BTreeSet<u32>,
     /// The engine is summarising the result as it is.
     measuring: bool,
     outcome: Option<RoundOutcome>,
@@ -84,25 +95,23 @@ struct Proofs {
 struct Other {
     /// Limit of the pieces in flight to it.
     ahead: u32,
-    /// The first piece that was not given to the engine for export.
-    next: u32,
+    /// Pieces that are not given to the engine for export, in order.
+    queue: VecDeque<u32>,
     /// Pieces given to the engine whose result has not arrived.
     on_way: BTreeSet<u32>,
-    /// Pieces whose result has arrived.
-    results: BTreeSet<u32>,
     /// The mend at which its sums last changed: earlier pieces are invalid.
     since: Mend,
 }
 
-/// One piece of this member's part.
+/// Others' integers for one piece.
 #[derive(Debug, Default)]
-struct OwnPiece {
-    /// Sums from the other members, by their index.
+struct Gathered {
+    /// From the members that send theirs here, by their index.
     parts: BTreeMap<u16, Part>,
     given: bool,
 }
 
-/// Another member's sums for a piece.
+/// Another member's sums for a piece, or those of its island.
 #[derive(Debug)]
 struct Part {
     payload: Payload,
@@ -110,13 +119,24 @@ struct Part {
     proof: u64,
 }
 
+/// Integers that the engine is about to add up.
+#[derive(Debug)]
+struct Summing {
+    piece: u32,
+    /// Those of others.
+    parts: Vec<Payload>,
+    /// The sum of all tags.
+    proof: u64,
+    /// The round was mended meanwhile, and the sum does not count.
+    stale: bool,
+}
+
 /// A result that the engine is about to store.
 #[derive(Debug)]
 struct Installing {
-    start: usize,
+    piece: u32,
+    range: Range<usize>,
     payload: Payload,
-    /// The member that reduced it.
-    owner: Member,
 }
 
 impl Reduction {
@@ -133,41 +153,52 @@ impl Reduction {
         let place = place_in(&round, me)?;
         let other = |ahead| Other {
             ahead,
-            next: 0,
+            queue: VecDeque::new(),
             on_way: BTreeSet::new(),
-            results: BTreeSet::new(),
             since: Mend(0),
         };
-        let own = (0..layout.pieces(place)).map(|_| OwnPiece::default()).collect();
-        let pieces = layout.all_pieces();
-        Some(Self {
+        let mut reduction = Self {
             round,
             place,
             layout,
-            pieces,
             proofs: Proofs { own: own_proof, whole: whole_proof },
             changing: false,
             others: ahead.into_iter().map(other).collect(),
-            own,
+            gathered: BTreeMap::new(),
+            exporting: VecDeque::new(),
+            reducing: VecDeque::new(),
             installing: VecDeque::new(),
+            results: BTreeSet::new(),
             here: BTreeSet::new(),
             measuring: false,
             outcome: None,
             held: Bytes(0),
             tasks: 0,
             aborted: false,
-        })
+        };
+        reduction.queue_exports();
+        Some(reduction)
+    }
+
+    /// Queues every piece that this member sends alone, and whose result is not here, for the member that it goes to.
+    fn queue_exports(&mut self) {
+        self.others.iter_mut().for_each(|other| other.queue.clear());
+        for piece in self.layout.numbers().filter(|piece| !self.results.contains(piece)) {
+            let Some(parent) = self.layout.parent(piece, self.place) else { continue };
+            let other = &mut self.others[parent];
+            if !other.on_way.contains(&piece) && !self.layout.collects(piece, self.place) {
+                other.queue.push_back(piece);
+            }
+        }
     }
 
     /// Ends the participation: waiting payloads are released, and those in use when the engine is
     /// done.
     pub(crate) fn abort(&mut self, out: &mut Vec<PeerAction>) {
         self.aborted = true;
-        let waiting: Vec<Payload> = self
-            .own
-            .iter_mut()
-            .filter(|own| !own.given)
-            .flat_map(|own| std::mem::take(&mut own.parts).into_values())
+        let gathered = std::mem::take(&mut self.gathered).into_values();
+        let waiting: Vec<Payload> = gathered
+            .flat_map(|gathered| gathered.parts.into_values())
             .map(|part| part.payload)
             .collect();
         self.release(waiting.into_iter(), out);
@@ -208,14 +239,14 @@ impl Reduction {
                 self.export((self.place + offset) % members, ahead, out);
             }
         }
-        for piece in 0..self.own.len() {
-            self.reduce_when_whole(piece, out)?;
+        for piece in self.layout.numbers().collect::<Vec<_>>() {
+            self.sum_when_whole(piece, out)?;
         }
         self.summarise_when_whole(out);
         Ok(())
     }
 
-    /// Handles `Task::Export`: sends the integers to their reducer.
+    /// Handles `Task::Export`: sends the integers to the member that adds them.
     pub(crate) fn exported(
         &mut self,
         to: Member,
@@ -224,16 +255,18 @@ impl Reduction {
         out: &mut Vec<PeerAction>,
     ) {
         self.tasks -= 1;
-        if !self.aborted && place_in(&self.round, to).is_some() {
+        let done = self.exporting.pop_front().expect("the integers were being read");
+        assert_eq!(done.piece, piece, "tasks end in order");
+        self.release(done.parts.into_iter(), out);
+        if !self.aborted && !done.stale && place_in(&self.round, to).is_some() {
             let (round, mend) = (self.round.id, self.round.mended.mend);
-            let proof = self.proofs.own;
-            let tag = TensorTag::RoundPart { round, mend, piece, proof };
+            let tag = TensorTag::RoundPart { round, mend, piece, proof: done.proof };
             out.push(PeerAction::SendTensor { to, tag, payload: payload.id });
         }
         out.push(PeerAction::Release(payload.id));
     }
 
-    /// Receives another member's integers for this member's part, as of a mend. Unexpected ones are
+    /// Receives integers of another member, or of its island, as of a mend. Unexpected ones are
     /// released.
     pub(crate) fn part(
         &mut self,
@@ -244,44 +277,60 @@ impl Reduction {
         out: &mut Vec<PeerAction>,
     ) -> Result<(), Fault> {
         let place = self.other(from).filter(|place| mend >= self.others[*place].since);
-        let own = self.own.get(piece as usize);
+        let known = self.gathered.get(&piece);
         let fits = |place: &usize| {
-            let range = || self.layout.range(self.place, piece as usize);
+            let is_new = known
+                .is_none_or(|known| !known.given && !known.parts.contains_key(&(*place as u16)));
             !self.aborted
-                && own.is_some_and(|own| !own.given && !own.parts.contains_key(&(*place as u16)))
-                && payload.size == self.layout.part_bytes(&range())
+                && is_new
+                && !self.results.contains(&piece)
+                && self.layout.parent(piece, *place) == Some(self.place)
+                && self.size_of(piece, Layout::part_bytes) == Some(payload.size)
         };
         let Some(place) = place.filter(fits) else {
             out.push(PeerAction::Release(payload.id));
             return Ok(());
         };
         self.held += payload.size;
-        self.own[piece as usize].parts.insert(place as u16, Part { payload, proof });
-        self.reduce_when_whole(piece as usize, out)
+        let gathered = self.gathered.entry(piece).or_default();
+        gathered.parts.insert(place as u16, Part { payload, proof });
+        self.sum_when_whole(piece, out)
     }
 
     /// Handles `Task::Reduce`: sends the result to the other members.
     pub(crate) fn reduced(&mut self, piece: u32, payload: Payload, out: &mut Vec<PeerAction>) {
         self.tasks -= 1;
-        let parts = std::mem::take(&mut self.own[piece as usize].parts);
-        self.release(parts.into_values().map(|part| part.payload), out);
-        if self.aborted {
+        let done = self.reducing.pop_front().expect("the piece was being reduced");
+        assert_eq!(done.piece, piece, "tasks end in order");
+        self.release(done.parts.into_iter(), out);
+        if self.aborted || done.stale {
             return out.push(PeerAction::Release(payload.id));
         }
-        let (round, mend) = (self.round.id, self.round.mended.mend);
-        let tag = TensorTag::RoundResult { round, mend, piece, proof: self.proofs.whole };
-        let members = self.round.group.members.iter().map(|part| part.member);
-        let others = members.enumerate().filter(|(place, _)| *place != self.place);
-        let listeners = self.round.group.listeners.iter().copied();
-        for to in others.map(|(_, member)| member).chain(listeners) {
-            out.push(PeerAction::SendTensor { to, tag, payload: payload.id });
-        }
+        let listeners = self.round.group.listeners.clone();
+        self.send_result(piece, payload, listeners, out);
         out.push(PeerAction::Release(payload.id));
-        self.here.insert(self.layout.range(self.place, piece as usize).start);
+        self.here.insert(piece);
         self.summarise_when_whole(out);
     }
 
-    /// Receives a piece that another member reduced. An unexpected one is released.
+    /// Sends a result to the members that expect it from this one, and to these listeners.
+    fn send_result(
+        &self,
+        piece: u32,
+        payload: Payload,
+        listeners: Vec<Member>,
+        out: &mut Vec<PeerAction>,
+    ) {
+        let (round, mend) = (self.round.id, self.round.mended.mend);
+        let tag = TensorTag::RoundResult { round, mend, piece, proof: self.proofs.whole };
+        let children = self.layout.children(piece, self.place).into_iter();
+        let children = children.map(|place| self.round.group.members[place].member);
+        for to in children.chain(listeners) {
+            out.push(PeerAction::SendTensor { to, tag, payload: payload.id });
+        }
+    }
+
+    /// Receives a piece of the result. An unexpected one is released.
     pub(crate) fn result(
         &mut self,
         from: Member,
@@ -291,13 +340,13 @@ impl Reduction {
         out: &mut Vec<PeerAction>,
     ) -> Result<(), Fault> {
         let fits = |other: &usize| {
-            let range = || self.layout.range(*other, piece as usize);
             !self.aborted
-                && (piece as usize) < self.layout.pieces(*other)
-                && payload.size == self.layout.result_bytes(&range())
-                && !self.others[*other].results.contains(&piece)
+                && self.layout.parent(piece, self.place) == Some(*other)
+                && self.size_of(piece, Layout::result_bytes) == Some(payload.size)
+                && !self.results.contains(&piece)
         };
-        let Some(other) = self.other(from).filter(fits) else {
+        let expected = self.other(from).filter(fits);
+        let (Some(other), Some(range)) = (expected, self.layout.range(piece)) else {
             out.push(PeerAction::Release(payload.id));
             return Ok(());
         };
@@ -305,10 +354,14 @@ impl Reduction {
             out.push(PeerAction::Release(payload.id));
             return Err(self.proof_differs(proof));
         }
-        self.others[other].results.insert(piece);
+        self.results.insert(piece);
+        // Integers that are sent again after a mend are not needed.
+        let gathered = self.gathered.remove(&piece).into_iter();
+        let parts: Vec<Part> = gathered.flat_map(|one| one.parts.into_values()).collect();
+        self.release(parts.into_iter().map(|part| part.payload), out);
         self.others[other].on_way.remove(&piece);
-        let range = self.layout.range(other, piece as usize);
-        self.installing.push_back(Installing { start: range.start, payload, owner: from });
+        self.send_result(piece, payload, Vec::new(), out);
+        self.installing.push_back(Installing { piece, range: range.clone(), payload });
         self.held += payload.size;
         let round = self.round.id;
         self.compute(Task::Install { round, range, payload: payload.id }, out);
@@ -319,14 +372,13 @@ impl Reduction {
     /// Handles `Task::Install`.
     pub(crate) fn installed(&mut self, range: &Range<usize>, out: &mut Vec<PeerAction>) {
         self.tasks -= 1;
-        let Installing { start, payload, owner } =
-            self.installing.pop_front().expect("the result was being installed");
-        assert_eq!(start, range.start, "tasks end in order");
-        self.release(std::iter::once(payload), out);
-        if self.aborted || self.other(owner).is_none() {
+        let done = self.installing.pop_front().expect("the result was being installed");
+        assert_eq!(done.range, *range, "tasks end in order");
+        self.release(std::iter::once(done.payload), out);
+        if self.aborted || self.layout.range(done.piece).is_none() {
             return;
         }
-        self.here.insert(start);
+        self.here.insert(done.piece);
         self.summarise_when_whole(out);
     }
 
@@ -343,50 +395,79 @@ impl Reduction {
         self.outcome
     }
 
-    /// Exports the next pieces of another member's part: at most `most` beyond the results that
+    /// Exports the next pieces to another member: at most `most` beyond the results that
     /// have arrived, and at most its limit in flight.
     fn export(&mut self, to: usize, most: u32, out: &mut Vec<PeerAction>) {
-        let pieces = self.layout.pieces(to) as u32;
         let most = most.min(self.others[to].ahead) as usize;
-        while !self.changing {
+        while !self.changing && self.others[to].on_way.len() < most {
             let other = &mut self.others[to];
-            if other.next == pieces || other.on_way.len() >= most {
-                return;
-            }
-            let piece = other.next;
-            other.next += 1;
-            if !other.results.contains(&piece) {
+            let Some(piece) = other.queue.pop_front() else { return };
+            if !self.results.contains(&piece) {
                 other.on_way.insert(piece);
-                let range = self.layout.range(to, piece as usize);
-                let (round, to) = (self.round.id, self.round.group.members[to].member);
-                self.compute(Task::Export { round, to, piece, range }, out);
+                self.give_export(to, piece, Vec::new(), self.proofs.own, out);
             }
         }
     }
 
-    /// Reduces a piece of this member's part once every other member's integers are there and their
-    /// tags sum to the whole batch's.
-    fn reduce_when_whole(&mut self, piece: usize, out: &mut Vec<PeerAction>) -> Result<(), Fault> {
-        let own = &self.own[piece];
-        let is_whole = own.parts.len() + 1 == self.round.group.members.len();
-        if own.given || !is_whole || self.changing {
+    /// Has the engine read this member's integers of a piece for another one, with these added.
+    fn give_export(
+        &mut self,
+        to: usize,
+        piece: u32,
+        parts: Vec<Payload>,
+        proof: u64,
+        out: &mut Vec<PeerAction>,
+    ) {
+        let range = self.layout.range(piece).expect("the piece is sent");
+        let (round, to) = (self.round.id, self.round.group.members[to].member);
+        let ids = parts.iter().map(|part| part.id).collect();
+        self.exporting.push_back(Summing { piece, parts, proof, stale: false });
+        self.compute(Task::Export { round, to, piece, range, parts: ids }, out);
+    }
+
+    /// Sums a piece once the integers of all members that send theirs here are there: reduces it as its owner, if the
+    /// tags sum to the whole batch's, or sends the sum on.
+    fn sum_when_whole(&mut self, piece: u32, out: &mut Vec<PeerAction>) -> Result<(), Fault> {
+        let parent = self.layout.parent(piece, self.place);
+        if self.changing || parent.is_some() && !self.layout.collects(piece, self.place) {
             return Ok(());
         }
-        let proofs = own.parts.values().map(|part| part.proof);
+        let children = self.layout.child_count(piece, self.place);
+        let gathered = self.gathered.entry(piece).or_default();
+        if gathered.given || gathered.parts.len() != children {
+            return Ok(());
+        }
+        let proofs = gathered.parts.values().map(|part| part.proof);
         let proof = proofs.fold(self.proofs.own, u64::wrapping_add);
-        if proof != self.proofs.whole {
+        if parent.is_none() && proof != self.proofs.whole {
             return Err(self.proof_differs(proof));
         }
-        let parts: Vec<PayloadId> = own.parts.values().map(|part| part.payload.id).collect();
-        self.own[piece].given = true;
-        let range = self.layout.range(self.place, piece);
-        let (round, piece) = (self.round.id, piece as u32);
-        self.compute(Task::Reduce { round, piece, range, parts }, out);
+        gathered.given = true;
+        let parts = std::mem::take(&mut gathered.parts).into_values();
+        let parts: Vec<Payload> = parts.map(|part| part.payload).collect();
+        match parent {
+            Some(owner) => self.give_export(owner, piece, parts, proof, out),
+            None => self.give_reduce(piece, parts, proof, out),
+        }
         Ok(())
     }
 
+    fn give_reduce(
+        &mut self,
+        piece: u32,
+        parts: Vec<Payload>,
+        proof: u64,
+        out: &mut Vec<PeerAction>,
+    ) {
+        let range = self.layout.range(piece).expect("this member owns the piece");
+        let round = self.round.id;
+        let ids: Vec<PayloadId> = parts.iter().map(|part| part.id).collect();
+        self.reducing.push_back(Summing { piece, parts, proof, stale: false });
+        self.compute(Task::Reduce { round, piece, range, parts: ids }, out);
+    }
+
     fn summarise_when_whole(&mut self, out: &mut Vec<PeerAction>) {
-        if self.here.len() == self.pieces {
+        if self.here.len() == self.layout.count() {
             self.measuring = true;
             self.compute(Task::Summarise { round: self.round.id }, out);
         }
@@ -397,6 +478,11 @@ impl Reduction {
             self.held = self.held - payload.size;
             out.push(PeerAction::Release(payload.id));
         }
+    }
+
+    /// A size of a piece.
+    fn size_of(&self, piece: u32, size: fn(&Layout, &Range<usize>) -> Bytes) -> Option<Bytes> {
+        Some(size(&self.layout, &self.layout.range(piece)?))
     }
 
     /// The index of a member other than this one.
@@ -412,13 +498,6 @@ impl Reduction {
 /// The index of a member in a round, whose members are sorted.
 pub(crate) fn place_in(round: &Round, member: Member) -> Option<usize> {
     round.group.members.binary_search_by_key(&member, |part| part.member).ok()
-}
-
-/// Indices in `before` of the members that `mended` lacks, in order.
-pub(crate) fn gone(before: &Round, mended: &Round) -> Vec<usize> {
-    let members = before.group.members.iter().enumerate();
-    let gone = members.filter(|(_, part)| place_in(mended, part.member).is_none());
-    gone.map(|(place, _)| place).collect()
 }
 
 /// Number of pieces that a member of a round may have in flight to another before results come

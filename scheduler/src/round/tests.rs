@@ -24,11 +24,18 @@ fn id() -> RoundId {
 
 /// A round of members 0, 1, ... with these weights.
 fn round(weights: &[u32]) -> Round {
-    let part = |(number, weight): (usize, &u32)| RoundMember {
+    let parts: Vec<(u32, Option<u16>)> = weights.iter().map(|weight| (*weight, None)).collect();
+    round_of(&parts)
+}
+
+/// A round of members 0, 1, ... with these weights and islands.
+fn round_of(parts: &[(u32, Option<u16>)]) -> Round {
+    let part = |(number, (weight, island)): (usize, &(u32, Option<u16>))| RoundMember {
         member: member(number as u8),
         weight: *weight,
+        island: *island,
     };
-    let members = weights.iter().enumerate().map(part).collect();
+    let members = parts.iter().enumerate().map(part).collect();
     let group = RoundGroup { members, ..RoundGroup::default() }.into();
     Round { id: id(), group, mended: Mended::default() }
 }
@@ -37,8 +44,8 @@ fn layout(round: &Round, elements: usize) -> Layout {
     Layout::new(round, elements, CUT, SumCodec::Exact)
 }
 
-/// Member 0's side of a round of two over 12 elements: it owns the pieces 0..4 and 8..10, the other
-/// member 4..8 and 10..12. One piece may be in flight; both members count tags of sum 5.
+/// Member 0's side of a round of two over 12 elements: it owns the pieces 0 (0..4) and 2 (8..10), the other
+/// member 1 (4..8) and 3 (10..12). One piece may be in flight; both members count tags of sum 5.
 fn of_two() -> Reduction {
     let round = round(&[1, 1]);
     let layout = layout(&round, 12);
@@ -52,18 +59,24 @@ fn of_one(own_proof: u64) -> Reduction {
     Reduction::new(round, member(0), layout, vec![1], own_proof, 10).expect("a member")
 }
 
-/// A member's integers for piece 0, of four elements, or 1, of two.
+/// A member's integers for piece 0 or 1, of four elements, or 2 or 3, of two.
 fn part(number: u64, piece: u32) -> Payload {
-    Payload { id: PayloadId(number), size: Bytes(if piece == 0 { 32 } else { 16 }) }
+    Payload { id: PayloadId(number), size: Bytes(if piece < 2 { 32 } else { 16 }) }
 }
 
-/// The result of piece 0 or 1.
+/// The result of a piece.
 fn mean(number: u64, piece: u32) -> Payload {
-    Payload { id: PayloadId(number), size: Bytes(if piece == 0 { 16 } else { 8 }) }
+    Payload { id: PayloadId(number), size: Bytes(if piece < 2 { 16 } else { 8 }) }
 }
 
 fn export(piece: u32, range: Range<usize>) -> PeerAction {
-    PeerAction::Compute(Task::Export { round: id(), to: member(1), piece, range })
+    PeerAction::Compute(Task::Export {
+        round: id(),
+        to: member(1),
+        piece,
+        range,
+        parts: Vec::new(),
+    })
 }
 
 fn actions(act: impl FnOnce(&mut Vec<PeerAction>)) -> Vec<PeerAction> {
@@ -84,16 +97,16 @@ fn a_round_needs_its_owner_as_a_member() {
 fn a_piece_is_sent_when_the_previous_one_has_come_back() {
     let mut reduction = of_two();
     let started = actions(|out| assert_eq!(reduction.start(out), Ok(())));
-    assert_eq!(started, [export(0, 4..8)]);
-    let sent = actions(|out| reduction.exported(member(1), 0, part(1, 0), out));
-    let tag = TensorTag::RoundPart { round: id(), mend: Mend(0), piece: 0, proof: 5 };
+    assert_eq!(started, [export(1, 4..8)]);
+    let sent = actions(|out| reduction.exported(member(1), 1, part(1, 1), out));
+    let tag = TensorTag::RoundPart { round: id(), mend: Mend(0), piece: 1, proof: 5 };
     let send = PeerAction::SendTensor { to: member(1), tag, payload: PayloadId(1) };
     assert_eq!(sent, [send, PeerAction::Release(PayloadId(1))]);
     let back = actions(|out| {
-        assert_eq!(reduction.result(member(1), 0, 10, mean(2, 0), out), Ok(()));
+        assert_eq!(reduction.result(member(1), 1, 10, mean(2, 1), out), Ok(()));
     });
     let install = Task::Install { round: id(), range: 4..8, payload: PayloadId(2) };
-    assert_eq!(back, [PeerAction::Compute(install), export(1, 10..12)]);
+    assert_eq!(back, [PeerAction::Compute(install), export(3, 10..12)]);
     assert_eq!(reduction.held(), Bytes(16));
     let installed = actions(|out| reduction.installed(&(4..8), out));
     assert_eq!(installed, [PeerAction::Release(PayloadId(2))]);
@@ -113,7 +126,7 @@ fn the_first_pieces_go_to_each_in_turn_from_the_next_member_on() {
             other => panic!("{other:?}"),
         })
         .collect();
-    let expected = [(2, 0), (3, 0), (0, 0), (2, 1), (3, 1), (0, 1)];
+    let expected = [(2, 2), (3, 3), (0, 0), (2, 6), (3, 7), (0, 4)];
     assert_eq!(order, expected.map(|(to, piece)| (member(to), piece)));
 }
 
@@ -121,13 +134,13 @@ fn the_first_pieces_go_to_each_in_turn_from_the_next_member_on() {
 fn an_own_piece_is_summed_when_all_parts_are_in_and_goes_to_the_others() {
     let mut reduction = of_two();
     let summed = actions(|out| {
-        assert_eq!(reduction.part((member(1), Mend(0)), 1, 5, part(3, 1), out), Ok(()));
+        assert_eq!(reduction.part((member(1), Mend(0)), 2, 5, part(3, 2), out), Ok(()));
     });
     let (round, parts) = (id(), vec![PayloadId(3)]);
-    let reduce = Task::Reduce { round, piece: 1, range: 8..10, parts };
+    let reduce = Task::Reduce { round, piece: 2, range: 8..10, parts };
     assert_eq!(summed, [PeerAction::Compute(reduce)]);
-    let reduced = actions(|out| reduction.reduced(1, mean(4, 1), out));
-    let tag = TensorTag::RoundResult { round: id(), mend: Mend(0), piece: 1, proof: 10 };
+    let reduced = actions(|out| reduction.reduced(2, mean(4, 2), out));
+    let tag = TensorTag::RoundResult { round: id(), mend: Mend(0), piece: 2, proof: 10 };
     let expected = [
         PeerAction::Release(PayloadId(3)),
         PeerAction::SendTensor { to: member(1), tag, payload: PayloadId(4) },
@@ -139,14 +152,14 @@ fn an_own_piece_is_summed_when_all_parts_are_in_and_goes_to_the_others() {
 #[test]
 fn the_result_is_measured_when_it_is_whole() {
     let mut reduction = of_two();
-    for (piece, range) in [(0, 4..8), (1, 10..12)] {
+    for (piece, range) in [(1, 4..8), (3, 10..12)] {
         actions(|out| {
             let id = 10 + u64::from(piece);
             assert_eq!(reduction.result(member(1), piece, 10, mean(id, piece), out), Ok(()));
             reduction.installed(&range, out);
         });
     }
-    for piece in [0, 1] {
+    for piece in [0, 2] {
         let last = actions(|out| {
             let id = 20 + u64::from(piece);
             assert_eq!(
@@ -156,7 +169,7 @@ fn the_result_is_measured_when_it_is_whole() {
             reduction.reduced(piece, mean(id + 10, piece), out);
         });
         let measured = last.contains(&PeerAction::Compute(Task::Summarise { round: id() }));
-        assert_eq!(measured, piece == 1);
+        assert_eq!(measured, piece == 2);
     }
     assert_eq!(reduction.outcome(), None);
     let outcome = reduction.summarised(ContentHash([1; 32]), 2.5);
@@ -182,7 +195,7 @@ fn a_wrong_proof_is_refused() {
     let mut out = Vec::new();
     let summed = of_two().part((member(1), Mend(0)), 0, 6, part(1, 0), &mut out);
     assert_eq!(summed, Err(differs(11)));
-    let result = of_two().result(member(1), 0, 9, mean(2, 0), &mut out);
+    let result = of_two().result(member(1), 1, 9, mean(2, 1), &mut out);
     assert_eq!(result, Err(differs(9)));
     let mut alone = of_one(9);
     assert_eq!(alone.start(&mut out), Err(differs(9)));
@@ -194,8 +207,9 @@ fn unexpected_payloads_are_released() {
     let mut reduction = of_two();
     let mut out = Vec::new();
     let release = |id| vec![PeerAction::Release(PayloadId(id))];
-    // No such piece, no such member, the member itself.
-    for (number, (from, piece)) in [(1, 2), (9, 0), (0, 0)].into_iter().enumerate() {
+    // No such piece, no such member, the member itself; a piece that the other one owns, or this one.
+    for (number, (from, piece)) in [(1, 4), (9, 0), (0, 0), (9, 1), (0, 1)].into_iter().enumerate()
+    {
         let (number, from) = (number as u64, member(from));
         assert_eq!(
             reduction.part((from, Mend(0)), piece, 5, part(number, piece), &mut out),
@@ -206,8 +220,8 @@ fn unexpected_payloads_are_released() {
         assert_eq!(std::mem::take(&mut out), release(number));
     }
     // Of a wrong length.
-    assert_eq!(reduction.part((member(1), Mend(0)), 0, 5, part(6, 1), &mut out), Ok(()));
-    assert_eq!(reduction.result(member(1), 0, 10, mean(7, 1), &mut out), Ok(()));
+    assert_eq!(reduction.part((member(1), Mend(0)), 0, 5, part(6, 2), &mut out), Ok(()));
+    assert_eq!(reduction.result(member(1), 1, 10, mean(7, 2), &mut out), Ok(()));
     assert_eq!(std::mem::take(&mut out), [release(6), release(7)].concat());
     // A piece that was received before.
     assert_eq!(reduction.part((member(1), Mend(0)), 0, 5, part(8, 0), &mut out), Ok(()));
@@ -238,8 +252,8 @@ fn the_number_of_pieces_in_flight_depends_on_the_link() {
 }
 
 /// A mended round of three members over 24 elements without member 2, and member 0's state before
-/// the mend: it has summed its first piece. It owns the pieces 0..4 and 12..16, member 1 owns 4..8
-/// and 16..20, member 2 owns 8..12 and 20..24.
+/// the mend: it has summed its first piece. Of the pieces 0 to 5, of four elements each, it owns 0 and 3, member 1
+/// owns 1 and 4, member 2 owns 2 and 5.
 fn interrupted(changed: &[u16]) -> (Reduction, Round) {
     let before = round(&[1, 1, 1]);
     let layout = layout(&before, 24);
@@ -252,7 +266,7 @@ fn interrupted(changed: &[u16]) -> (Reduction, Round) {
             interrupted.part((member(from), Mend(0)), 0, 5, first, out).expect("a valid round");
         }
         let second = Payload { id: PayloadId(3), size: Bytes(32) };
-        interrupted.part((member(1), Mend(0)), 1, 5, second, out).expect("a valid round");
+        interrupted.part((member(1), Mend(0)), 3, 5, second, out).expect("a valid round");
         interrupted.reduced(0, Payload { id: PayloadId(10), size: Bytes(16) }, out);
     });
     let mended = Mended { mend: Mend(1), changed: changed.iter().copied().collect() };
@@ -268,27 +282,28 @@ fn a_mended_round_keeps_summed_pieces_and_unchanged_sums() {
     // Member 0 recomputed member 2's work.
     let (mut interrupted, mended) = interrupted(&[0]);
     actions(|out| {
-        interrupted.result(member(1), 0, 15, result_of(20), out).expect("whole");
-        interrupted.result(member(2), 0, 15, result_of(21), out).expect("whole");
+        interrupted.result(member(1), 1, 15, result_of(20), out).expect("whole");
+        interrupted.result(member(2), 2, 15, result_of(21), out).expect("whole");
         interrupted.installed(&(4..8), out);
     });
     interrupted.sums_change();
     let continued = actions(|out| assert_eq!(interrupted.go_on(mended, 10, out), Ok(())));
     let id = id();
-    let export = |piece, range| Task::Export { round: id, to: member(1), piece, range };
+    let export =
+        |piece, range| Task::Export { round: id, to: member(1), piece, range, parts: Vec::new() };
     let parts = vec![PayloadId(3)];
     let expected = [
         // Pieces that member 1 has summed are not sent again; it owns one piece more.
-        export(1, 16..20),
-        export(2, 20..24),
-        Task::Reduce { round: id, piece: 1, range: 12..16, parts },
+        export(4, 16..20),
+        export(7, 20..24),
+        Task::Reduce { round: id, piece: 3, range: 12..16, parts },
     ];
     assert_eq!(continued, expected.map(PeerAction::Compute));
     // A piece that member 2 reduced is released when its installation ends, and is missing.
     let installed = actions(|out| interrupted.installed(&(8..12), out));
     assert_eq!(installed, [PeerAction::Release(PayloadId(21))]);
-    actions(|out| interrupted.reduced(1, result_of(30), out));
-    for (piece, range) in [(1, 16..20), (2, 20..24)] {
+    actions(|out| interrupted.reduced(3, result_of(30), out));
+    for (piece, range) in [(4, 16..20), (7, 20..24)] {
         actions(|out| {
             interrupted
                 .result(member(1), piece, 15, result_of(40 + u64::from(piece)), out)
@@ -298,11 +313,11 @@ fn a_mended_round_keeps_summed_pieces_and_unchanged_sums() {
     }
     let new = Payload { id: PayloadId(50), size: Bytes(32) };
     let summed =
-        actions(|out| interrupted.part((member(1), Mend(1)), 2, 5, new, out).expect("whole"));
+        actions(|out| interrupted.part((member(1), Mend(1)), 6, 5, new, out).expect("whole"));
     let parts = vec![PayloadId(50)];
-    let reduce = Task::Reduce { round: id, piece: 2, range: 8..12, parts };
+    let reduce = Task::Reduce { round: id, piece: 6, range: 8..12, parts };
     assert_eq!(summed, [PeerAction::Compute(reduce)]);
-    let last = actions(|out| interrupted.reduced(2, result_of(51), out));
+    let last = actions(|out| interrupted.reduced(6, result_of(51), out));
     assert!(last.contains(&PeerAction::Compute(Task::Summarise { round: id })), "{last:?}");
     assert!(interrupted.summarised(ContentHash([1; 32]), 2.5).is_some());
     assert_eq!(interrupted.held(), Bytes(0));
@@ -320,15 +335,15 @@ fn changed_sums_are_awaited_and_earlier_ones_are_discarded() {
             interrupted.part((member(1), Mend(mend)), piece, 10, payload(id), out).expect("whole")
         })
     };
-    assert_eq!(part(&mut interrupted, 0, 1, 60), [PeerAction::Release(PayloadId(60))]);
+    assert_eq!(part(&mut interrupted, 0, 3, 60), [PeerAction::Release(PayloadId(60))]);
     // The first piece is summed already.
     assert_eq!(part(&mut interrupted, 1, 0, 61), [PeerAction::Release(PayloadId(61))]);
     let parts = vec![PayloadId(62)];
-    let reduce = Task::Reduce { round: id(), piece: 1, range: 12..16, parts };
-    assert_eq!(part(&mut interrupted, 1, 1, 62), [PeerAction::Compute(reduce)]);
+    let reduce = Task::Reduce { round: id(), piece: 3, range: 12..16, parts };
+    assert_eq!(part(&mut interrupted, 1, 3, 62), [PeerAction::Compute(reduce)]);
     // Messages from a lost member are ignored.
     let late =
-        actions(|out| interrupted.result(member(2), 0, 15, result_of(63), out).expect("released"));
+        actions(|out| interrupted.result(member(2), 2, 15, result_of(63), out).expect("released"));
     assert_eq!(late, [PeerAction::Release(PayloadId(63))]);
 }
 
@@ -337,13 +352,111 @@ fn changing_sums_are_not_read() {
     let (mut interrupted, mended) = interrupted(&[0]);
     interrupted.sums_change();
     let held_back = actions(|out| {
-        interrupted.result(member(1), 0, 15, result_of(70), out).expect("whole");
+        interrupted.result(member(1), 1, 15, result_of(70), out).expect("whole");
         let second = Payload { id: PayloadId(71), size: Bytes(32) };
-        interrupted.part((member(2), Mend(0)), 1, 5, second, out).expect("a valid round");
+        interrupted.part((member(2), Mend(0)), 3, 5, second, out).expect("a valid round");
     });
     let install = Task::Install { round: id(), range: 4..8, payload: PayloadId(70) };
     assert_eq!(held_back, [PeerAction::Compute(install)]);
     let continued = actions(|out| assert_eq!(interrupted.go_on(mended, 10, out), Ok(())));
     assert!(continued.contains(&PeerAction::Release(PayloadId(71))), "{continued:?}");
     assert_eq!(continued.len(), 4, "two pieces for member 1, one is summed: {continued:?}");
+}
+
+/// The side of member `me` of a round over 16 elements: members 0 and 1 are an island, and 2 and 3. Each owns the piece
+/// of its number; the collector of an island stands at the owner's place. All count tags of sum 5.
+fn of_two_islands(me: u8) -> Reduction {
+    let round = round_of(&[(1, Some(0)), (1, Some(0)), (1, Some(1)), (1, Some(1))]);
+    let layout = layout(&round, 16);
+    Reduction::new(round, member(me), layout, vec![4; 4], 5, 20).expect("a member")
+}
+
+fn integers(number: u64) -> Payload {
+    Payload { id: PayloadId(number), size: Bytes(32) }
+}
+
+#[test]
+fn a_collector_sends_one_sum_of_its_island_and_passes_the_result_on() {
+    // Member 2 collects piece 0, which member 0 owns.
+    let mut collector = of_two_islands(2);
+    let started = actions(|out| collector.start(out).expect("a valid round"));
+    let alone = |piece: u32, range, to| {
+        let (round, to, parts) = (id(), member(to), Vec::new());
+        PeerAction::Compute(Task::Export { round, to, piece, range, parts })
+    };
+    assert_eq!(started, [alone(1, 4..8, 3), alone(3, 12..16, 3)]);
+    actions(|out| {
+        collector.exported(member(3), 1, integers(1), out);
+        collector.exported(member(3), 3, integers(2), out);
+    });
+    let (round, to, parts) = (id(), member(0), vec![PayloadId(3)]);
+    let export = Task::Export { round, to, piece: 0, range: 0..4, parts };
+    let collected = actions(|out| {
+        collector.part((member(3), Mend(0)), 0, 5, integers(3), out).expect("a valid round");
+    });
+    assert_eq!(collected, [PeerAction::Compute(export)]);
+    let sent = actions(|out| collector.exported(member(0), 0, integers(4), out));
+    let tag = TensorTag::RoundPart { round: id(), mend: Mend(0), piece: 0, proof: 10 };
+    let send = PeerAction::SendTensor { to: member(0), tag, payload: PayloadId(4) };
+    let release = |number| PeerAction::Release(PayloadId(number));
+    assert_eq!(sent, [release(3), send, release(4)]);
+    let result = actions(|out| {
+        collector.result(member(0), 0, 20, result_of(5), out).expect("whole");
+    });
+    let tag = TensorTag::RoundResult { round: id(), mend: Mend(0), piece: 0, proof: 20 };
+    let pass_on = PeerAction::SendTensor { to: member(3), tag, payload: PayloadId(5) };
+    let install = Task::Install { round: id(), range: 0..4, payload: PayloadId(5) };
+    assert_eq!(result, [pass_on, PeerAction::Compute(install)]);
+}
+
+#[test]
+fn a_sum_that_lacks_a_member_or_has_one_twice_is_refused() {
+    for (proof, found) in [(5, 15), (15, 25)] {
+        let mut owner = of_two_islands(0);
+        let mut out = Vec::new();
+        assert_eq!(owner.part((member(1), Mend(0)), 0, 5, integers(1), &mut out), Ok(()));
+        let summed = owner.part((member(2), Mend(0)), 0, proof, integers(2), &mut out);
+        assert_eq!(summed, Err(Fault::ProofDiffers { round: id(), expected: 20, found }));
+    }
+}
+
+#[test]
+fn integers_and_results_off_their_tree_are_released() {
+    let mut owner = of_two_islands(0);
+    let mut out = Vec::new();
+    // Member 3 is no collector of piece 0, and member 2 does not pass piece 3 on to this island.
+    assert_eq!(owner.part((member(3), Mend(0)), 0, 5, integers(1), &mut out), Ok(()));
+    assert_eq!(owner.result(member(2), 3, 20, result_of(2), &mut out), Ok(()));
+    assert_eq!(out, [1, 2].map(|number| PeerAction::Release(PayloadId(number))));
+}
+
+#[test]
+fn after_a_mend_an_island_that_lost_a_member_sends_anew() {
+    let before = round_of(&[(1, Some(0)), (1, Some(0)), (1, Some(1)), (1, Some(1))]);
+    let mut collector = of_two_islands(2);
+    actions(|out| {
+        collector.start(out).expect("a valid round");
+        // It has the sum of its island for piece 0, and is about to send it.
+        collector.part((member(3), Mend(0)), 0, 5, integers(1), out).expect("a valid round");
+    });
+    // Member 3 dies, and member 2 does its work.
+    let members = before.group.members[..3].to_vec();
+    let group = RoundGroup { members, ..RoundGroup::default() }.into();
+    let mended = Mended { mend: Mend(1), changed: [2].into() };
+    collector.sums_change();
+    let round = Round { id: id(), group, mended };
+    let continued = actions(|out| collector.go_on(round, 10, out).expect("a valid round"));
+    let export = |to, piece, range| {
+        let (round, to, parts) = (id(), member(to), Vec::new());
+        PeerAction::Compute(Task::Export { round, to, piece, range, parts })
+    };
+    // Pieces 1 and 3, which member 3 collected or owned, have new numbers. Piece 2 is this member's own.
+    assert_eq!(continued, [export(0, 0, 0..4), export(1, 4, 4..8), export(0, 5, 12..16)]);
+    let sent = |collector: &mut Reduction, to, piece| {
+        let actions = actions(|out| collector.exported(member(to), piece, integers(9), out));
+        actions.iter().any(|action| matches!(action, PeerAction::SendTensor { .. }))
+    };
+    let old = [(3, 1), (3, 3), (0, 0)].map(|(to, piece)| sent(&mut collector, to, piece));
+    assert_eq!(old, [false; 3], "integers of before the mend");
+    assert!(sent(&mut collector, 0, 0));
 }

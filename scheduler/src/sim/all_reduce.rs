@@ -14,7 +14,7 @@ use shoal_protocol::message::{
 };
 use shoal_protocol::units::{Bytes, Rate};
 
-use super::flows::{Flows, Port};
+use super::flows::{Flows, Port, Sites};
 use crate::action::{Payload, PayloadId, PeerAction, Task};
 use crate::peer::{PeerLimits, RoundCut};
 use crate::round::{
@@ -36,6 +36,8 @@ pub struct RoundTime {
     pub least: Duration,
     /// Bytes sent by all members.
     pub sent: Bytes,
+    /// Bytes of them that were sent from one place to another.
+    pub crossed: Bytes,
 }
 
 impl RoundTime {
@@ -70,7 +72,9 @@ pub fn all_reduces(
     let mut parts = vec![1; ports.len()];
     let mut measured = BTreeMap::new();
     let round = |_| {
-        let mut table = Table::new(ports, delay, values, codec, &parts);
+        let flows = Flows::new(ports, delay);
+        let group: Vec<(u32, Option<u16>)> = parts.iter().map(|weight| (*weight, None)).collect();
+        let mut table = Table::new(ports, flows, values, codec, &group);
         let time = table.run();
         // A link that was not in use keeps its rate.
         for (ends, rate) in table.flows.measured() {
@@ -80,9 +84,46 @@ pub fn all_reduces(
         let known: Vec<Option<u32>> = parts.iter().copied().map(Some).collect();
         let rate = |from: usize, to: usize| Some(measured.get(&(from, to))?.0 as f64);
         parts = weights(&member_rates(&known, number, rate), number);
-        RoundTime { time, least, sent: table.sent }
+        RoundTime { time, least, sent: table.sent, crossed: table.crossed }
     };
     (0..rounds).map(round).collect()
+}
+
+/// All-reduces `values` values once among one member at each of these ports, at several places `delay` from each
+/// other. The members of a place are an island if `islands`, and otherwise each is alone. Parts are equal. The least
+/// time is the one in which the places' links carry each piece once for each place.
+///
+/// # Panics
+/// If there are no ports, more than 256, or one without capacity.
+#[must_use]
+pub fn between_sites(
+    ports: &[Port],
+    sites: &Sites,
+    delay: Duration,
+    values: usize,
+    codec: SumCodec,
+    islands: bool,
+) -> RoundTime {
+    assert!((1..=256).contains(&ports.len()), "a round has members, and at most 256 here");
+    let group = sites.of.iter().map(|site| (1, islands.then_some(*site as u16)));
+    let flows = Flows::between(ports, delay, sites);
+    let mut table = Table::new(ports, flows, values, codec, &group.collect::<Vec<_>>());
+    let time = table.run();
+    let NumberBytes { part, result } = NumberBytes::of(codec);
+    let share = |site: usize| {
+        let here = sites.of.iter().filter(|of| **of == site).count();
+        here as f64 / sites.of.len() as f64
+    };
+    let others = (sites.links.len() - 1) as f64;
+    let seconds = |(site, link): (usize, &Port)| {
+        let (own, rest) = (share(site), 1.0 - share(site));
+        let out = (rest * part + own * others * result) / link.up.0 as f64;
+        let back = (rest * result + own * others * part) / link.down.0 as f64;
+        out.max(back) * values as f64
+    };
+    let least = sites.links.iter().enumerate().map(seconds).fold(0.0, f64::max);
+    let least = Duration::from_secs_f64(least) + delay;
+    RoundTime { time, least, sent: table.sent, crossed: table.crossed }
 }
 
 /// The members of a round, and the data in transit.
@@ -95,23 +136,27 @@ struct Table {
     number: NumberBytes,
     flows: Flows<(TensorTag, Payload)>,
     sent: Bytes,
+    crossed: Bytes,
     payloads: u64,
     /// Members that have the result.
     done: usize,
 }
 
 impl Table {
+    /// `group` has each member's weight and island.
     fn new(
         ports: &[Port],
-        delay: Duration,
+        flows: Flows<(TensorTag, Payload)>,
         values: usize,
         codec: SumCodec,
-        weights: &[u32],
+        group: &[(u32, Option<u16>)],
     ) -> Self {
         let cut = RoundCut::default();
-        let members = weights.iter().enumerate();
-        let members =
-            members.map(|(place, weight)| RoundMember { member: member(place), weight: *weight });
+        let members = group.iter().enumerate().map(|(place, (weight, island))| RoundMember {
+            member: member(place),
+            weight: *weight,
+            island: *island,
+        });
         let (era, term, step) = (Era(0), Term(1), Step(0));
         let id = RoundId { era, term, step, weights: WeightGroup(0), attempt: Attempt(0) };
         let round = Round {
@@ -123,12 +168,13 @@ impl Table {
         let piece = piece_bytes(cut, codec);
         let most = most_ahead(piece, PeerLimits::default().round_bytes, ports.len());
         let reduction = |(place, from): (usize, &Port)| {
-            let path = |to: &Port| LinkEstimate {
-                round_trip: 2 * delay,
+            let path = |(other, to): (usize, &Port)| LinkEstimate {
+                round_trip: 2 * flows.delay((place, other)),
                 rate: Some(from.up.min(to.down)),
             };
             let piece = packed(piece, codec);
-            let ahead = ports.iter().map(|to| ahead(piece, most, Some(&path(to)))).collect();
+            let others = ports.iter().enumerate();
+            let ahead = others.map(|to| ahead(piece, most, Some(&path(to)))).collect();
             let (own, whole) = (1, ports.len() as u64);
             Reduction::new(round.clone(), member(place), layout.clone(), ahead, own, whole)
                 .expect("it is one of the members")
@@ -139,8 +185,9 @@ impl Table {
             codec,
             layout,
             number: NumberBytes::of(codec),
-            flows: Flows::new(ports, delay),
+            flows,
             sent: Bytes(0),
+            crossed: Bytes(0),
             payloads: 0,
             done: 0,
         }
@@ -230,20 +277,22 @@ impl Table {
 
     fn send(&mut self, from: usize, to: Member, tag: TensorTag, id: PayloadId) {
         let to = usize::from(to.peer.0[0]);
-        let (owner, piece, bytes) = match tag {
-            TensorTag::RoundPart { piece, .. } => (to, piece, self.number.part),
-            TensorTag::RoundResult { piece, .. } => (from, piece, self.number.result),
+        let (piece, bytes, is_part) = match tag {
+            TensorTag::RoundPart { piece, .. } => (piece, self.number.part, true),
+            TensorTag::RoundResult { piece, .. } => (piece, self.number.result, false),
             other => unreachable!("not part of a round: {other:?}"),
         };
-        let range = self.layout.range(owner, piece as usize);
-        let size = if owner == to {
-            self.layout.part_bytes(&range)
+        let range = self.layout.range(piece).expect("it is sent");
+        let (size, relative_size) = if is_part {
+            (self.layout.part_bytes(&range), self.relative_size(&range))
         } else {
-            self.layout.result_bytes(&range)
+            (self.layout.result_bytes(&range), 1.0)
         };
-        let relative_size = if owner == to { self.relative_size(&range) } else { 1.0 };
         let weight = Bytes((range.len() as f64 * bytes * relative_size).ceil() as u64);
         self.sent += weight;
+        if self.flows.crosses((from, to)) {
+            self.crossed += weight;
+        }
         self.flows.send((from, to), weight, (tag, Payload { id, size }));
     }
 }
@@ -293,6 +342,38 @@ mod tests {
                 println!("{rates:?} {codec}: {shares:.3?}");
                 assert!(shares.iter().all(|share| *share <= 1.0 + 1e-6), "faster than links are");
                 assert!(shares[3..].iter().all(|share| *share >= 0.9), "{shares:?}");
+            }
+        }
+    }
+
+    /// Places with links of 100 Mbit/s to each other, whose members have a gigabit.
+    fn sites(members: &[usize]) -> (Vec<Port>, Sites) {
+        let of: Vec<usize> =
+            members.iter().enumerate().flat_map(|(site, count)| vec![site; *count]).collect();
+        let links = even_ports(&vec![100; members.len()]);
+        (even_ports(&vec![1000; of.len()]), Sites { of, links, near: Duration::from_micros(200) })
+    }
+
+    /// The goals: two islands of four send a quarter of the bytes between them, in 0.9 of the speed of their link.
+    #[test]
+    fn islands_send_each_piece_once_and_use_their_link() {
+        let delay = Duration::from_millis(20);
+        for members in [&[4, 4][..], &[1, 4], &[2, 3, 4], &[2, 2]] {
+            let (ports, sites) = sites(members);
+            for codec in [SumCodec::Exact, SumCodec::Integers] {
+                let round =
+                    |islands| between_sites(&ports, &sites, delay, 20_000_000, codec, islands);
+                let (flat, levels) = (round(false), round(true));
+                let fewer = levels.crossed.0 as f64 / flat.crossed.0 as f64;
+                println!(
+                    "{members:?} {codec}: {fewer:.3} of the bytes, {:.3} and {:.3} s, {:.3} of the link",
+                    flat.time.as_secs_f64(),
+                    levels.time.as_secs_f64(),
+                    levels.share()
+                );
+                assert!(levels.share() >= 0.9 && levels.share() <= 1.0 + 1e-2, "{levels:?}");
+                assert!(members != [4, 4] || fewer < 0.26, "{fewer}");
+                assert_eq!(levels.sent, flat.sent, "every member sends and receives as much");
             }
         }
     }

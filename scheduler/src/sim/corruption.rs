@@ -2,7 +2,7 @@
 
 use shoal_protocol::message::{FromCoordinator, PeerMessage, TensorTag, ToCoordinator};
 
-use crate::action::{CoordinatorAction, PeerAction};
+use crate::action::{CoordinatorAction, PeerAction, Task};
 
 /// An injected error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +20,10 @@ pub(super) enum Corruption {
     ApplyWithoutCommit,
     /// A member that is refused a claim takes it all the same.
     IgnoreHeld,
+    /// A collector adds one member's integers twice.
+    CollectTwice,
+    /// A collector omits one member's integers.
+    CollectWithout,
     /// One piece of a round carries a wrong proof.
     WrongProof,
     /// A tensor is never released.
@@ -70,6 +74,14 @@ impl Corruption {
                 if let TensorTag::RoundPart { proof, .. } = tag {
                     *proof ^= 1;
                 }
+                true
+            }
+            (Self::CollectTwice, PeerAction::Compute(Task::Export { parts, .. })) => {
+                parts.extend(parts.first().copied());
+                true
+            }
+            (Self::CollectWithout, PeerAction::Compute(Task::Export { parts, .. })) => {
+                parts.pop();
                 true
             }
             (Self::KeepPayload, PeerAction::Release(id)) => id.0 != 1,

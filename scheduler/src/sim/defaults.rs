@@ -125,6 +125,7 @@ impl PeerScenario {
             compute,
             devices: std::num::NonZeroU16::MIN,
             tiers: None,
+            island: None,
             archive: false,
             region: 0,
             clock: Clock::default(),

@@ -323,17 +323,13 @@ impl Engine {
     fn round_task(&mut self, task: Task, payloads: &mut Payloads) -> Result<TaskResult, String> {
         let codec = self.sizes.sums;
         match task {
-            Task::Export { round, to, piece, range } => {
-                let sums = self.own_sums(round, &range);
+            Task::Export { round, to, piece, range, parts } => {
+                let sums = self.sums_with(round, &range, parts, payloads)?;
                 let payload = keep_sums(payloads, sums, codec.part());
                 Ok(TaskResult::Exported { round, to, piece, payload })
             }
             Task::Reduce { round, piece, range, parts } => {
-                let mut sums = self.own_sums(round, &range);
-                for part in parts {
-                    let part = content_sums(payloads, part)?;
-                    integer_model::add(&mut sums, 0..part.len(), &part);
-                }
+                let sums = self.sums_with(round, &range, parts, payloads)?;
                 self.result(round).install(round, range.start, &sums)?;
                 let payload = keep_sums(payloads, sums, codec.result());
                 Ok(TaskResult::Reduced { round, piece, payload })
@@ -396,6 +392,22 @@ impl Engine {
 
     fn result(&mut self, round: RoundId) -> &mut RoundResult {
         self.results.get_mut(&round.weights).expect("the run has the weights")
+    }
+
+    /// The sums of a range of a weight group and of other members' integers.
+    fn sums_with(
+        &mut self,
+        round: RoundId,
+        range: &Range<usize>,
+        parts: Vec<PayloadId>,
+        payloads: &Payloads,
+    ) -> Result<Vec<i64>, String> {
+        let mut sums = self.own_sums(round, range);
+        for part in parts {
+            let part = content_sums(payloads, part)?;
+            integer_model::add(&mut sums, 0..part.len(), &part);
+        }
+        Ok(sums)
     }
 
     /// The sums of a range of a weight group, over all stages that have it.

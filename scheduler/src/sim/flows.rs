@@ -16,10 +16,21 @@ pub struct Port {
     pub down: Rate,
 }
 
+/// Places whose machines share a link to the other places.
+#[derive(Debug, Clone)]
+pub struct Sites {
+    /// The place of each machine.
+    pub of: Vec<usize>,
+    /// The link of each place.
+    pub links: Vec<Port>,
+    /// The latency within a place.
+    pub near: Duration,
+}
+
 /// A flow, by sender and receiver.
 type Ends = (usize, usize);
 
-/// One side of a machine's link: outgoing or incoming.
+/// One side of a link of a machine or, after those, of a place: outgoing or incoming.
 type Side = (usize, bool);
 
 /// All data in transit between machines.
@@ -27,6 +38,7 @@ type Side = (usize, bool);
 pub(super) struct Flows<T> {
     ports: Vec<Port>,
     delay: Duration,
+    sites: Option<Sites>,
     now: f64,
     /// The queue of each active flow, with the bytes left of each item.
     waiting: BTreeMap<Ends, VecDeque<(f64, T)>>,
@@ -47,6 +59,7 @@ impl<T> Flows<T> {
         Self {
             ports: ports.to_vec(),
             delay,
+            sites: None,
             now: 0.0,
             waiting: BTreeMap::new(),
             rates: BTreeMap::new(),
@@ -54,6 +67,36 @@ impl<T> Flows<T> {
             sent: 0,
             carried: BTreeMap::new(),
         }
+    }
+
+    /// The same with machines at several places.
+    pub(super) fn between(ports: &[Port], delay: Duration, sites: &Sites) -> Self {
+        let mut flows = Self::new(ports, delay);
+        flows.ports.extend(&sites.links);
+        flows.sites = Some(sites.clone());
+        flows
+    }
+
+    /// Whether data travels between places.
+    pub(super) fn crosses(&self, (from, to): Ends) -> bool {
+        self.sites.as_ref().is_some_and(|sites| sites.of[from] != sites.of[to])
+    }
+
+    /// The latency from one machine to another.
+    pub(super) fn delay(&self, ends: Ends) -> Duration {
+        let near = self.sites.as_ref().filter(|_| !self.crosses(ends));
+        near.map_or(self.delay, |sites| sites.near)
+    }
+
+    /// The sides of links that a flow takes part of.
+    fn sides_of(&self, ends: Ends) -> impl Iterator<Item = Side> + use<T> {
+        let (from, to) = ends;
+        let sites = self.sites.as_ref().filter(|_| self.crosses(ends));
+        let shared = sites.map(|sites| {
+            let link = |machine: usize| sites.of.len() + sites.of[machine];
+            [(link(from), true), (link(to), false)]
+        });
+        [(from, true), (to, false)].into_iter().chain(shared.into_iter().flatten())
     }
 
     /// Bytes per second of each flow while it was active.
@@ -98,16 +141,17 @@ impl<T> Flows<T> {
     fn pass(&mut self, until: f64) {
         let time = (until - self.now).max(0.0);
         self.now = self.now.max(until);
-        let arrives = Duration::from_secs_f64(self.now) + self.delay;
+        let now = Duration::from_secs_f64(self.now);
+        let delays: Vec<Duration> = self.waiting.keys().map(|ends| self.delay(*ends)).collect();
         let mut ended = false;
-        for (ends, queue) in &mut self.waiting {
+        for ((ends, queue), delay) in self.waiting.iter_mut().zip(delays) {
             let bytes = time * self.rates[ends];
             let carried = self.carried.entry(*ends).or_default();
             *carried = (carried.0 + bytes, carried.1 + time);
             queue[0].0 -= bytes;
             if queue[0].0 <= ROUNDING {
                 let (_, what) = queue.pop_front().expect("its first item was checked");
-                self.flying.insert((arrives, self.sent), (*ends, what));
+                self.flying.insert((now + delay, self.sent), (*ends, what));
                 self.sent += 1;
                 ended |= queue.is_empty();
             }
@@ -123,7 +167,7 @@ impl<T> Flows<T> {
     fn fair(&self) -> BTreeMap<Ends, f64> {
         let mut sides: BTreeMap<Side, (f64, usize)> = BTreeMap::new();
         for ends in self.waiting.keys() {
-            for side in sides_of(*ends) {
+            for side in self.sides_of(*ends) {
                 let port = self.ports[side.0];
                 let rate = if side.1 { port.up } else { port.down };
                 sides.entry(side).or_insert((rate.0 as f64, 0)).1 += 1;
@@ -137,9 +181,9 @@ impl<T> Flows<T> {
             let (full, rate) =
                 least.map(|(side, left)| (*side, share(*left))).expect("a flow remains");
             for ends in self.waiting.keys() {
-                if sides_of(*ends).contains(&full) && !rates.contains_key(ends) {
+                if self.sides_of(*ends).any(|side| side == full) && !rates.contains_key(ends) {
                     rates.insert(*ends, rate);
-                    for side in sides_of(*ends) {
+                    for side in self.sides_of(*ends) {
                         let (left, flows) = sides.get_mut(&side).expect("it was counted");
                         *left -= rate;
                         *flows -= 1;
@@ -149,10 +193,6 @@ impl<T> Flows<T> {
         }
         rates
     }
-}
-
-fn sides_of((from, to): Ends) -> [Side; 2] {
-    [(from, true), (to, false)]
 }
 
 #[cfg(test)]
@@ -185,6 +225,24 @@ mod tests {
         // full rate.
         let ports = [(1000, 1), (1, 200), (1, 900)];
         assert_eq!(arrivals(&ports, &[((0, 1), 200), ((0, 2), 1700)]), [(0, 1100), (1, 2100)]);
+    }
+
+    #[test]
+    fn machines_of_a_place_share_its_link() {
+        let port = |rate| Port { up: Rate(rate), down: Rate(rate) };
+        let sites = Sites {
+            of: vec![0, 0, 1, 1],
+            links: vec![port(100); 2],
+            near: Duration::from_millis(1),
+        };
+        let mut flows = Flows::between(&[port(1000); 4], Duration::from_millis(100), &sites);
+        for (what, ends) in [(0, 2), (1, 3), (0, 1)].into_iter().enumerate() {
+            flows.send(ends, Bytes(95), what);
+        }
+        let next = |flows: &mut Flows<usize>| flows.next().map(|(_, what)| (what, flows.now()));
+        let milliseconds = |(what, time): (usize, Duration)| (what, time.as_millis());
+        let all = std::iter::from_fn(|| next(&mut flows)).map(milliseconds);
+        assert_eq!(all.collect::<Vec<_>>(), [(2, 101), (0, 2000), (1, 2000)]);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 mod all_reduce;
 mod corruption;
 mod defaults;
+mod drawn_peer;
 mod engine;
 mod flows;
 mod founded;
@@ -39,9 +40,9 @@ mod world;
 
 use shoal_protocol::ids::Member;
 
-pub use self::all_reduce::{RoundTime, all_reduces};
+pub use self::all_reduce::{RoundTime, all_reduces, between_sites};
 use self::corruption::Corruption;
-pub use self::flows::Port;
+pub use self::flows::{Port, Sites};
 #[cfg(test)]
 pub(crate) use self::omitted_rules::Omit;
 pub use self::oracle::Violation;

@@ -183,6 +183,10 @@ pub struct RareRounds {
     pub mended_without_many: u64,
     /// Members that continued a mended round of weights that two stages share.
     pub mended_shared: u64,
+    /// Sums of an island that its collector made.
+    pub collected: u64,
+    /// The same after a mend.
+    pub collected_again: u64,
     /// A newcomer that listened to a round served before the round's commit.
     pub promoted: u64,
     /// Microbatches done during the all-reduce of an earlier step.

@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use shoal_protocol::codec::{Codec, SumCodec};
 use shoal_protocol::ids::{ContentHash, Stage, StageSpan, Step, WeightGroup};
+use shoal_protocol::island_name::IslandName;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{Evaluation, Manifest, Model, Start, Training, example};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
 
+use super::drawn_peer::{devices, island, peer};
 use super::tiers::TierScenario;
 use crate::peer::{PeerLimits, RoundCut};
 use crate::rebalance::Rebalance;
@@ -25,7 +27,7 @@ const PEERS: u64 = 64;
 const STAGES: u64 = 8;
 
 /// Maximum number of elements of a stage in a scenario from a seed.
-const ELEMENTS: u64 = 40;
+pub(super) const ELEMENTS: u64 = 40;
 
 /// A simulated swarm and its conditions.
 #[derive(Debug, Clone)]
@@ -247,6 +249,8 @@ pub struct PeerScenario {
     pub devices: NonZeroU16,
     /// Its device, if that holds only some of its stages at a time. Its limits say so too.
     pub tiers: Option<TierScenario>,
+    /// The name of its island.
+    pub island: Option<IslandName>,
     /// Whether it archives every checkpoint.
     pub archive: bool,
     /// Its region.
@@ -344,7 +348,8 @@ impl Scenario {
                     peer.fits.retain(|stage| stages == 1 || *stage != lacks);
                 }
                 peer.tiers = TierScenario::drawn(seed, index, &manifest, &parameters, &peer);
-                peer.devices = devices(seed, index, &peer.limits);
+                (peer.devices, peer.island) =
+                    (devices(seed, index, &peer.limits), island(seed, index));
                 peer
             })
             .collect();
@@ -352,7 +357,6 @@ impl Scenario {
         manifest.checkpoint.keep = other.pick(&[1, 2, 2, 4]);
         go_on_from_a_checkpoint(&mut manifest, &mut Rng::new(seed ^ 0x7374_6172_7400_0000));
         let manifest = Arc::new(manifest);
-        let faults = Faults::default();
         let patience = Duration::from_secs(rng.pick(&[10, 30]));
         let snapshot = Bytes(rng.pick(&[8, 2_000, 40_000]));
         Self {
@@ -374,7 +378,7 @@ impl Scenario {
             return_trip: Duration::from_secs(10),
             rebalance: Rebalance::Never,
             routing: Routing::default(),
-            faults,
+            faults: Faults::default(),
         }
     }
 
@@ -552,63 +556,5 @@ fn network(rng: &mut Rng) -> NetworkScenario {
         uplink: None,
         duplicates_per_mille: rng.pick(&[0, 0, 10, 200]),
         strays_per_mille: rng.pick(&[0, 0, 100]),
-    }
-}
-
-fn peer(
-    rng: &mut Rng,
-    manifest: &Manifest,
-    cut: RoundCut,
-    choice: StageChoice,
-    region: usize,
-) -> PeerScenario {
-    let forward = rng.microseconds(200..=20_000) * rng.pick(&[1, 1, 1, 4]);
-    PeerScenario {
-        choice,
-        fits: manifest.stages().collect(),
-        room: 2,
-        longest: 1,
-        limits: limits(rng, manifest, cut),
-        start: Some(rng.microseconds(0..=100_000)),
-        compute: ComputeScenario {
-            forward,
-            backward: forward * 2,
-            other: rng.microseconds(1..=500),
-            jitter_per_mille: rng.pick(&[0, 100, 1000]),
-        },
-        devices: NonZeroU16::MIN,
-        tiers: None,
-        archive: false,
-        region,
-        clock: Clock::default(),
-    }
-}
-
-/// A peer that swaps its stages has one device.
-fn devices(seed: u64, index: u64, limits: &PeerLimits) -> NonZeroU16 {
-    let mut rng = Rng::new(seed ^ (index + 1) << 40 ^ 0x6465_7669);
-    NonZeroU16::MIN.saturating_add(if limits.swaps { 0 } else { rng.pick(&[0, 0, 1, 3]) })
-}
-
-fn limits(rng: &mut Rng, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
-    // Size of one microbatch at one stage: activation with labels, and gradient.
-    let training = &manifest.training;
-    let unit = (manifest.activation_bytes() + manifest.gradient_bytes()).0;
-    let (stages, groups) = (u64::from(training.stages), manifest.weight_groups().count() as u64);
-    // The steps that can run, and the one whose work is granted before the first of them ends.
-    let steps = manifest.steps_at_once() + 1;
-    PeerLimits {
-        first_window: rng.within(1..=4) as usize,
-        largest_window: rng.pick(&[1, 2, 4, 64]),
-        offers: rng.pick(&[0, 1, 3, 64]),
-        askers: rng.pick(&[1, 4, 64]),
-        cell: rng.pick(&[1, 3, 64]),
-        in_flight: Bytes(unit * stages * steps * rng.pick(&[1, 3, 64])),
-        // Room for the results of at least two steps.
-        heard: Bytes(8 * ELEMENTS * groups * rng.pick(&[2, 3, 1000])),
-        round_bytes: Bytes(8 * cut.piece_elements as u64 * rng.within(0..=8)),
-        cut,
-        retry: Duration::from_millis(rng.pick(&[100, 700, 2000])),
-        swaps: rng.pick(&[false, false, true]),
     }
 }

@@ -138,7 +138,7 @@ fn moved(report: &Report, reason: MoveReason) -> u64 {
 fn faulty_swarms_of_all_seeds_satisfy_every_oracle() {
     let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
     let reports = all_hold(results);
-    let marks: [Mark; 45] = [
+    let marks: [Mark; 47] = [
         ("commits", |report| report.commits),
         ("completed runs that lost members", |report| {
             u64::from(report.finished && report.recovery.lost > 0)
@@ -166,6 +166,8 @@ fn faulty_swarms_of_all_seeds_satisfy_every_oracle() {
         ("rounds mended with unchanged sums", |report| report.rare.rounds.mended_unchanged),
         ("rounds mended without several members", |report| report.rare.rounds.mended_without_many),
         ("rounds of shared weights mended", |report| report.rare.rounds.mended_shared),
+        ("sums of islands", |report| report.rare.rounds.collected),
+        ("sums of islands after a mend", |report| report.rare.rounds.collected_again),
         ("claims released while granted", |report| report.rare.claims.released_in_flight),
         ("messages of earlier incarnations", |report| report.rare.old_lives),
         ("newcomers that serve during a round", |report| report.rare.rounds.promoted),
@@ -227,6 +229,14 @@ fn oracles_catch_work_counted_twice_or_never() {
     let not_held = must_be_caught(Corruption::IgnoreHeld, true);
     let caught_by = ["exactly once", "no fault", "progress"];
     assert!(not_held.iter().all(|oracle| caught_by.contains(&oracle.as_str())), "{not_held:?}");
+}
+
+#[test]
+fn oracles_catch_a_collector_that_omits_a_member_or_adds_it_twice() {
+    for corruption in [Corruption::CollectTwice, Corruption::CollectWithout] {
+        let caught = must_be_caught(corruption, true);
+        assert!(caught.iter().all(|oracle| oracle == "equal replicas"), "{caught:?}");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The all-reduces of the present step: a round for each weight group, from its stages' close to the commit.
 
+mod islands;
 mod open_round;
 mod round_groups;
 

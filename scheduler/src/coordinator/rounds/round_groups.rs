@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use shoal_protocol::ids::{Member, Term, WeightGroup};
+use shoal_protocol::island_name::IslandName;
 use shoal_protocol::message::{RoundGroup, RoundGroupMember};
 use shoal_protocol::units::Rate;
 
 use super::super::context::Context;
+use super::islands::assigned;
 use crate::round::{NumberBytes, averaged, member_rates, weights};
 
 /// The members of rounds and the measured rates of their links.
@@ -44,11 +46,23 @@ impl RoundGroups {
         listeners: BTreeSet<Member>,
     ) -> Arc<RoundGroup> {
         let replicas: Vec<Member> = replicas.into_iter().collect();
-        let weights = self.weights(context, &replicas, before);
-        let parts = replicas.into_iter().zip(weights);
-        let parts = parts.map(|(member, weight)| RoundGroupMember { member, weight: Some(weight) });
-        let listeners =
-            listeners.into_iter().map(|member| RoundGroupMember { member, weight: None });
+        let islands = islands(context, &replicas, before);
+        // Between islands each piece crosses once wherever it is reduced, so equal parts are good ones.
+        let weights = match islands.iter().any(Option::is_some) {
+            true => vec![1; replicas.len()],
+            false => self.weights(context, &replicas, before),
+        };
+        let parts = replicas.into_iter().zip(weights).zip(islands);
+        let parts = parts.map(|((member, weight), island)| RoundGroupMember {
+            member,
+            weight: Some(weight),
+            island,
+        });
+        let listeners = listeners.into_iter().map(|member| RoundGroupMember {
+            member,
+            weight: None,
+            island: None,
+        });
         let group = RoundGroup::of(before.number, parts.chain(listeners));
         numbered(context.progress.term, before, group)
     }
@@ -82,6 +96,17 @@ impl RoundGroups {
     pub(super) fn retain_links(&mut self, is_member: impl Fn(Member) -> bool) {
         self.link_rates.retain(|(from, to), _| is_member(*from) && is_member(*to));
     }
+}
+
+/// The island of each of these members in a round, by what their operators say. There is none if the codec rounds
+/// sums.
+fn islands(context: &Context, members: &[Member], before: &RoundGroup) -> Vec<Option<u16>> {
+    if !context.config.manifest.codec.all_reduce.is_exact() {
+        return vec![None; members.len()];
+    }
+    let name = |member: &Member| context.members.current.record(*member)?.island.as_ref();
+    let names: Vec<Option<&IslandName>> = members.iter().map(name).collect();
+    assigned(members, &names, before)
 }
 
 /// The group before, if it is the same, or the other one under the next number.

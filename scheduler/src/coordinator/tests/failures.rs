@@ -365,6 +365,7 @@ fn a_coordinator_that_takes_over_in_the_middle_of_a_rewind_completes_it() {
         room: 2,
         longest: 1,
         price: None,
+        island: None,
         moves: None,
     };
     let view = View { number: 1, members: vec![Arc::new(record)] };

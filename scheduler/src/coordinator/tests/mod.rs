@@ -171,6 +171,7 @@ fn register(choice: StageChoice) -> ToCoordinator {
         room: 0,
         longest: 1,
         price: None,
+        island: None,
     })
 }
 

@@ -200,6 +200,7 @@ mod tests {
             room: 0,
             longest: 1,
             price: None,
+            island: None,
             moves: None,
         })
     }

@@ -80,6 +80,7 @@ impl Probe {
                 room: 0,
                 longest: 1,
                 price: None,
+                island: None,
             },
             limits,
             seed: 0,
@@ -97,6 +98,7 @@ impl Probe {
             room: 0,
             longest: 1,
             price: None,
+            island: None,
             moves: None,
         };
         let other = StageSpan::one(Stage(others));

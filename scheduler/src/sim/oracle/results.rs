@@ -9,11 +9,8 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{CommitRecord, Round, RoundId};
 
 use crate::peer::RoundCut;
-use crate::round::{Layout, gone};
+use crate::round::Layout;
 use crate::sim::scenario::Scenario;
-
-/// A piece of a result: the owner and the index.
-pub(in crate::sim) type Piece = (Member, u32);
 
 /// Results in transit.
 #[derive(Debug)]
@@ -24,7 +21,7 @@ pub(in crate::sim) struct Results {
     codec: SumCodec,
     /// Each round after its latest mend, and its layout.
     rounds: BTreeMap<RoundId, (Round, Layout)>,
-    received: BTreeMap<(Member, RoundId), BTreeSet<Piece>>,
+    received: BTreeMap<(Member, RoundId), BTreeSet<u32>>,
     /// The rounds that the last commit of a step names.
     named: BTreeMap<Step, Vec<RoundId>>,
     /// Results that were given up: a new coordinator receives the report again.
@@ -50,14 +47,14 @@ impl Results {
         let elements = self.parameters[&round.id.weights];
         let layout = match self.rounds.get(&round.id) {
             Some((known, _)) if known.mended.mend == round.mended.mend => return,
-            Some((known, layout)) => layout.without(&gone(known, round), &round.group),
+            Some((known, layout)) => layout.mended(known, round),
             None => Layout::new(round, elements, self.cut, self.codec),
         };
         self.rounds.insert(round.id, (round.clone(), layout));
     }
 
     /// A piece arrived at a member that knows its round.
-    pub(in crate::sim) fn received(&mut self, to: Member, round: RoundId, piece: Piece) {
+    pub(in crate::sim) fn received(&mut self, to: Member, round: RoundId, piece: u32) {
         self.received.entry((to, round)).or_default().insert(piece);
     }
 
@@ -88,12 +85,10 @@ impl Results {
         };
         let lacks = named.filter(hosts).any(|round| {
             let received = self.received.get(&(member, *round));
-            self.rounds.get(round).is_none_or(|(known, layout)| {
-                let owners = known.group.members.iter().enumerate();
-                let mut pieces = owners.flat_map(|(place, part)| {
-                    (0..layout.pieces(place) as u32).map(move |piece| (part.member, piece))
-                });
-                !pieces.all(|piece| received.is_some_and(|received| received.contains(&piece)))
+            self.rounds.get(round).is_none_or(|(_, layout)| {
+                !layout
+                    .numbers()
+                    .all(|piece| received.is_some_and(|received| received.contains(&piece)))
             })
         });
         let again = !self.given_up.insert((member, step));

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member, Mend, Step};
-use shoal_protocol::message::{FromCoordinator, PeerMessage, ToCoordinator};
+use shoal_protocol::message::{FromCoordinator, PeerMessage, RoundId, ToCoordinator};
 
-use crate::action::{CoordinatorAction, CoordinatorEvent, PeerAction, PeerInput};
+use crate::action::{CoordinatorAction, CoordinatorEvent, PeerAction, PeerInput, Task};
 use crate::sim::report::Rare;
 
 /// State needed to recognise rare paths.
@@ -22,6 +22,8 @@ pub(super) struct Marks {
     reclaimed: BTreeSet<(ClaimKey, Grant)>,
     /// The step whose rounds are running.
     closing: Option<Step>,
+    /// Rounds that were mended.
+    mended: BTreeSet<RoundId>,
     /// Whether a member of the running rounds has its result.
     reduced: bool,
 }
@@ -70,6 +72,7 @@ impl Marks {
                 self.noted.clear();
                 self.reclaimed.clear();
                 self.listening.clear();
+                self.mended.clear();
                 self.reduced = false;
                 self.closing = None;
             }
@@ -101,7 +104,10 @@ impl Marks {
             FromCoordinator::Close { round, group, mended, counted } => {
                 self.closing = Some(round.step);
                 let shared = counted.iter().any(|(stage, _)| stage.0 != round.weights.0);
-                self.rare.rounds.mended_shared += u64::from(shared && mended.mend > Mend(0));
+                if mended.mend > Mend(0) {
+                    self.rare.rounds.mended_shared += u64::from(shared);
+                    self.mended.insert(*round);
+                }
                 let listen = group.here.iter().filter(|one| one.weight.is_none());
                 self.listening.extend(listen.map(|one| one.member));
             }
@@ -116,6 +122,14 @@ impl Marks {
 
     /// Notes a peer's actions in response to an input.
     pub(super) fn peer(&mut self, me: Member, input: &PeerInput, actions: &[PeerAction]) {
+        for action in actions {
+            if let PeerAction::Compute(Task::Export { round, parts, .. }) = action
+                && !parts.is_empty()
+            {
+                self.rare.rounds.collected += 1;
+                self.rare.rounds.collected_again += u64::from(self.mended.contains(round));
+            }
+        }
         let PeerInput::FromCoordinator { message, .. } = input else { return };
         for action in actions {
             match (message, action) {

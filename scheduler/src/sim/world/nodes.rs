@@ -67,6 +67,7 @@ impl Node {
                 },
                 longest: scenario.peers[index].longest,
                 price: None,
+                island: scenario.peers[index].island.clone(),
                 link_estimates: (!probes_links_first(scenario)).then(Vec::new),
                 addresses: Vec::new(),
                 fingerprint: Some(ContentHash([0; 32])),

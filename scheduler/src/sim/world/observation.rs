@@ -155,7 +155,7 @@ impl Observation<'_> {
     }
 
     /// Notes a piece of a round's result that a member received.
-    pub(super) fn result_received(&mut self, to: Member, round: RoundId, piece: (Member, u32)) {
+    pub(super) fn result_received(&mut self, to: Member, round: RoundId, piece: u32) {
         if let Some(oracles) = &mut self.oracles {
             oracles.results.received(to, round, piece);
         }

@@ -322,7 +322,7 @@ impl<'a> Swarm<'a> {
                 if let TensorTag::RoundResult { round, piece, .. } = tag
                     && self.nodes[index].peer.may_host(round.weights)
                 {
-                    self.observation.result_received(to, round, (from, piece));
+                    self.observation.result_received(to, round, piece);
                 }
                 self.deviations.rules.tagged(to, &mut tag);
                 let payload = self.nodes[index].payloads.keep(content, size);

@@ -1,6 +1,6 @@
 //! One round's result at a member that adds nothing to it, such as a newcomer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use shoal_protocol::ids::{ContentHash, Member};
@@ -8,7 +8,7 @@ use shoal_protocol::message::{Round, RoundOutcome};
 use shoal_protocol::units::Bytes;
 
 use crate::action::{Payload, PeerAction, Task};
-use crate::round::{Layout, gone, place_in};
+use crate::round::{Layout, place_in};
 
 /// The result of one round, piece by piece.
 #[derive(Debug)]
@@ -17,8 +17,10 @@ pub(super) struct ReceivedResult {
     layout: Layout,
     /// The sum of the tags of the whole batch.
     whole_proof: u64,
-    /// The pieces by their first element.
-    pieces: BTreeMap<usize, (Range<usize>, Payload)>,
+    /// The pieces by their numbers.
+    pieces: BTreeMap<u32, (Range<usize>, Payload)>,
+    /// Pieces that the engine stores, in the order of the tasks.
+    installs: VecDeque<u32>,
     /// The number of pieces to come.
     missing: usize,
     installing: bool,
@@ -30,12 +32,13 @@ pub(super) struct ReceivedResult {
 
 impl ReceivedResult {
     pub(super) fn new(round: Round, layout: Layout, whole_proof: u64) -> Self {
-        let missing = layout.all_pieces();
+        let missing = layout.count();
         Self {
             round,
             layout,
             whole_proof,
             pieces: BTreeMap::new(),
+            installs: VecDeque::new(),
             missing,
             installing: false,
             tasks: 0,
@@ -50,14 +53,14 @@ impl ReceivedResult {
 
     /// Mends the round without some of its members: others sum their parts again.
     pub(super) fn mend(&mut self, round: Round, out: &mut Vec<PeerAction>) {
-        let gone = gone(&self.round, &round);
-        let theirs = gone.iter().flat_map(|place| self.layout.starts(*place));
-        for (_, payload) in theirs.filter_map(|start| self.pieces.remove(&start)) {
+        self.layout = self.layout.mended(&self.round, &round);
+        let layout = &self.layout;
+        let lost = self.pieces.extract_if(.., |piece, _| layout.range(*piece).is_none());
+        for (_, (_, payload)) in lost {
             self.held = self.held - payload.size;
             self.missing += 1;
             out.push(PeerAction::Release(payload.id));
         }
-        self.layout = self.layout.without(&gone, &round.group);
         self.round = round;
     }
 
@@ -81,7 +84,8 @@ impl ReceivedResult {
     /// Whether pieces of this member are still to come.
     pub(super) fn waits_for(&self, member: Member) -> bool {
         place_in(&self.round, member).is_some_and(|place| {
-            !self.layout.starts(place).all(|start| self.pieces.contains_key(&start))
+            let theirs = |piece: &u32| self.layout.owner(*piece) == Some(place);
+            !self.layout.numbers().filter(theirs).all(|piece| self.pieces.contains_key(&piece))
         })
     }
 
@@ -94,20 +98,20 @@ impl ReceivedResult {
         payload: Payload,
         out: &mut Vec<PeerAction>,
     ) {
-        let piece = piece as usize;
-        let place = place_in(&self.round, from).filter(|place| piece < self.layout.pieces(*place));
-        let range = place.map(|place| self.layout.range(place, piece));
+        let place = place_in(&self.round, from);
+        let is_owner = place.is_some() && place == self.layout.owner(piece);
+        let range = self.layout.range(piece).filter(|_| is_owner);
         let fits = |range: &Range<usize>| {
             proof == self.whole_proof
                 && payload.size == self.layout.result_bytes(range)
                 && !self.is_whole()
-                && !self.pieces.contains_key(&range.start)
+                && !self.pieces.contains_key(&piece)
         };
         let Some(range) = range.filter(fits) else {
             return out.push(PeerAction::Release(payload.id));
         };
         self.held += payload.size;
-        self.pieces.insert(range.start, (range, payload));
+        self.pieces.insert(piece, (range, payload));
         self.missing -= 1;
     }
 
@@ -117,7 +121,8 @@ impl ReceivedResult {
             return;
         }
         let round = self.round.id;
-        for (range, payload) in self.pieces.values() {
+        for (piece, (range, payload)) in &self.pieces {
+            self.installs.push_back(*piece);
             let (range, payload) = (range.clone(), payload.id);
             out.push(PeerAction::Compute(Task::Install { round, range, payload }));
         }
@@ -128,7 +133,9 @@ impl ReceivedResult {
     /// The engine installed a piece.
     pub(super) fn installed(&mut self, range: &Range<usize>, out: &mut Vec<PeerAction>) {
         self.tasks -= 1;
-        let (_, payload) = self.pieces.remove(&range.start).expect("it was being installed");
+        let piece = self.installs.pop_front().expect("a piece was being installed");
+        let (expected, payload) = self.pieces.remove(&piece).expect("it is here");
+        assert_eq!(expected, *range, "tasks end in order");
         self.held = self.held - payload.size;
         out.push(PeerAction::Release(payload.id));
     }
