@@ -19,15 +19,15 @@ from shoal_run import Shoal
 from sizes import size
 
 STAGES = 4
-MODEL = {"hidden": size(128, 64), "layers": STAGES, "heads": 4, "intermediate": size(512, 64), "context": 64}
+# Much to send for each weight, and little: hidden numbers, tokens of a sample, samples of a microbatch, microbatches.
+SHAPES = size({"long": (64, 128, 4, 64), "wide": (256, 32, 1, 16)}, {"small": (64, 32, 1, 8)})
 # Milliseconds that each pass over a microbatch waits.
 WAIT = 15
 RATES = size([20, 100, 500], [100])  # Mbit/s
-MICROBATCHES = size([8, 64], [8])
 DELAY = 50  # ms each way
 MODES = {"SWARM": None, "ATOM": "all", "auto": "auto"}
 # Steps of a run, and the last ones, which count.
-STEPS = {"SWARM": size(10, 3), "ATOM": size(10, 3), "auto": size(30, 3)}
+STEPS = {"SWARM": size(9, 3), "ATOM": size(9, 3), "auto": size(24, 3)}
 COUNTED = size(6, 1)
 GOAL = 0.95
 
@@ -40,8 +40,9 @@ def rate_of(outcome):
 def measure(options):
     shoal = Shoal(options.shoal)
     rows = []
-    for microbatches in MICROBATCHES:
-        model = Model(batch=2 * microbatches, **MODEL)
+    for shape, (hidden, context, samples, microbatches) in SHAPES.items():
+        model = Model(hidden=hidden, layers=STAGES, heads=4, intermediate=4 * hidden, context=context,
+                      batch=samples * microbatches)
         for rate in RATES:
             rates = {}
             for mode, stage in MODES.items():
@@ -51,10 +52,10 @@ def measure(options):
                     outcome = shoal.swarm(model, microbatches=microbatches, stages=STAGES, steps=STEPS[mode],
                                           dtype="f32", machines=inside, stage=stage, flags=flags)
                 rates[mode] = rate_of(outcome)
-                print(f"{microbatches} microbatches, {rate} Mbit/s, {mode}: {rates[mode]:.0f} tokens/s",
+                print(f"{shape}, {rate} Mbit/s, {mode}: {rates[mode]:.0f} tokens/s",
                       file=sys.stderr, flush=True)
             share = rates["auto"] / max(rates["SWARM"], rates["ATOM"])
-            rows.append([str(microbatches), f"{rate} Mbit/s", *(f"{rates[mode]:.0f}" for mode in MODES),
+            rows.append([shape, f"{rate} Mbit/s", *(f"{rates[mode]:.0f}" for mode in MODES),
                          f"{share:.2f}", "met" if share >= GOAL else "NOT met"])
     return rows
 
@@ -66,9 +67,8 @@ def main():
     options = parser.parse_args()
     table.show(
         "Chosen spans over emulated links",
-        f"Hidden {MODEL['hidden']}, {STAGES} stages of one layer, {STAGES} peers, {2 * DELAY} ms round trip; a pass waits "
-        f"{WAIT} ms. The goal is {GOAL} of the better one. {machines.line(machines.describe(sys.executable))}.",
-        ["microbatches", "link", "SWARM, tokens/s", "ATOM, tokens/s", "auto, tokens/s", "of the better one", "goal"],
+        f"{STAGES} stages of one layer, {STAGES} peers, {2 * DELAY} ms round trip; a pass waits {WAIT} ms. The goal is {GOAL} of the better one. {machines.line(machines.describe(sys.executable))}.",
+        ["shape", "link", "SWARM, tokens/s", "ATOM, tokens/s", "auto, tokens/s", "of the better one", "goal"],
         measure(options),
     )
 
