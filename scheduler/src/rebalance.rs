@@ -85,13 +85,6 @@ pub struct Plan {
     pub after: f64,
 }
 
-impl Plan {
-    /// Whether the gain is at least `gain` thousandths.
-    pub(crate) fn is_of_use(&self, gain: u32) -> bool {
-        self.after >= self.before * (1.0 + f64::from(gain) / 1000.0)
-    }
-}
-
 /// The moves that maximise the speed of the slowest stage: the fewest that reach about the maximum.
 /// `costs` is the duration of a microbatch at each stage, in any common unit.
 ///

@@ -15,7 +15,7 @@ use super::spans::{self, SpanChanges, SpanLengths};
 use super::work::Work;
 use crate::deadline::Estimate;
 use crate::planner::Link;
-use crate::rebalance::{self, Plan, Rebalance, Replica};
+use crate::rebalance::{self, Rebalance, Replica};
 use crate::stage_exchange::{CELL, exchange};
 use crate::throughput::{Estimates, Throughput};
 
@@ -26,8 +26,22 @@ const STEPS: u64 = 3;
 /// are known to be gone by then.
 const SETTLES: Duration = Duration::from_secs(10);
 
-/// A member's migration: its next stage and the reason.
+/// A member's migration: its next span and the reason.
 type Migration = (Member, StageSpan, MoveReason);
+
+/// The throughput before and after migrations, and the least gain that is enough, in thousandths.
+#[derive(Debug, Clone, Copy)]
+struct Gain {
+    before: f64,
+    after: f64,
+    least: u32,
+}
+
+impl Gain {
+    fn is_enough(self) -> bool {
+        self.after >= self.before * (1.0 + f64::from(self.least) / 1000.0)
+    }
+}
 
 /// The schedule of comparisons, and the measurements that they use besides the members' throughput.
 #[derive(Debug, Default)]
@@ -172,13 +186,9 @@ impl Balance {
         let Some(found) = found else { return Vec::new() };
         let saved = (found.before - found.after).min(step / 2.0);
         let after = 1.0 / (step / found.kept - saved.max(0.0));
-        let plan = Plan { moves: found.moves, before: 1.0 / step, after };
-        let of_use = plan.is_of_use(gain);
-        let rates = (plan.before, plan.after);
         let near = |(member, to)| (member, StageSpan::one(to), MoveReason::Nearer);
-        let migrations: Vec<Migration> = plan.moves.into_iter().map(near).collect();
-        let pays = of_use && self.pays(context, rates, &migrations);
-        if pays { migrations } else { Vec::new() }
+        let migrations = found.moves.into_iter().map(near).collect();
+        self.if_worthwhile(context, Gain { before: 1.0 / step, after, least: gain }, migrations)
     }
 
     /// What can be done where stages are as fast as each other.
@@ -204,15 +214,13 @@ impl Balance {
         let locality = members.current.locality(&members.links, &context.config.load);
         let distance = |member: Member, stage| locality.cost(member.peer, stage).as_secs_f64();
         let plan = rebalance::nearest_plan(&placed(members, estimates), &costs, distance);
-        let of_use = plan.is_of_use(gain);
-        if !of_use {
+        let gain = Gain { before: plan.before, after: plan.after, least: gain };
+        if !gain.is_enough() {
             self.set_level();
         }
-        let rates = (plan.before, plan.after);
         let useful = |(member, to)| (member, StageSpan::one(to), self.reason(to));
-        let migrations: Vec<Migration> = plan.moves.into_iter().map(useful).collect();
-        let pays = of_use && self.pays(context, rates, &migrations);
-        if pays { migrations } else { Vec::new() }
+        let migrations = plan.moves.into_iter().map(useful).collect();
+        self.if_worthwhile(context, gain, migrations)
     }
 
     /// Members get longer or shorter spans where that makes steps shorter by so many thousandths, and pays.
@@ -230,14 +238,15 @@ impl Balance {
         };
         let SpanChanges { moves, saved } = spans::changes(context, estimates);
         // What the model leaves out stays as it is.
-        let (before, after) = (step.as_secs_f64(), (step - saved.min(step / 2)).as_secs_f64());
-        let plan = Plan { moves: Vec::new(), before: 1.0 / before, after: 1.0 / after };
+        let [before, after] =
+            [step, step - saved.min(step / 2)].map(|step| 1.0 / step.as_secs_f64());
         let changed = |(member, to)| (member, to, MoveReason::Span);
-        let migrations: Vec<Migration> = moves.into_iter().map(changed).collect();
-        if !plan.is_of_use(gain) || !self.pays(context, (plan.before, plan.after), &migrations) {
-            return Vec::new();
+        let migrations = moves.into_iter().map(changed).collect();
+        let migrations =
+            self.if_worthwhile(context, Gain { before, after, least: gain }, migrations);
+        if !migrations.is_empty() {
+            self.spans.begin(step);
         }
-        self.spans.begin(step);
         migrations
     }
 
@@ -247,21 +256,27 @@ impl Balance {
         if lost { MoveReason::MembersGone } else { MoveReason::Uneven }
     }
 
-    /// Whether migrations gain more work in the rest of the run than the members do while they fetch weights. That
-    /// is the cost of a migration that turns out to be of no use.
-    fn pays(
+    /// These migrations, if they gain enough and pay.
+    fn if_worthwhile(
         &self,
         context: &Context,
-        (before, after): (f64, f64),
-        migrations: &[Migration],
-    ) -> bool {
+        gain: Gain,
+        migrations: Vec<Migration>,
+    ) -> Vec<Migration> {
+        let worthwhile = gain.is_enough() && self.pays(context, gain, &migrations);
+        if worthwhile { migrations } else { Vec::new() }
+    }
+
+    /// Whether migrations gain more work in the rest of the run than the members do while they fetch weights. That
+    /// is the cost of a migration that turns out to be of no use.
+    fn pays(&self, context: &Context, gain: Gain, migrations: &[Migration]) -> bool {
         let steps = context.config.manifest.training.steps - context.progress.version.0;
         let fetches = self.expected_fetch_times(context, migrations);
         let Some(step) = self.step_times else { return true };
         let longest = fetches.iter().max().map_or(0.0, Duration::as_secs_f64);
         let all: f64 = fetches.iter().map(Duration::as_secs_f64).sum();
         let left = step.mean().as_secs_f64() * steps as f64 - longest;
-        let gain = after / before - 1.0;
+        let gain = gain.after / gain.before - 1.0;
         left > 0.0 && gain * left > all / context.members.current.len().max(1) as f64
     }
 
@@ -341,7 +356,7 @@ fn is_moving(context: &Context) -> bool {
 
 /// Whether a member has room for another span beside its own, and no stage that it fetches or leaves shares weights
 /// with another one.
-fn may_change_span(manifest: &Manifest, record: &MemberRecord, to: StageSpan) -> bool {
+pub(super) fn may_change_span(manifest: &Manifest, record: &MemberRecord, to: StageSpan) -> bool {
     let own = record.span;
     let both: BTreeSet<Stage> = own.stages().chain(to.stages()).collect();
     let changes = |stage: &Stage| own.contains(*stage) != to.contains(*stage);

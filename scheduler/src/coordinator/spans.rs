@@ -8,7 +8,7 @@ use shoal_protocol::ids::{Member, StageSpan};
 use shoal_protocol::message::MemberRecord;
 use shoal_protocol::units::Bytes;
 
-use super::balance::staying;
+use super::balance::{may_change_span, staying};
 use super::context::Context;
 use crate::deadline::Estimate;
 use crate::span_length::{SpanCosts, windows};
@@ -92,6 +92,10 @@ pub(super) fn changes(context: &Context, estimates: &Estimates<'_>) -> SpanChang
         let own = estimates.throughput(record.member, record.span);
         throughput.remove(record.span, own);
         let to = window(stages, best, record.span, &throughput);
+        if !may_change_span(&context.config.manifest, record, to) {
+            throughput.add(record.span, own);
+            continue;
+        }
         throughput.add(to, estimates.throughput(record.member, to));
         changes.moves.push((record.member, to));
         changes.saved = changes.saved.max(saved);
