@@ -79,14 +79,13 @@ fn checkpoint(holder: PeerId, addresses: &[SocketAddr]) -> SavedCheckpoint {
     SavedCheckpoint { version: Step(300), stages: vec![stored], holders }
 }
 
-fn envelopes() -> Vec<Vec<u8>> {
-    let grant = Grant { term: Term(1), number: 9 };
-    let coordinator = Member { peer: PeerId([7; 32]), incarnation: Incarnation(2) };
-    let addresses = vec![([192, 0, 2, 1], 7410).into(), ([0; 16], 1).into()];
-    let member = MemberRecord {
-        member: coordinator,
+/// The record of a member that migrates.
+fn mover(member: Member, addresses: &[SocketAddr]) -> MemberRecord {
+    let to = StageSpan::one(Stage(3));
+    MemberRecord {
+        member,
         span: StageSpan::one(Stage(2)),
-        addresses: addresses.clone(),
+        addresses: addresses.to_vec(),
         serving: true,
         duties: Duties::default(),
         devices: std::num::NonZeroU16::MIN,
@@ -94,14 +93,15 @@ fn envelopes() -> Vec<Vec<u8>> {
         longest: 1,
         price: Some(units::Price::MAX),
         island: Some("us-east-1".parse().expect("a name")),
-        moves: Some(Move {
-            to: StageSpan::one(Stage(3)),
-            era: Era(1),
-            at: None,
-            reason: MoveReason::Nearer,
-        }),
-    };
-    let member = Arc::new(member);
+        moves: Some(Move { to, era: Era(1), at: None, reason: MoveReason::Nearer }),
+    }
+}
+
+fn envelopes() -> Vec<Vec<u8>> {
+    let grant = Grant { term: Term(1), number: 9 };
+    let coordinator = Member { peer: PeerId([7; 32]), incarnation: Incarnation(2) };
+    let addresses = vec![([192, 0, 2, 1], 7410).into(), ([0; 16], 1).into()];
+    let member = Arc::new(mover(coordinator, &addresses));
     let listens = RoundGroupMember { member: coordinator, weight: None, island: None };
     let sums = RoundGroupMember { weight: Some(1 << 16), island: Some(300), ..listens };
     let round = round();
