@@ -9,9 +9,8 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Bytes;
 
-use super::scenario::{
-    Clock, ComputeScenario, Faults, NetworkScenario, PeerScenario, Scenario, SnapshotScenario,
-};
+use super::peer_scenario::{Clock, ComputeScenario, PeerScenario};
+use super::scenario::{Faults, NetworkScenario, Scenario, SnapshotScenario};
 use crate::coordinator::round_patience;
 use crate::locality::Load;
 use crate::peer::{PeerLimits, RoundCut};

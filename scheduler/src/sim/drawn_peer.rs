@@ -8,7 +8,8 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Bytes;
 
-use super::scenario::{Clock, ComputeScenario, ELEMENTS, PeerScenario};
+use super::peer_scenario::{Clock, ComputeScenario, PeerScenario};
+use super::scenario::ELEMENTS;
 use crate::peer::{PeerLimits, RoundCut};
 use crate::rng::Rng;
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use shoal_protocol::message::StageChoice;
 
-use super::scenario::{ComputeScenario, Fault, NetworkScenario, PeerScenario};
+use super::peer_scenario::{ComputeScenario, PeerScenario};
+use super::scenario::{Fault, NetworkScenario};
 use super::{Report, Scenario, run};
 
 const REPLICAS: usize = 8;

@@ -22,6 +22,7 @@ mod newcomers;
 mod omitted_rules;
 mod oracle;
 mod payloads;
+mod peer_scenario;
 mod reference;
 mod regions;
 mod report;
@@ -46,15 +47,13 @@ pub use self::flows::{Port, Sites};
 #[cfg(test)]
 pub(crate) use self::omitted_rules::Omit;
 pub use self::oracle::Violation;
+pub use self::peer_scenario::{Clock, ComputeScenario, PeerScenario};
 pub use self::regions::Regional;
 pub use self::report::{
     ClaimRecovery, LinkRecovery, Migrations, Rare, RareClaims, RareLog, RareRounds, Recovery,
     Report, RoundRecovery, StepTime, Swapped, Work,
 };
-pub use self::scenario::{
-    Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,
-    SnapshotScenario,
-};
+pub use self::scenario::{Fault, Faults, NetworkScenario, Scenario, SnapshotScenario};
 pub use self::spot::{SpotError, SpotTrace, SpotUnit};
 pub use self::tiers::{ElementBytes, TierScenario};
 pub use self::timeline::{Part, Timeline};

@@ -12,8 +12,8 @@ use shoal_protocol::units::{Bytes, Moment, Rate};
 
 use super::integer_model::Weights;
 use super::omitted_rules::Omit;
+use super::peer_scenario::PeerScenario;
 use super::report::Swapped;
-use super::scenario::PeerScenario;
 use crate::rng::Rng;
 
 /// The device of a peer that swaps its stages.

@@ -28,7 +28,7 @@ impl Limits {
         let members = scenario.peers.len();
         let groups = scenario.parameters.len() as u64;
         let logged = |stage| scenario.manifest.output_log_bytes(stage);
-        let limit = |peer: &crate::sim::scenario::PeerScenario| {
+        let limit = |peer: &crate::sim::peer_scenario::PeerScenario| {
             let limits = &peer.limits;
             // The most that the others may have in flight to this peer: from each as many pieces as
             // its own limit allows, and as many results.

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use shoal_protocol::units::Moment;
 
-use crate::sim::scenario::{PeerScenario, Scenario};
+use crate::sim::peer_scenario::PeerScenario;
+use crate::sim::scenario::Scenario;
 use crate::sim::tiers::TierScenario;
 
 /// The maximum time without progress.
