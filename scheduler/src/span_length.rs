@@ -2,9 +2,9 @@
 //!
 //! With a span of one stage every activation travels (SWARM, arXiv 2301.11913); with a span of all stages none does,
 //! but every replica takes part in the all-reduce of the whole model (ATOM, arXiv 2403.10504). The model of a step
-//! when `P` members host spans of `n` of `S` stages each: a microbatch costs a member the longer one of `n` passes in
-//! both directions and of the transfer of an activation and a gradient; a pipeline has `S / n` positions to fill; the
-//! `D = P n / S` replicas of a stage then exchange the sums of `n` stages.
+//! when `P` members host spans of `n` of `S` stages each: passes run at the speed of the slowest span, whose stages may
+//! cost more than others; or else activations and gradients take longer on the members' links. A pipeline has `S / n`
+//! positions to fill. The `D = P n / S` replicas of a stage then exchange the sums of `n` stages.
 
 use std::time::Duration;
 
@@ -13,17 +13,18 @@ use shoal_protocol::units::Bytes;
 
 use crate::planner::Link;
 
+/// Beyond so many members for each span, the spans are taken to be equally fast.
+const MANY: usize = 4;
+
 /// What a step costs a member, apart from the length of its span.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SpanCosts {
-    /// Stages of the run.
-    pub(crate) stages: u16,
+    /// Time of a microbatch's passes at each stage.
+    pub(crate) service: Vec<Duration>,
     /// Members that host stages.
     pub(crate) hosts: usize,
     /// Microbatches of a step.
     pub(crate) microbatches: u32,
-    /// Time of a microbatch's passes at one stage.
-    pub(crate) service: Duration,
     /// Size of a microbatch's activation at a boundary; a gradient is as large.
     pub(crate) activation: Bytes,
     /// Size of a stage's gradient.
@@ -35,27 +36,62 @@ pub(crate) struct SpanCosts {
 impl SpanCosts {
     /// The time of a step in which all members host spans of so many stages.
     pub(crate) fn step(&self, length: u16) -> Duration {
-        let (stages, length) = (f64::from(self.stages.max(1)), f64::from(length.max(1)));
-        let (positions, hosts) = (stages / length, self.hosts.max(1) as f64);
+        let spans: Vec<f64> = self.spans(length);
+        let all: f64 = spans.iter().sum();
+        let longest = spans.iter().copied().fold(0.0, f64::max);
+        let (positions, hosts) = (spans.len().max(1) as f64, self.hosts.max(1) as f64);
         let replicas = (hosts / positions).max(1.0);
         let delay = self.link.delay.as_secs_f64();
         let transfer = |bytes: f64| self.link.time(Bytes(bytes as u64)).as_secs_f64() - delay;
-        let computes = self.service.as_secs_f64() * length;
+        let microbatches = f64::from(self.microbatches);
+        let computes = (microbatches * slowest(&spans, self.hosts)).max(longest);
         // One activation and one gradient leave, and as many come, at the same time.
         let travels = if positions > 1.0 { transfer(2.0 * self.activation.0 as f64) } else { 0.0 };
-        let share = f64::from(self.microbatches) * positions / hosts;
-        let fills = (positions - 1.0).max(0.0) * (computes + travels + 2.0 * delay);
-        let sums = 2.0 * (replicas - 1.0) / replicas * length * self.gradient.0 as f64;
+        let share = (microbatches * positions / hosts).max(1.0);
+        let fills = all - longest + (positions - 1.0) * (travels + 2.0 * delay);
+        let of_span = f64::from(length) * self.gradient.0 as f64;
+        let sums = 2.0 * (replicas - 1.0) / replicas * of_span;
         let reduces = if replicas > 1.0 { transfer(sums) + 4.0 * delay } else { 0.0 };
-        Duration::from_secs_f64(share.max(1.0) * computes.max(travels) + fills + reduces)
+        Duration::from_secs_f64(computes.max(share * travels) + fills + reduces)
+    }
+
+    fn stages(&self) -> u16 {
+        u16::try_from(self.service.len()).unwrap_or(u16::MAX)
+    }
+
+    /// Seconds of a microbatch's passes at each span of a length.
+    fn spans(&self, length: u16) -> Vec<f64> {
+        let spans = self.service.chunks(usize::from(length.max(1)));
+        spans.map(|span| span.iter().sum::<Duration>().as_secs_f64()).collect()
     }
 
     /// The length with the shortest step among those that divide the stages, at most `room`; the shortest of equals.
     pub(crate) fn best(&self, room: u16) -> u16 {
-        let lengths = 1..=room.clamp(1, self.stages.max(1));
-        let lengths = lengths.filter(|length| self.stages.is_multiple_of(*length));
+        let stages = self.stages().max(1);
+        let lengths = (1..=room.clamp(1, stages)).filter(|length| stages.is_multiple_of(*length));
         lengths.min_by_key(|length| self.step(*length)).unwrap_or(1)
     }
+}
+
+/// Seconds for a microbatch at the slowest of these spans, which so many members share out as evenly as they can.
+fn slowest(spans: &[f64], hosts: usize) -> f64 {
+    let all = spans.iter().sum::<f64>() / hosts.max(1) as f64;
+    if hosts <= spans.len() || hosts > MANY * spans.len() {
+        let longest = spans.iter().copied().fold(0.0, f64::max);
+        return if hosts == spans.len() { longest } else { all };
+    }
+    let mut replicas = vec![1.0; spans.len()];
+    let time = |replicas: &[f64], span: usize| spans[span] / replicas[span];
+    let last = |replicas: &[f64]| {
+        let by_time =
+            |one: &usize, other: &usize| time(replicas, *one).total_cmp(&time(replicas, *other));
+        (0..spans.len()).max_by(by_time).expect("there are fewer spans than members")
+    };
+    for _ in spans.len()..hosts {
+        let span = last(&replicas);
+        replicas[span] += 1.0;
+    }
+    time(&replicas, last(&replicas))
 }
 
 /// The spans of a length that divides the stages, one after the other.
@@ -77,10 +113,9 @@ mod tests {
     fn costs(megabits: u64, gradient: Bytes) -> SpanCosts {
         let link = Link { delay: Duration::from_millis(50), rate: Rate(megabits * 125_000) };
         SpanCosts {
-            stages: 4,
+            service: vec![Duration::from_millis(300); 4],
             hosts: 4,
             microbatches: 16,
-            service: Duration::from_millis(300),
             activation: Bytes(1_000_000),
             gradient,
             link,
@@ -111,6 +146,20 @@ mod tests {
         assert_eq!([20, 100].map(|rate| best(rate, gradient)), [1, 1]);
         assert_eq!(costs(20, Bytes(1_000_000)).best(3), 2, "three does not divide four");
         assert_eq!(costs(20, Bytes(1_000_000)).best(0), 1);
+    }
+
+    #[test]
+    fn a_stage_that_costs_more_slows_short_spans() {
+        let mut near = costs(1_000_000, Bytes(0));
+        near.link.delay = Duration::ZERO;
+        near.service[3] = Duration::from_millis(600);
+        // Sixteen times the last stage, and the others once; a quarter of all.
+        assert_eq!(milliseconds(&near, 1), 16 * 600 + 900);
+        assert_eq!(milliseconds(&near, 4), 4 * 1_500);
+        // Of six members the last stage has two, and of five.
+        assert_eq!([5, 6].map(|hosts| slowest(&[0.3, 0.3, 0.3, 0.6], hosts)), [0.3, 0.3]);
+        assert_eq!([2, 100].map(|hosts| slowest(&[0.5, 0.5, 0.5, 0.5], hosts)), [1.0, 0.02]);
+        assert_eq!(slowest(&[], 3), 0.0);
     }
 
     #[test]

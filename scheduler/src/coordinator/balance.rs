@@ -223,7 +223,7 @@ impl Balance {
         self.if_worthwhile(context, gain, migrations)
     }
 
-    /// Members get longer or shorter spans where that makes steps shorter by so many thousandths, and pays.
+    /// Members get longer or shorter spans where that makes steps shorter by half as many thousandths, and pays.
     fn span_changes(
         &mut self,
         context: &Context,
@@ -242,8 +242,9 @@ impl Balance {
             [step, step - saved.min(step / 2)].map(|step| 1.0 / step.as_secs_f64());
         let changed = |(member, to)| (member, to, MoveReason::Span);
         let migrations = moves.into_iter().map(changed).collect();
-        let migrations =
-            self.if_worthwhile(context, Gain { before, after, least: gain }, migrations);
+        // The next steps show whether the model was right.
+        let least = gain / 2;
+        let migrations = self.if_worthwhile(context, Gain { before, after, least }, migrations);
         if !migrations.is_empty() {
             self.spans.begin(step);
         }

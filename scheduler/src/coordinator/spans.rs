@@ -118,15 +118,13 @@ fn costs(context: &Context, estimates: &Estimates<'_>, record: &MemberRecord) ->
     let (manifest, load) = (&context.config.manifest, &context.config.load);
     let stages = manifest.training.stages;
     let link = context.members.links.typical_link(record.member.peer)?;
-    let services = manifest.stages().map(|stage| estimates.service_time(record.member, stage));
-    let service = services.fold(0u64, u64::saturating_add) / u64::from(stages.max(1));
+    let service = |stage| Duration::from_nanos(estimates.service_time(record.member, stage));
     let gradients = load.gradients.iter().map(|gradient| gradient.0).sum::<u64>();
     let hosts: BTreeSet<Member> = staying(&context.members).map(|record| record.member).collect();
     Some(SpanCosts {
-        stages,
+        service: manifest.stages().map(service).collect(),
         hosts: hosts.len(),
         microbatches: manifest.training.microbatches,
-        service: Duration::from_nanos(service),
         activation: Bytes(load.activations.0 / u64::from(manifest.training.microbatches.max(1))),
         gradient: Bytes(gradients / u64::from(stages.max(1))),
         link,
