@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::ids::{
     Attempt, ClaimKey, ContentHash, Era, Member, Mend, Stage, Step, Term, WeightGroup,
 };
+use crate::limits;
 
 /// One attempt at the all-reduce of one weight group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, bincode::Encode, bincode::Decode)]
@@ -135,12 +136,14 @@ impl RoundGroup {
         RoundGroupChange { since: self.number, number: newer.number, gone, here }
     }
 
-    /// The group that a change produces; `None` if the change starts from another group.
+    /// The group that a change produces; `None` if the change starts from another group, or makes one of more members
+    /// than a run has.
     #[must_use]
     pub fn changed_by(&self, change: &RoundGroupChange) -> Option<Self> {
         let stay = self.all().filter(|one| !change.gone.contains(&one.member));
         let all = stay.chain(change.here.iter().copied());
-        (change.since == self.number).then(|| Self::of(change.number, all))
+        let changed = (change.since == self.number).then(|| Self::of(change.number, all));
+        changed.filter(|group| group.all().count() <= limits::MEMBERS)
     }
 }
 
@@ -226,6 +229,23 @@ mod tests {
             let each = (0..count).map(tag).fold(0, u64::wrapping_add);
             assert_eq!(proof_of_all(step, stage, count), each, "{count}");
         }
+    }
+
+    #[test]
+    fn a_group_of_more_members_than_a_run_has_is_refused() {
+        let one = |number: u32| {
+            let mut peer = [0; 32];
+            peer[..4].copy_from_slice(&number.to_be_bytes());
+            let member = Member { peer: PeerId(peer), incarnation: Incarnation(1) };
+            RoundGroupMember { member, weight: None, island: None }
+        };
+        let most = limits::MEMBERS as u32;
+        let full = RoundGroup::of(1, (0..most).map(one));
+        let gone = BTreeSet::new();
+        let again = RoundGroupChange { since: 1, number: 2, gone, here: vec![one(0)] };
+        assert!(full.changed_by(&again).is_some());
+        let more = RoundGroupChange { here: vec![one(most)], ..again };
+        assert_eq!(full.changed_by(&more), None);
     }
 
     proptest! {
