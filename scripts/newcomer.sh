@@ -107,8 +107,8 @@ join_as_told() {
     on second $line >"$ROOM/join" 2>&1 &
     until_said "$ROOM/join" 'joined, hosting'
     took "$begun" "shoal join ...: until it is a member"
-    until_said "$ROOM/join" 'step 1/'
-    took "$begun" "shoal join ...: until the first step is committed"
+    until_said "$ROOM/join" 'training step '
+    took "$begun" "shoal join ...: until it reports a step"
     until_said "$ROOM/join" 'UDP port is'
     say "           $(grep -oE "this peer's UDP port is.*" "$ROOM/join" | head -n 1)"
     in_readme 'shoal status'
