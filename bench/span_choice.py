@@ -67,7 +67,8 @@ def main():
     options = parser.parse_args()
     table.show(
         "Chosen spans over emulated links",
-        f"{STAGES} stages of one layer, {STAGES} peers, {2 * DELAY} ms round trip; a pass waits {WAIT} ms. The goal is {GOAL} of the better one. {machines.line(machines.describe(sys.executable))}.",
+        f"{STAGES} stages of one layer, {STAGES} peers, {2 * DELAY} ms round trip; a pass waits {WAIT} ms. "
+        f"The goal is {GOAL} of the better one. {machines.line(machines.describe(sys.executable))}.",
         ["shape", "link", "SWARM, tokens/s", "ATOM, tokens/s", "auto, tokens/s", "of the better one", "goal"],
         measure(options),
     )

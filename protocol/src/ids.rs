@@ -436,6 +436,11 @@ impl StageSpan {
     pub fn stages(self) -> impl Iterator<Item = Stage> {
         (self.first.0..=self.last.0).map(Stage)
     }
+
+    /// The stages that another span lacks, in order.
+    pub fn outside(self, other: Self) -> impl Iterator<Item = Stage> {
+        self.stages().filter(move |stage| !other.contains(*stage))
+    }
 }
 
 impl fmt::Display for StageSpan {

@@ -331,14 +331,12 @@ impl MemberRecord {
 
     /// The stages that it hosts now and not at the destination of its migration.
     pub fn left_stages(&self) -> impl Iterator<Item = Stage> + use<> {
-        let (own, to) = (self.span, self.destination());
-        own.stages().filter(move |stage| !to.contains(*stage))
+        self.span.outside(self.destination())
     }
 
     /// The stages that it fetches in its migration: those of its destination that it does not host.
     pub fn fetched_stages(&self) -> impl Iterator<Item = Stage> + use<> {
-        let (own, to) = (self.span, self.destination());
-        to.stages().filter(move |stage| !own.contains(*stage))
+        self.destination().outside(self.span)
     }
 
     /// Whether it serves a stage in a step.

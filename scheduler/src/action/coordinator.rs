@@ -177,7 +177,7 @@ pub enum CoordinatorEvent {
         member: Member,
         /// The stages it hosts.
         from: StageSpan,
-        /// The stage it will host.
+        /// The stages it will host.
         to: StageSpan,
         /// The reason.
         reason: MoveReason,
@@ -188,9 +188,9 @@ pub enum CoordinatorEvent {
         member: Member,
         /// The stages it hosts until then.
         from: StageSpan,
-        /// The stage it hosts from then on.
+        /// The stages it hosts from then on.
         to: StageSpan,
-        /// The first step in the new stage.
+        /// The first step there.
         at: Step,
         /// The reason.
         reason: MoveReason,
@@ -199,7 +199,7 @@ pub enum CoordinatorEvent {
     MoveCancelled {
         /// The member.
         member: Member,
-        /// The stage that it would have moved to.
+        /// The stages that it would have moved to.
         to: StageSpan,
         /// The reason of the move.
         reason: MoveReason,

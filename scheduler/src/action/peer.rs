@@ -212,9 +212,9 @@ pub enum PeerEvent {
         /// The version of its weights.
         version: Step,
     },
-    /// It fetches another stage, to host it instead of its own.
+    /// It fetches what it lacks of another span, to host that instead of its own.
     MoveBegun {
-        /// The new stage.
+        /// The new stages.
         to: StageSpan,
         /// The reason.
         reason: MoveReason,
@@ -223,14 +223,14 @@ pub enum PeerEvent {
     Moved {
         /// The stages it hosted before.
         from: StageSpan,
-        /// The stage it hosts.
+        /// The stages it hosts.
         to: StageSpan,
-        /// The first step in the new stage.
+        /// The first step there.
         at: Step,
     },
     /// Its move was cancelled.
     MoveCancelled {
-        /// The stage that it would have moved to.
+        /// The stages that it would have moved to.
         to: StageSpan,
     },
     /// The coordinator rejected its request to join.

@@ -288,8 +288,7 @@ impl Balance {
         let rates = context.members.links.rates_of(&movers);
         let time = |(member, to, _): &Migration| {
             let own = context.members.current.span_of(*member).unwrap_or(StageSpan::none());
-            let lacks = to.stages().filter(|stage| !own.contains(*stage));
-            let size = Bytes(lacks.map(|stage| context.config.load.state(stage).0).sum());
+            let size = Bytes(to.outside(own).map(|stage| context.config.load.state(stage).0).sum());
             let rate = rates.get(&member.peer).copied().filter(|_| size > Bytes(0));
             let link = rate.map(|rate| Link { delay: Duration::ZERO, rate });
             let computed = link.map_or(Duration::ZERO, |link| link.time(size));

@@ -249,7 +249,7 @@ impl Peer {
         }
         self.weights.migration.end();
         let from = self.position.span.replace(to).expect("members host stages");
-        for stage in from.stages().filter(|stage| !to.contains(*stage)) {
+        for stage in from.outside(to) {
             self.weights.snapshots.leave(stage, out);
         }
         self.pipeline.host(&context_of!(self, now), to, out);

@@ -92,8 +92,7 @@ impl Members {
         let Some(moves) = self.current.migration_of(member) else { return false };
         let Some(from) = self.current.span_of(member) else { return false };
         let leaves = |other| other == member || self.current.is_draining(other);
-        let mut left = from.stages().filter(|stage| !moves.to.contains(*stage));
-        let needed = left.any(|stage| self.current.staying(stage).all(leaves));
+        let needed = from.outside(moves.to).any(|stage| self.current.staying(stage).all(leaves));
         if needed {
             self.current.cancel_migration(member);
             migration_cancelled(member, moves, MoveObstacle::Needed, out);

@@ -112,8 +112,8 @@ impl Migration {
         let moves = moves.filter(|moves| moves.era == ctx.position.era && moves.at.is_none());
         if let Some(Move { to, reason, .. }) = moves.filter(|_| self.current.is_none()) {
             let target = MigrationTarget { span: to, from_step: None };
-            let is_own = |stage: &Stage| ctx.position.span.is_some_and(|own| own.contains(*stage));
-            let fetched: Vec<Stage> = to.stages().filter(|stage| !is_own(stage)).collect();
+            let own = ctx.position.span.unwrap_or(StageSpan::none());
+            let fetched: Vec<Stage> = to.outside(own).collect();
             self.current = Some(Ongoing {
                 target,
                 weights: ctx.groups_of(&fetched),
