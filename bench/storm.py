@@ -38,16 +38,16 @@ def hosted(peer):
 
 def until(steps, seconds):
     """Microbatches a second of the steps up to the first that ended after `seconds`."""
-    ends = list(itertools.accumulate(steps))
-    count = 1 + sum(end < seconds for end in ends)
-    return count * MICROBATCHES / ends[count - 1]
+    ends = itertools.accumulate(steps)
+    count, end = next((count, end) for count, end in enumerate(ends, 1) if end >= seconds)
+    return count * MICROBATCHES / end
 
 
 def crowd(shoal):
     """Joins newcomers to a training swarm at once."""
     model, run = run_of(STAGES, STEPS, MICROBATCHES)
     with shoal.folder(model, run) as folder:
-        peers = started(shoal, folder, ["auto"] * BEFORE, [WAIT] * BEFORE, [])
+        peers = started(shoal, folder, ["auto:1"] * BEFORE, [WAIT] * BEFORE, [])
         with killed_in_the_end(peers):
             stages = [hosted(peer) for peer in peers]
             peers[0].steps(3)
@@ -55,16 +55,17 @@ def crowd(shoal):
             came = time.monotonic()
             for index in range(BEFORE, BEFORE + CROWD):
                 peers.append(Peer.of_shoal(shoal, folder, index, [
-                    "join", f"@{folder}/address", "--slow-down", str(WAIT)]))
+                    "join", f"@{folder}/address", "--stage", "auto:1", "--slow-down", str(WAIT)]))
             stages += [hosted(peer) for peer in peers[BEFORE:]]
             served = max(peer.wait("serving")[1] for peer in peers[BEFORE:])
-            # Reads the events since; each has the seconds of its step.
+            waited = served - before[-1]
+            # Reads the events since; each has the seconds of its step. Members count before they serve.
             steps, full = [], 0
-            while full < 3 * WINDOW:
+            while full < 3 * WINDOW or sum(steps) < waited:
                 event, _ = peers[0].wait("committed")
                 full += event["peers"] == BEFORE + CROWD
                 steps.append(event["seconds"])
-            meanwhile = until(steps, served - before[-1])
+            meanwhile = until(steps, waited)
             after = MICROBATCHES * WINDOW / sum(steps[-WINDOW:])
     counts = [stages.count(stage) for stage in range(STAGES)]
     return [
@@ -81,7 +82,7 @@ def many(shoal):
     model, run = run_of(STAGES, MANY_STEPS, MICROBATCHES)
     with shoal.folder(model, run) as folder:
         begun = time.monotonic()
-        peers = started(shoal, folder, ["auto"] * MANY, [WAIT] * MANY, [])
+        peers = started(shoal, folder, ["auto:1"] * MANY, [WAIT] * MANY, [])
         with killed_in_the_end(peers):
             joined = [peer.wait("joined")[1] - begun for peer in peers]
             event, committed = peers[0].wait("committed")

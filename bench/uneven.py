@@ -130,7 +130,7 @@ def row(shoal, simulator, how, stages, rebalance, staleness):
 def refill(shoal):
     """Seconds from two deaths at a stage until the decision of a move, and until the moved peer serves there."""
     model, run = run_of(2, REFILL_STEPS, 24)
-    waits, stages = [FAST] * REFILL_PEERS, ["auto"] * REFILL_PEERS
+    waits, stages = [FAST] * REFILL_PEERS, ["auto:1"] * REFILL_PEERS
     with shoal.folder(model, run) as folder:
         flags = ["--rebalance", "1"]
         with killed_in_the_end(started(shoal, folder, stages, waits, flags)) as peers:
@@ -155,7 +155,7 @@ def main():
         row(shoal, options.simulator, how, stages, rebalance, staleness)
         for how, stages, rebalance, staleness in [
             ("by hand", BEST_STAGES, 0, 0),
-            ("by the swarm", ["auto"] * len(PEERS), REBALANCE, 0),
+            ("by the swarm", ["auto:1"] * len(PEERS), REBALANCE, 0),
             ("by hand", BEST_STAGES, 0, 1),
         ]
     ]
