@@ -1,134 +1,22 @@
 //! Sums of weight gradients that are independent of the order and distribution of the work.
 //!
-//! A gradient `g` is represented by the integer `q = round(g · 2^bits)`, ties to even, where `bits`
-//! is the manifest's `training.gradient_fraction_bits`: the resolution is `2^-bits`. Integer
-//! addition is associative, so any replica may add any microbatch in any order. Each `|q|` must be
-//! at most `(2^63 - 1) / M` for the run's `M` microbatches per step, so the sum of a whole step
-//! fits in an i64 in any case: with 44 bits and 32 microbatches, gradients may reach about 16 000.
+//! The integers are those of [`crate::FixedPoint`].
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
 use shoal_protocol::ids::ClaimKey;
-use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
 use tch::{Device, Kind, Tensor};
 
-use crate::error::{EngineError, GradientProblem, Result};
+use crate::error::{EngineError, Result};
+use crate::fixed_point::{
+    FixedPoint, add_bf16, add_f32, add_words, largest_bf16, largest_f32, widen,
+};
 use crate::gradient::{Piece, Rows, Values, columns_of};
-use crate::kernel::widest;
+use crate::held::Held;
 use crate::parameters::Parameter;
 use crate::tensor::{bytes_of, elements, elements_mut};
-
-/// The conversion of gradients to integers and back.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FixedPoint {
-    /// Integers per unit: `2^bits`.
-    scale: f64,
-    /// Maximum magnitude of one microbatch's integer.
-    limit: i64,
-    /// Microbatches per step.
-    microbatches: u32,
-}
-
-impl FixedPoint {
-    /// The fixed-point format of a run.
-    #[must_use]
-    pub fn of(manifest: &Manifest) -> Self {
-        let microbatches = manifest.training.microbatches;
-        // A tied matrix gets a gradient as embedding and one as head.
-        let gradients = i64::from(microbatches) * if manifest.model.block.tied { 2 } else { 1 };
-        Self {
-            scale: f64::from(manifest.training.gradient_fraction_bits).exp2(),
-            limit: i64::MAX / gradients,
-            microbatches,
-        }
-    }
-
-    /// Adds the complete sums of all replicas of a stage and converts the exact result to the mean
-    /// gradient of the step.
-    ///
-    /// `parts` are i64, little-endian, of the same range of elements; the result is f32,
-    /// little-endian. The exact sum is rounded to f64, divided by `2^bits · M` (rounded once more
-    /// unless `M` is a power of two) and rounded to f32.
-    ///
-    /// # Errors
-    /// If the parts differ in length or are not whole integers.
-    pub fn reduce(&self, parts: &[impl AsRef<[u8]>]) -> Result<Bytes> {
-        let first = parts.first().map_or(0, |part| part.as_ref().len());
-        let mut means = vec![0f32; first / 8];
-        self.means(parts, &mut means)?;
-        Ok(Bytes::from_owner(Floats(means)))
-    }
-
-    /// Like [`FixedPoint::reduce`], into a slice.
-    pub(crate) fn means(&self, parts: &[impl AsRef<[u8]>], means: &mut [f32]) -> Result<()> {
-        let length = size_of::<i64>() * means.len();
-        if let Some(part) = parts.iter().find(|part| part.as_ref().len() != length) {
-            return Err(EngineError::UnequalParts { first: length, other: part.as_ref().len() });
-        }
-        let divisor = self.scale * f64::from(self.microbatches);
-        if let [only] = parts {
-            means_of(means, only.as_ref(), divisor);
-            return Ok(());
-        }
-        let mut sums = [0i64; 1024];
-        for (index, block) in means.chunks_mut(sums.len()).enumerate() {
-            let start = index * size_of_val(&sums);
-            let sums = &mut sums[..block.len()];
-            sums.fill(0);
-            for part in parts {
-                add_words(sums, &part.as_ref()[start..start + size_of_val(sums)]);
-            }
-            means_of(block, bytemuck::cast_slice(sums), divisor);
-        }
-        Ok(())
-    }
-}
-
-/// Exposes a vector of f32 as bytes without a copy.
-struct Floats(Vec<f32>);
-
-impl AsRef<[u8]> for Floats {
-    fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
-    }
-}
-
-widest! {
-    /// The contribution of one stage's mean gradient (f32, little-endian) to the gradient norm: its
-    /// sum of squares, in f64.
-    ///
-    /// The order is fixed, so the bits do not depend on shares or threads: blocks of
-    /// [`limits::ROUND_BLOCK_ELEMENTS`] elements from the stage's first; within a block, 16 running
-    /// sums, each over every sixteenth element, added up in pairs; then the blocks in order. Bytes
-    /// after the last whole f32 are ignored.
-    pub fn square_norm(gradient: &[u8]) -> f64 {
-        let mut total = 0.0;
-        for block in gradient.chunks(4 * limits::ROUND_BLOCK_ELEMENTS) {
-            let mut lanes = [0f64; 16];
-            let mut rows = block.chunks_exact(4 * 16);
-            for row in rows.by_ref() {
-                for (lane, bytes) in lanes.iter_mut().zip(row.as_chunks::<4>().0) {
-                    let value = f64::from(f32::from_le_bytes(*bytes));
-                    *lane += value * value;
-                }
-            }
-            for (lane, bytes) in lanes.iter_mut().zip(rows.remainder().as_chunks::<4>().0) {
-                let value = f64::from(f32::from_le_bytes(*bytes));
-                *lane += value * value;
-            }
-            for width in [8, 4, 2, 1] {
-                for lane in 0..width {
-                    lanes[lane] += lanes[lane + width];
-                }
-            }
-            total += lanes[0];
-        }
-        total
-    }
-}
 
 /// The sum of one stage's weight gradients over the microbatches counted so far. Clones share it.
 #[derive(Debug, Clone)]
@@ -136,12 +24,22 @@ pub(crate) struct Accumulator {
     fixed_point: FixedPoint,
     /// i64, flat, on the device.
     sums: Arc<Mutex<Tensor>>,
+    /// The elements of the flat vector that it has, if not all.
+    held: Option<Arc<Held>>,
 }
 
 impl Accumulator {
-    pub(crate) fn new(manifest: &Manifest, elements: usize, device: Device) -> Result<Self> {
+    /// Sums of a stage of so many weights, or of those among them that are held.
+    pub(crate) fn new(
+        manifest: &Manifest,
+        elements: usize,
+        held: Option<Held>,
+        device: Device,
+    ) -> Result<Self> {
+        let elements = held.as_ref().map_or(elements, Held::len);
         let sums = Tensor::f_zeros([elements as i64], (Kind::Int64, device))?;
-        Ok(Self { fixed_point: FixedPoint::of(manifest), sums: Arc::new(Mutex::new(sums)) })
+        let sums = Arc::new(Mutex::new(sums));
+        Ok(Self { fixed_point: FixedPoint::of(manifest), sums, held: held.map(Arc::new) })
     }
 
     /// A handle of the tensor, whose memory may be elsewhere while nothing is added or read.
@@ -178,7 +76,7 @@ impl Accumulator {
                 Values::Dense(values) | Values::Columns(values, _) => largest(values)?,
                 Values::Rows(rows) => f32::from_bits(largest_f32(bits_of(rows))),
             };
-            if let Err(problem) = self.check_value(largest) {
+            if let Err(problem) = self.fixed_point.check(largest) {
                 let at = self.first_bad(piece)?;
                 let parameter = parameters.iter().find(|parameter| parameter.range().contains(&at));
                 let tensor = parameter.map_or_else(String::new, |found| found.name.clone());
@@ -189,25 +87,9 @@ impl Accumulator {
         gradient.iter().try_for_each(|piece| self.add_piece(&mut sums, piece))
     }
 
-    /// Whether a value is in range.
-    fn check_value(&self, value: f32) -> Result<(), GradientProblem> {
-        if !value.is_finite() {
-            return Err(GradientProblem::NotFinite);
-        }
-        let rounded = (f64::from(value.abs()) * self.fixed_point.scale).round_ties_even();
-        // 2^63 itself is not an i64, and the cast would hide that.
-        if rounded < i64::MAX as f64 && rounded as i64 <= self.fixed_point.limit {
-            return Ok(());
-        }
-        Err(GradientProblem::OutOfRange {
-            largest: f64::from(value.abs()),
-            limit: self.fixed_point.limit as f64 / self.fixed_point.scale,
-        })
-    }
-
     /// Index of the first element out of range.
     fn first_bad(&self, piece: &Piece) -> Result<usize> {
-        let bad = |value: &f32| self.check_value(*value).is_err();
+        let bad = |value: &f32| self.fixed_point.check(*value).is_err();
         let bad_of = |values: &Tensor| -> Result<usize> {
             let values = values.f_to_kind(Kind::Float)?.f_to(Device::Cpu)?.f_contiguous()?;
             Ok(elements::<f32>(&values).iter().position(bad).unwrap_or(0))
@@ -226,6 +108,11 @@ impl Accumulator {
             })
     }
 
+    /// Where an element of the flat vector is in the sums, and the elements from one row to the next there.
+    fn locate(&self, element: usize, row: usize) -> (usize, usize) {
+        self.held.as_ref().map_or((element, row), |held| held.locate(element, row))
+    }
+
     fn add_piece(&self, sums: &mut Tensor, piece: &Piece) -> Result<()> {
         let scale = self.fixed_point.scale;
         match &piece.values {
@@ -233,16 +120,20 @@ impl Accumulator {
                 if sums.device() != Device::Cpu =>
             {
                 let rounded = gradient.f_to_kind(Kind::Double)?.f_mul_scalar(scale)?.f_round()?;
-                let (width, stride) = row_of(piece, gradient);
+                let (width, row) = row_of(piece, gradient);
+                let (place, stride) = self.locate(piece.offset, row);
                 let (rows, width) = ((gradient.numel() / width) as i64, width as i64);
-                let place = Some(piece.offset as i64);
-                let mut sums = sums.f_as_strided([rows, width], [stride as i64, 1], place)?;
+                let strides = [stride as i64, 1];
+                let mut sums = sums.f_as_strided([rows, width], strides, Some(place as i64))?;
                 let rounded = rounded.f_to_kind(Kind::Int64)?;
                 let _ = sums.f_add_(&rounded.f_view([rows, width])?)?;
             }
             Values::Dense(gradient) | Values::Columns(gradient, _) => {
-                let (width, stride) = row_of(piece, gradient);
-                let sums = elements_mut::<i64>(sums)[piece.range()].chunks_mut(stride);
+                let (width, row) = row_of(piece, gradient);
+                let (place, stride) = self.locate(piece.offset, row);
+                let length = (gradient.numel() / width - 1) * stride + width;
+                let sums = &mut elements_mut::<i64>(sums)[place..place + length];
+                let sums = sums.chunks_mut(stride);
                 match gradient.kind() {
                     Kind::BFloat16 => {
                         let rows = elements(gradient).chunks(width);
@@ -255,7 +146,8 @@ impl Accumulator {
                 }
             }
             Values::Rows(rows) => {
-                let sums = &mut elements_mut::<i64>(sums)[piece.offset..];
+                let (place, _) = self.locate(piece.offset, rows.width);
+                let sums = &mut elements_mut::<i64>(sums)[place..];
                 for (index, values) in rows.indices.iter().zip(rows.values.chunks(rows.width)) {
                     let start = index * rows.width;
                     add_f32(&mut sums[start..start + rows.width], values, scale);
@@ -277,8 +169,14 @@ impl Accumulator {
     pub(crate) fn take(&self, other: &Self) -> Result<()> {
         assert!(!Arc::ptr_eq(&self.sums, &other.sums), "an accumulator is not moved to itself");
         let mut sums = self.lock();
-        let all = 0..sums.numel();
-        other.read(all, |part| add_words(elements_mut(&mut sums), part))?;
+        let (all, sums) = (0..other.lock().numel(), elements_mut(&mut sums));
+        other.read(all, |part| match &other.held {
+            None => add_words(sums, part),
+            Some(held) => held.rows().for_each(|(start, place)| {
+                let bytes = size_of::<i64>() * place.start..size_of::<i64>() * place.end;
+                add_words(&mut sums[start..start + place.len()], &part[bytes]);
+            }),
+        })?;
         other.clear()
     }
 
@@ -326,93 +224,18 @@ fn bits_of(rows: &Rows) -> &[u32] {
     bytemuck::cast_slice(&rows.values)
 }
 
-fn widen(bits: u16) -> f32 {
-    f32::from_bits(u32::from(bits) << 16)
-}
-
-widest! {
-    /// Bits of the largest magnitude; those of infinity and NaN exceed all finite ones.
-    fn largest_f32(values: &[u32]) -> u32 {
-        values.iter().fold(0, |largest, bits| largest.max(bits & 0x7fff_ffff))
-    }
-}
-
-widest! {
-    /// Like [`largest_f32`].
-    fn largest_bf16(values: &[u16]) -> u16 {
-        values.iter().fold(0, |largest, bits| largest.max(bits & 0x7fff))
-    }
-}
-
-widest! {
-    /// Adds `round(value · scale)` to each sum; the values must be in range.
-    fn add_f32(sums: &mut [i64], values: &[f32], scale: f64) {
-        for (sum, value) in sums.iter_mut().zip(values) {
-            *sum = sum.wrapping_add(quantize(*value, scale));
-        }
-    }
-}
-
-widest! {
-    /// Like [`add_f32`], from the bits of bf16.
-    fn add_bf16(sums: &mut [i64], values: &[u16], scale: f64) {
-        for (sum, value) in sums.iter_mut().zip(values) {
-            *sum = sum.wrapping_add(quantize(widen(*value), scale));
-        }
-    }
-}
-
-#[inline(always)]
-fn quantize(value: f32, scale: f64) -> i64 {
-    let rounded = (f64::from(value) * scale).round_ties_even();
-    // SAFETY: `Accumulator::check` has verified that the value is finite and below 2^63 in
-    // magnitude.
-    unsafe { rounded.to_int_unchecked() }
-}
-
-widest! {
-    /// Adds little-endian i64 to sums; they cannot overflow since each part counts other
-    /// microbatches.
-    pub(crate) fn add_words(sums: &mut [i64], words: &[u8]) {
-        for (sum, word) in sums.iter_mut().zip(words.as_chunks::<8>().0) {
-            *sum = sum.wrapping_add(i64::from_le_bytes(*word));
-        }
-    }
-}
-
-/// Divides little-endian i64 by a divisor. If it is a power of two, the faster multiplication by
-/// its inverse gives the same result.
-fn means_of(means: &mut [f32], sums: &[u8], divisor: f64) {
-    let inverse = divisor.recip();
-    let mantissa = (1 << (f64::MANTISSA_DIGITS - 1)) - 1;
-    if divisor.to_bits() & mantissa == 0 && inverse.is_normal() {
-        products_of(means, sums, inverse);
-    } else {
-        quotients_of(means, sums, divisor);
-    }
-}
-
-widest! {
-    fn products_of(means: &mut [f32], sums: &[u8], factor: f64) {
-        for (mean, sum) in means.iter_mut().zip(sums.as_chunks::<8>().0) {
-            *mean = (i64::from_le_bytes(*sum) as f64 * factor) as f32;
-        }
-    }
-}
-
-widest! {
-    fn quotients_of(means: &mut [f32], sums: &[u8], divisor: f64) {
-        for (mean, sum) in means.iter_mut().zip(sums.as_chunks::<8>().0) {
-            *mean = (i64::from_le_bytes(*sum) as f64 / divisor) as f32;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use bytes::Bytes;
+    use shoal_protocol::ids::Stage;
+
     use super::*;
+    use crate::error::GradientProblem;
+    use crate::exchange::Seat;
+    use crate::own_slices::OwnSlices;
+    use crate::parameters::{WeightPart, parameters as stage_parameters};
     use crate::testing::{key, manifest};
 
     const COUNT: usize = 37;
@@ -425,7 +248,7 @@ mod tests {
     }
 
     fn empty() -> Accumulator {
-        Accumulator::new(&manifest(), COUNT, Device::Cpu).expect("small")
+        Accumulator::new(&manifest(), COUNT, None, Device::Cpu).expect("small")
     }
 
     /// Values in two pieces, with a cut within a parameter.
@@ -467,51 +290,50 @@ mod tests {
                 prop_assert!(error <= exact.abs() * 1e-7 + 1e-12);
             }
         }
-
-        #[test]
-        fn every_processor_gives_the_same_integers(bits in prop::collection::vec(any::<u32>(), 1..100)) {
-            let values: Vec<f32> = bits.iter().map(|bits| f32::from_bits(*bits)).collect();
-            let values: Vec<f32> = values.into_iter().filter(|value| value.abs() < 1e5).collect();
-            let scale = 44f64.exp2();
-            let mut sums = vec![0; values.len()];
-            add_f32(&mut sums, &values, scale);
-            for (sum, value) in sums.into_iter().zip(values) {
-                prop_assert_eq!(sum, (f64::from(value) * scale).round_ties_even() as i64);
-            }
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn a_mean_is_the_quotient_for_every_divisor(
-            sums in prop::collection::vec(any::<i64>(), 1..100),
-            bits in 0i32..60,
-            microbatches in 1u32..40,
-        ) {
-            let divisor = f64::from(bits).exp2() * f64::from(microbatches);
-            let mut means = vec![0.0; sums.len()];
-            means_of(&mut means, bytemuck::cast_slice(&sums), divisor);
-            for (mean, sum) in means.into_iter().zip(sums) {
-                prop_assert_eq!(mean.to_bits(), ((sum as f64 / divisor) as f32).to_bits());
-            }
-        }
     }
 
     #[test]
-    fn halves_round_to_even() {
-        let mut sums = [0; 4];
-        add_f32(&mut sums, &[0.5, 1.5, 2.5, -0.5], 1.0);
-        assert_eq!(sums, [0, 2, 2, 0]);
-    }
-
-    #[test]
-    fn bf16_counts_as_the_f32_of_the_same_value() {
-        let values = [1.0f32, -2.5, 0.007_812_5];
-        let bits = values.map(|value| (value.to_bits() >> 16) as u16);
-        let (mut narrow, mut wide) = ([0; 3], [0; 3]);
-        add_bf16(&mut narrow, &bits, 1024.0);
-        add_f32(&mut wide, &values, 1024.0);
-        assert_eq!(narrow, wide);
+    fn sums_of_the_slices_of_devices_are_those_of_the_whole() {
+        let mut manifest = manifest();
+        manifest.model.slices = 2;
+        let parameters = stage_parameters(&manifest, Stage(0));
+        let count = parameters.last().expect("some").range().end;
+        let values: Vec<f32> = (0..count).map(|index| (index as f32).sin()).collect();
+        let whole = Accumulator::new(&manifest, count, None, Device::Cpu).expect("small");
+        let joined = Accumulator::new(&manifest, count, None, Device::Cpu).expect("small");
+        let dense = Piece::dense(0, &Tensor::from_slice(&values)).expect("small");
+        whole.add(key(0), &[dense], &parameters).expect("in range");
+        for seat in &Seat::all(2) {
+            let own = OwnSlices::new(&manifest.model, Some(seat));
+            let held = Held::of_gradients(&parameters, &own);
+            let device =
+                Accumulator::new(&manifest, count, Some(held), Device::Cpu).expect("small");
+            let number = seat.index();
+            let mut pieces = Vec::new();
+            for parameter in &parameters {
+                let of = Tensor::from_slice(&values[parameter.range()]);
+                let halves = match parameter.part_of_slice() {
+                    WeightPart::Columns(all) => {
+                        let (half, start) = (all / 2, number * all / 2);
+                        let matrix = of.view([-1, all as i64]);
+                        let half = matrix.narrow(1, start as i64, half as i64);
+                        Piece::columns(parameter.offset + start, all, &half)
+                    }
+                    WeightPart::Rows => {
+                        let (half, start) = (parameter.len() / 2, number * parameter.len() / 2);
+                        let half = of.narrow(0, start as i64, half as i64);
+                        Piece::dense(parameter.offset + start, &half)
+                    }
+                    WeightPart::Whole if number == 0 => Piece::dense(parameter.offset, &of),
+                    WeightPart::Whole => continue,
+                };
+                pieces.push(halves.expect("small"));
+            }
+            device.add_part(key(0), &pieces, &parameters).expect("in range");
+            joined.take(&device).expect("the same stage");
+            assert!(elements::<i64>(&device.tensor()).iter().all(|sum| *sum == 0), "moved");
+        }
+        assert_eq!(elements::<i64>(&joined.tensor()), elements::<i64>(&whole.tensor()));
     }
 
     #[test]
@@ -545,21 +367,5 @@ mod tests {
         }
         let mean = FixedPoint::of(&manifest()).reduce(&[sums(&accumulator)]).expect("one part");
         assert_eq!(mean[..4], largest[0].to_le_bytes());
-    }
-
-    #[test]
-    fn parts_of_different_lengths_are_refused() {
-        let fixed_point = FixedPoint::of(&manifest());
-        let part = |length| Bytes::from(vec![0; length]);
-        assert!(fixed_point.reduce(&[part(16), part(8)]).is_err());
-        assert!(fixed_point.reduce(&[part(12)]).is_err());
-    }
-
-    #[test]
-    fn the_norm_is_that_of_the_values() {
-        let values: Vec<f32> = (0..10_000).map(|index| (index as f32).sin()).collect();
-        let exact: f64 = values.iter().map(|value| f64::from(*value).powi(2)).sum();
-        let norm = square_norm(bytemuck::cast_slice(&values));
-        assert!((norm - exact).abs() < 1e-9 * exact);
     }
 }

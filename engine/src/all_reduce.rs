@@ -9,9 +9,10 @@ use shoal_protocol::limits::ROUND_BLOCK_ELEMENTS as BLOCK;
 use shoal_protocol::manifest::Manifest;
 use tch::{Device, Kind, Tensor};
 
-use crate::accumulator::{FixedPoint, add_words, square_norm};
 use crate::error::{EngineError, Result};
+use crate::fixed_point::{FixedPoint, add_words};
 use crate::kernel::widest;
+use crate::square_norm::square_norm;
 use crate::tensor::{bytes_of, elements, elements_mut};
 
 /// The mean gradient of one stage, assembled round by round.

@@ -10,12 +10,12 @@ use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, StageSpan, Step, WeightG
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::units;
 
-use crate::accumulator::add_words;
 use crate::all_reduce::AllReduce;
 use crate::checkpoint::{self, CheckpointFile, StageState};
 use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::exchange::Seat;
+use crate::fixed_point::add_words;
 use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::parameters::group_elements;

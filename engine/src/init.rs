@@ -6,10 +6,14 @@
 
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{Manifest, Norm};
+use tch::{Kind, Tensor};
 
+use crate::error::Result;
 use crate::normal_stream::NormalStream;
 use crate::parameters::{Parameter, parameter_count, parameters, source_of};
 use crate::subspace::Subspace;
+use crate::tensor::elements_mut;
+use crate::weights::Weights;
 use crate::{adapter, boundary};
 
 /// Weights that are filled together: a power of two.
@@ -29,6 +33,33 @@ pub fn initial_weights(manifest: &Manifest, stage: Stage) -> Vec<f32> {
         subspace.constrain(&mut flat, 1);
     }
     flat
+}
+
+/// Draws the initial weights of a stage, for all these versions. Each tensor is drawn by itself, since a device may
+/// have a small part of all of them.
+pub(crate) fn draw_weights(
+    manifest: &Manifest,
+    parameters: &[Parameter],
+    subspace: Option<&Subspace>,
+    mut versions: Vec<&mut Weights>,
+    threads: usize,
+) -> Result<()> {
+    let _guard = tch::no_grad_guard();
+    for parameter in parameters {
+        let length = parameter.len() as i64;
+        let mut values = Tensor::f_zeros([length], (Kind::Float, tch::Device::Cpu))?;
+        let drawn = std::slice::from_ref(parameter);
+        fill_initial_weights(manifest, drawn, elements_mut(&mut values), threads);
+        for version in &mut versions {
+            version.set_range(&parameter.range(), &values)?;
+        }
+    }
+    let Some(subspace) = subspace else { return Ok(()) };
+    versions.into_iter().try_for_each(|version| {
+        let all = 0..version.flat.numel();
+        subspace.constrain_tensor(all, &mut version.flat, threads)?;
+        version.follow()
+    })
 }
 
 /// Writes the initial values of these weights, one after the other, with several threads.

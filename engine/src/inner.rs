@@ -6,14 +6,15 @@ use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, Step};
 use shoal_protocol::manifest::Manifest;
 use tch::Tensor;
 
-use crate::accumulator::{FixedPoint, square_norm};
 use crate::device::Device;
 use crate::distance;
 use crate::error::Result;
+use crate::fixed_point::FixedPoint;
 use crate::gradient::Piece;
 use crate::optimizer::Update;
 use crate::parameters::group_elements;
 use crate::share::Share;
+use crate::square_norm::square_norm;
 use crate::stage::{ForwardOutput, StageModel};
 use crate::tensor::elements_mut;
 

@@ -14,9 +14,9 @@ use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::frozen::Frozen;
 use crate::norm::normalise;
-use crate::own_slices::OwnSlices;
 use crate::tensor::elements;
 use crate::weights::Weights;
+use crate::weights_place::WeightsPlace;
 
 /// Tokens of a pass that fills a cache: its attention takes memory for each pair of tokens.
 const CHUNK: usize = 512;
@@ -97,16 +97,18 @@ impl LanguageModel {
     ) -> Result<Self> {
         // A pass for text is whole products: a model is the same, however it was trained.
         manifest.model.slices = 1;
-        let own = OwnSlices::new(&manifest.model, None);
         let mut stages = Vec::new();
         for stage in manifest.stages() {
-            let flat = Tensor::f_from_slice(&weights(stage)?)?.f_to(device.torch)?;
+            let values = Tensor::f_from_slice(&weights(stage)?)?;
             let mut frozen = Frozen::new(&manifest, stage, device)?;
             if let (Some(frozen), Some(base)) = (&mut frozen, base) {
                 frozen.load(&StageFiles::open(base, &manifest, stage)?)?;
             }
             let unchanged = frozen.as_ref().map(|frozen| &frozen.flat);
-            stages.push(Weights::new(&manifest, stage, flat, unchanged, &own)?);
+            let place = WeightsPlace::whole(&manifest, stage, device.torch);
+            let mut of_stage = Weights::zeros(&manifest, stage, unchanged, &place)?;
+            of_stage.set(&values)?;
+            stages.push(of_stage);
         }
         Ok(Self { manifest, device, stages, tokenizer })
     }

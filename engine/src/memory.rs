@@ -6,7 +6,8 @@ use shoal_protocol::units::Bytes;
 
 use crate::boundary;
 use crate::optimizer::optimizer_elements;
-use crate::parameters::{frozen_count, parameter_count};
+use crate::parameters::{WeightPart, frozen_count, parameter_count, parameters};
+use crate::weights_place::keeps_all;
 
 /// Bytes per weight while a step is closed, without the optimizer's: weights 4, one microbatch's gradient 4,
 /// accumulator 8, result of the all-reduce 4.
@@ -57,22 +58,59 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
     span.stages().map(stage_bytes).sum()
 }
 
-/// What several workers of the processor ([`crate::Island`]) take beyond [`memory_floor`]. Each further one has
-/// for every weight 8 bytes (weights and one microbatch's gradient), 2 for its bf16 copy, 4 or 6 for each earlier
-/// version that steps read, its frozen weights, and all that belongs to a virtual worker. They share accumulators,
+/// What several workers of the processor ([`crate::Island`]) take beyond [`memory_floor`]. They share accumulators,
 /// and divide what the optimizer keeps.
+///
+/// Each further one has for every weight one microbatch's gradient, 4 bytes, its frozen weights, and all that
+/// belongs to a virtual worker. What it has of each version's weights:
+///
+/// - In f32, in a run with a subspace and in one of virtual workers, all that one device has.
+/// - In bf16 all divide the weights in f32; each has a bf16 copy, and the embedding in f32.
+/// - Workers that compute slices of each pass together divide the weights in f32. Each has its slices of the
+///   layers' matrices, and all other weights, in the dtype of passes, and the embedding in f32.
 #[must_use]
 pub fn island_overhead(manifest: &Manifest, span: StageSpan, devices: usize) -> Bytes {
     let further = devices.saturating_sub(1) as u64;
-    let (steps, narrow) = (manifest.steps_at_once(), narrow_bytes(manifest));
     let size = manifest.training.dtype.size() as u64;
     let stage_bytes = |stage| {
         let weights = parameter_count(manifest, stage) as u64;
         let frozen = frozen_count(manifest, stage) as u64 * size;
         let inner = inner_bytes(manifest, stage);
-        Bytes(further * (weights * (4 + steps * (4 + narrow)) + frozen + inner))
+        let copies = manifest.steps_at_once() * further_copies(manifest, stage, devices);
+        let gradient = 4 * further * (weights - sliced(manifest, stage));
+        Bytes(gradient + further * (frozen + inner) + copies)
     };
-    span.stages().map(stage_bytes).sum()
+    if further == 0 { Bytes(0) } else { span.stages().map(stage_bytes).sum() }
+}
+
+/// Bytes of the weights of one version that several workers of the processor have beyond those of one.
+fn further_copies(manifest: &Manifest, stage: Stage, devices: usize) -> u64 {
+    let (devices, narrow) = (devices as u64, narrow_bytes(manifest));
+    let (weights, sliced) = (parameter_count(manifest, stage) as u64, sliced(manifest, stage));
+    let is_together = manifest.model.slices > 1;
+    if !is_together && keeps_all(manifest) {
+        return (devices - 1) * weights * (4 + narrow);
+    }
+    let held = sliced + devices * (weights - sliced);
+    match manifest.training.dtype {
+        Dtype::F32 => 4 * held,
+        Dtype::Bf16 => narrow * (held - weights) + devices * 4 * embedding(manifest, stage),
+    }
+}
+
+/// Weights of which each worker has a part, where several compute passes together.
+fn sliced(manifest: &Manifest, stage: Stage) -> u64 {
+    let is_together = manifest.model.slices > 1;
+    let all = parameters(manifest, stage);
+    let parts = all.iter().filter(|one| is_together && one.part_of_slice() != WeightPart::Whole);
+    parts.map(|one| one.len() as u64).sum()
+}
+
+/// Weights of a trained embedding.
+fn embedding(manifest: &Manifest, stage: Stage) -> u64 {
+    let is_there = stage == Stage(0) && manifest.lora.is_none();
+    let model = &manifest.model;
+    if is_there { u64::from(model.vocabulary) * u64::from(model.hidden) } else { 0 }
 }
 
 /// The memory of a peer that swaps its stages ([`crate::Engine::swapping`]).

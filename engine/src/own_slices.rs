@@ -13,6 +13,8 @@ use crate::exchange::{Seat, fan_out, sum_in_order};
 pub(crate) struct OwnSlices {
     /// The numbers of the slices.
     range: Range<usize>,
+    /// The number of all slices.
+    of: usize,
     /// The device's place among those that compute the others.
     seat: Option<Seat>,
 }
@@ -21,8 +23,14 @@ impl OwnSlices {
     /// All slices of a model or, with a seat, those of one device. Seats divide slices.
     pub(crate) fn new(model: &Model, seat: Option<&Seat>) -> Self {
         let (index, count) = seat.map_or((0, 1), |seat| (seat.index(), seat.count()));
-        let each = usize::from(model.slices) / count;
-        Self { range: index * each..(index + 1) * each, seat: seat.cloned() }
+        let of = usize::from(model.slices);
+        let each = of / count;
+        Self { range: index * each..(index + 1) * each, of, seat: seat.cloned() }
+    }
+
+    /// The number of all slices.
+    pub(crate) fn of(&self) -> usize {
+        self.of
     }
 
     /// The numbers of the slices.

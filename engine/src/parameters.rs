@@ -75,6 +75,36 @@ impl Parameter {
     }
 }
 
+/// The range of adjacent weights in the flat vector.
+pub(crate) fn range_of(parameters: &[Parameter]) -> Range<usize> {
+    let start = parameters.first().map_or(0, |first| first.offset);
+    start..parameters.last().map_or(start, |last| last.range().end)
+}
+
+/// A part of a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WeightPart {
+    /// All of it.
+    Whole,
+    /// Rows that one slice has.
+    Rows,
+    /// Columns that one slice has, of rows that are so many elements apart.
+    Columns(usize),
+}
+
+impl Parameter {
+    /// The part that a slice of its layer has, in a run with slices.
+    pub(crate) fn part_of_slice(&self) -> WeightPart {
+        let mut words = self.name.rsplit('.');
+        let (kind, module) = (words.next(), words.next());
+        match (module, kind) {
+            (Some("q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj"), _) => WeightPart::Rows,
+            (Some("o_proj" | "down_proj"), Some("weight")) => WeightPart::Columns(self.shape[1]),
+            _ => WeightPart::Whole,
+        }
+    }
+}
+
 /// A growing list of weights.
 #[derive(Default)]
 struct List {

@@ -13,26 +13,38 @@ pub(crate) struct Share {
     count: usize,
     /// The device's place among those that compute the slices of each pass together.
     seat: Option<Seat>,
+    /// Whether the device adds gradients to accumulators that it makes itself.
+    has_sums: bool,
 }
 
 impl Share {
     /// All weights.
-    pub(crate) const WHOLE: Self = Self { index: 0, count: 1, seat: None };
+    pub(crate) const WHOLE: Self = Self { index: 0, count: 1, seat: None, has_sums: true };
 
-    /// All shares of so many devices, in order.
-    pub(crate) fn all(count: usize) -> impl Iterator<Item = Self> {
-        (0..count).map(move |index| Self { index, count, seat: None })
+    /// All shares of so many devices, in order. Devices that have no sums of their own get accumulators.
+    pub(crate) fn all(count: usize, has_sums: bool) -> impl Iterator<Item = Self> {
+        (0..count).map(move |index| Self { index, count, seat: None, has_sums })
     }
 
     /// All shares of so many devices that compute the slices of each pass together, in order.
-    pub(crate) fn all_together(count: usize) -> impl Iterator<Item = Self> {
+    pub(crate) fn all_together(count: usize, has_sums: bool) -> impl Iterator<Item = Self> {
         let seats = Seat::all(count).into_iter().map(Some);
-        Self::all(count).zip(seats).map(|(share, seat)| Self { seat, ..share })
+        Self::all(count, has_sums).zip(seats).map(|(share, seat)| Self { seat, ..share })
     }
 
     /// The device's place among those that compute passes together; `None` if it computes its own.
     pub(crate) fn seat(&self) -> Option<&Seat> {
         self.seat.as_ref()
+    }
+
+    /// Whether it is all weights.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.count == 1
+    }
+
+    /// Whether the device adds gradients to accumulators that it makes itself.
+    pub(crate) fn has_sums(&self) -> bool {
+        self.has_sums
     }
 
     /// The range of these parameters that is in the share.
@@ -70,7 +82,7 @@ mod tests {
     #[test]
     fn equal_tensors_are_dealt_out_equally() {
         let eight = parameters(&[5; 8]);
-        let shares: Vec<_> = Share::all(4).map(|share| share.of(&eight)).collect();
+        let shares: Vec<_> = Share::all(4, true).map(|share| share.of(&eight)).collect();
         assert_eq!(shares, [0..2, 2..4, 4..6, 6..8]);
         assert_eq!(Share::WHOLE.of(&eight), 0..8);
     }
@@ -83,7 +95,7 @@ mod tests {
         ) {
             let parameters = parameters(&lengths);
             let mut next = 0;
-            for share in Share::all(count) {
+            for share in Share::all(count, true) {
                 let range = share.of(&parameters);
                 prop_assert_eq!(range.start, next);
                 prop_assert!(range.end >= range.start);

@@ -1,502 +1,172 @@
-//! A stage's weights at one version, and views into them for passes.
+//! A stage's weights at one version.
 
-use std::collections::BTreeMap;
+use std::ops::Range;
 
 use shoal_protocol::ids::Stage;
-use shoal_protocol::manifest::{Dtype, Lora, LoraTarget, Manifest, Model, Norm};
+use shoal_protocol::manifest::{Dtype, Manifest};
 use tch::{Kind, Tensor};
 
-use crate::adapter::{Adapter, JOINED};
-use crate::attention::Masks;
-use crate::boundary::{self, Compress};
-use crate::cache::LayerCache;
+use crate::blocks::{Blocks, Source};
 use crate::error::Result;
-use crate::gradient::Piece;
-use crate::layer::{Layer, Linear, Matrices, NormWeights, Rows, Shape, Slice, Sliced, Whole};
-use crate::model;
-use crate::own_slices::OwnSlices;
-use crate::parameters::{
-    EMBEDDING, HEAD, LAST_NORM, LayerNorms, POSITIONS, Parameter, model_parameters,
-    parameter_count, parameters, query_key_norm_widths,
-};
+use crate::held::Held;
+use crate::parameters::{EMBEDDING, parameter_count, parameters};
+use crate::tensor::{elements, kind};
+use crate::weights_place::WeightsPlace;
 
 /// A stage's weights at one version.
 #[derive(Debug)]
 pub(crate) struct Weights {
-    /// All trained weights, flat f32.
+    /// Trained weights, flat f32: all, or those that this device updates.
     pub(crate) flat: Tensor,
-    /// A bf16 copy, if passes are computed in bf16.
-    pub(crate) narrow: Option<Tensor>,
+    /// Their range in the stage's flat vector.
+    kept: Range<usize>,
+    /// What passes read instead of `flat`.
+    pub(crate) copies: Option<Copies>,
     pub(crate) blocks: Blocks,
 }
 
-impl Weights {
-    /// Takes over a flat vector, which lies on the stage's device. `frozen` has the model's weights in a
-    /// run that trains adapters.
-    pub(crate) fn new(
-        manifest: &Manifest,
-        stage: Stage,
-        flat: Tensor,
-        frozen: Option<&Tensor>,
-        own: &OwnSlices,
-    ) -> Result<Self> {
-        let narrow = match manifest.training.dtype {
-            Dtype::F32 => None,
-            Dtype::Bf16 => Some(flat.f_to_kind(Kind::BFloat16)?),
-        };
-        let views = [&flat, narrow.as_ref().unwrap_or(&flat)];
-        let blocks = Blocks::new(manifest, stage, views, frozen, own)?;
-        Ok(Self { flat, narrow, blocks })
-    }
+/// Copies of weights for passes.
+#[derive(Debug)]
+pub(crate) struct Copies {
+    held: Held,
+    /// The elements that are held, in the dtype of passes.
+    pub(crate) values: Tensor,
+    /// The embedding in f32 and its range in the flat vector, where neither `flat` nor `values` has it.
+    embedding: Option<(Range<usize>, Tensor)>,
+}
 
-    /// Replaces the values.
-    pub(crate) fn set(&mut self, values: &Tensor) -> Result<()> {
-        self.flat.f_copy_(values)?;
-        self.follow()
-    }
-
-    /// Updates the bf16 copy after a change of the flat vector.
-    pub(crate) fn follow(&mut self) -> Result<()> {
-        if let Some(narrow) = &mut self.narrow {
-            narrow.f_copy_(&self.flat)?;
+impl Copies {
+    /// Copies of weights that are not all in `flat`, or that passes read in another dtype.
+    fn new(manifest: &Manifest, stage: Stage, place: &WeightsPlace) -> Result<Option<Self>> {
+        let dtype = manifest.training.dtype;
+        let count = parameter_count(manifest, stage);
+        let has_all = place.kept == (0..count);
+        if has_all && dtype == Dtype::F32 {
+            return Ok(None);
         }
-        Ok(())
-    }
-}
-
-/// A view that gets a gradient, and the index of its first element in the flat vector.
-#[derive(Debug)]
-pub(crate) struct Leaf {
-    pub(crate) offset: usize,
-    pub(crate) tensor: Tensor,
-    pub(crate) part: LeafPart,
-}
-
-/// The part of a weight that a view has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LeafPart {
-    /// All of it.
-    Whole,
-    /// Rows that one slice has.
-    Rows,
-    /// Columns that one slice has, of rows that are so many elements apart.
-    Columns(usize),
-}
-
-impl Leaf {
-    /// The piece of the stage's gradient that is this view's.
-    pub(crate) fn piece(&self, gradient: &Tensor) -> Result<Piece> {
-        match self.part {
-            LeafPart::Whole | LeafPart::Rows => Piece::dense(self.offset, gradient),
-            LeafPart::Columns(stride) => Piece::columns(self.offset, stride, gradient),
-        }
-    }
-}
-
-/// The embedding: rows by token id.
-#[derive(Debug)]
-pub(crate) struct Embedding {
-    /// `[V, H]`, f32 also in runs in bf16 if it is trained, so that its gradient is summed in f32. It
-    /// gets no gradient as a whole: the rows that a pass reads do.
-    pub(crate) matrix: Tensor,
-    pub(crate) offset: usize,
-    /// Whether rows get a gradient.
-    pub(crate) is_trained: bool,
-    pub(crate) positions: Option<Tensor>,
-}
-
-impl Embedding {
-    /// The rows `[B, T, H]` of tokens `[B, T]`, f32.
-    pub(crate) fn rows(&self, tokens: &Tensor) -> Result<Tensor> {
-        let rows = Tensor::f_embedding(&self.matrix, tokens, -1, false, false)?;
-        Ok(rows.f_to_kind(Kind::Float)?)
-    }
-
-    /// The residual stream's first value, from rows after `past` tokens; see [`model::embed`].
-    pub(crate) fn embed(
-        &self,
-        rows: &Tensor,
-        past: i64,
-        shape: &Shape,
-        dtype: Dtype,
-    ) -> Result<Tensor> {
-        model::embed(rows, self.positions.as_ref(), past, shape, dtype)
-    }
-}
-
-/// The last norm, and the matrix of the logits.
-#[derive(Debug)]
-pub(crate) struct Head {
-    pub(crate) norm: NormWeights,
-    /// `[V, H]`; a view of the embedding if they are tied in one stage.
-    pub(crate) matrix: Leaf,
-}
-
-/// The weights as views into the flat vector, for the layers.
-#[derive(Debug)]
-pub(crate) struct Blocks {
-    pub(crate) shape: Shape,
-    pub(crate) embedding: Option<Embedding>,
-    /// The matrix that expands a compressed activation at the beginning of the stage.
-    expand: Option<Tensor>,
-    layers: Vec<Layer>,
-    compress: Option<Compress>,
-    pub(crate) head: Option<Head>,
-    /// Every view that gets a gradient from a backward pass through the layers: all trained ones but
-    /// the embedding's and the head's matrices.
-    pub(crate) leaves: Vec<Leaf>,
-    pub(crate) own: OwnSlices,
-}
-
-impl Blocks {
-    /// Cuts the flat vectors of trained weights, f32 and in the dtype of passes, and of `frozen` ones.
-    fn new(
-        manifest: &Manifest,
-        stage: Stage,
-        [trained, narrow]: [&Tensor; 2],
-        frozen: Option<&Tensor>,
-        own: &OwnSlices,
-    ) -> Result<Self> {
-        let model = &manifest.model;
-        assert!(parameter_count(manifest, stage) == trained.numel(), "the weights of this stage");
-        let weights = frozen.unwrap_or(trained);
-        let mut cutter = Cutter::new(manifest, stage, narrow, frozen);
-        let hidden = i64::from(model.hidden);
-        let matrix = [i64::from(model.vocabulary), hidden];
-        let embedding = match stage {
-            Stage(0) => {
-                let offset = cutter.offsets[EMBEDDING];
-                let view = weights.f_narrow(0, offset as i64, matrix.iter().product())?;
-                let positions = match model.block.learned_positions {
-                    Some(count) => Some(cutter.leaf(POSITIONS, &[i64::from(count), hidden])?),
-                    None => None,
-                };
-                let (matrix, is_trained) = (view.f_view(matrix)?, frozen.is_none());
-                Some(Embedding { matrix, offset, is_trained, positions })
-            }
-            _ => None,
-        };
-        let expand = match boundary::before(manifest, stage) {
-            Some(boundary) => {
-                let name = boundary::weight_name(Stage(stage.0 - 1), "expand");
-                Some(cutter.leaf(&name, &[hidden, i64::from(boundary.width)])?)
-            }
-            None => None,
-        };
-        let mut layers = Vec::new();
-        for layer in manifest.layers_of(stage) {
-            layers.push(cutter.layer(model, layer, own)?);
-        }
-        let compress = match boundary::after(manifest, stage) {
-            Some(boundary) => Some(Compress::cut(boundary, hidden, |part, shape| {
-                cutter.leaf(&boundary::weight_name(stage, part), shape)
-            })?),
-            None => None,
-        };
-        let head = match stage == manifest.last_stage() {
+        let held = place.held.clone().unwrap_or_else(|| Held::all(count));
+        let zeros =
+            |elements: usize, kind| Tensor::f_zeros([elements as i64], (kind, place.device));
+        let is_read = stage == Stage(0) && manifest.lora.is_none();
+        let embedding = match is_read && !has_all && dtype != Dtype::F32 {
             true => {
-                let norm = cutter.norm(LAST_NORM, model)?;
-                let name = if cutter.offsets.contains_key(HEAD) { HEAD } else { EMBEDDING };
-                Some(Head { norm, matrix: cutter.view(name, &matrix)? })
+                let all = parameters(manifest, stage);
+                let found = all.iter().find(|one| one.name == EMBEDDING);
+                let range = found.expect("the first stage has an embedding").range();
+                Some((range.clone(), zeros(range.len(), Kind::Float)?))
             }
             false => None,
         };
-        let shape = Shape::new(model, weights.device())?;
-        let (leaves, own) = (cutter.leaves, own.clone());
-        Ok(Self { shape, embedding, expand, layers, compress, head, leaves, own })
+        Ok(Some(Self { values: zeros(held.len(), kind(dtype))?, held, embedding }))
     }
 
-    /// Whether this device counts the gradient of a view. All devices compute those of whole weights.
-    pub(crate) fn counts(&self, leaf: &Leaf) -> bool {
-        leaf.part != LeafPart::Whole || self.own.counts_shared()
-    }
-
-    /// Runs the layers: from the embedding or the previous stage's activation to the input of the
-    /// head or the next stage's activation. `documents` numbers the document of each token. `cache`
-    /// has an element for each layer; the tokens follow those in it.
-    pub(crate) fn through(
-        &self,
-        input: Tensor,
-        documents: Option<&Tensor>,
-        cache: Option<&mut [LayerCache]>,
-    ) -> Result<Tensor> {
-        let mut x = match &self.expand {
-            Some(matrix) => boundary::expand(&input, matrix)?,
-            None => input,
-        };
-        let kinds = self.layers.iter().map(|layer| layer.attention);
-        let mut caches = cache.unwrap_or_default().iter_mut();
-        let past = caches.as_slice().first().map_or(0, LayerCache::length);
-        let masks = Masks::new(kinds, documents, [past, x.size3()?.1], x.device())?;
-        for layer in &self.layers {
-            x = model::decoder_layer(&x, layer, &self.shape, &masks, caches.next())?;
-        }
-        match &self.compress {
-            Some(weights) => boundary::compress(&x, weights, &self.shape),
-            None => Ok(x),
+    /// Takes over what they have of a range of the flat vector.
+    fn take(&self, range: &Range<usize>, values: &Tensor) -> Result<()> {
+        self.held.take(&self.values, range, values)?;
+        match &self.embedding {
+            Some((place, copy)) if range.start <= place.start && place.end <= range.end => {
+                let start = (place.start - range.start) as i64;
+                let mut copy = copy.shallow_clone();
+                Ok(copy.f_copy_(&values.f_narrow(0, start, place.len() as i64)?)?)
+            }
+            _ => Ok(()),
         }
     }
 }
 
-/// The elements of a flat vector from `offset` on, in this shape.
-fn cut(flat: &Tensor, offset: usize, shape: &[i64]) -> Result<Tensor> {
-    let view = flat.f_narrow(0, offset as i64, shape.iter().product())?;
-    Ok(view.f_view(shape)?.f_detach()?)
-}
-
-/// Takes views of the flat vectors by their weights' names.
-struct Cutter<'a> {
-    /// The model's weights, in the dtype of passes.
-    flat: &'a Tensor,
-    offsets: BTreeMap<String, usize>,
-    /// The adapters, if those are trained, and the model's weights are frozen.
-    adapters: Option<Adapters<'a>>,
-    leaves: Vec<Leaf>,
-}
-
-/// The flat vector of adapters, in the dtype of passes.
-struct Adapters<'a> {
-    lora: &'a Lora,
-    flat: &'a Tensor,
-    offsets: BTreeMap<String, usize>,
-}
-
-/// The offsets of weights by their names.
-fn offsets(parameters: Vec<Parameter>) -> BTreeMap<String, usize> {
-    parameters.into_iter().map(|parameter| (parameter.name, parameter.offset)).collect()
-}
-
-impl<'a> Cutter<'a> {
-    /// `trained` and `frozen` are in the dtype of passes.
-    fn new(
-        manifest: &'a Manifest,
+impl Weights {
+    /// Zeros. `frozen` has the model's weights in a run that trains adapters.
+    pub(crate) fn zeros(
+        manifest: &Manifest,
         stage: Stage,
-        trained: &'a Tensor,
-        frozen: Option<&'a Tensor>,
-    ) -> Self {
-        let adapters = manifest.lora.as_ref().map(|lora| Adapters {
-            lora,
-            flat: trained,
-            offsets: offsets(parameters(manifest, stage)),
-        });
-        let offsets = offsets(model_parameters(manifest, stage));
-        Self { flat: frozen.unwrap_or(trained), offsets, adapters, leaves: Vec::new() }
+        frozen: Option<&Tensor>,
+        place: &WeightsPlace,
+    ) -> Result<Self> {
+        let kept = place.kept.clone();
+        let flat = Tensor::f_zeros([kept.len() as i64], (Kind::Float, place.device))?;
+        let copies = Copies::new(manifest, stage, place)?;
+        let source = source_of(&flat, copies.as_ref());
+        let blocks = Blocks::new(manifest, stage, source, frozen, &place.own)?;
+        Ok(Self { flat, kept, copies, blocks })
     }
 
-    /// The elements from the beginning of a weight of the model on, in this shape.
-    fn view(&self, name: &str, shape: &[i64]) -> Result<Leaf> {
-        let offset = self.offsets[name];
-        let tensor = cut(self.flat, offset, shape)?.set_requires_grad(self.adapters.is_none());
-        Ok(Leaf { offset, tensor, part: LeafPart::Whole })
+    /// Replaces the values of all weights.
+    pub(crate) fn set(&mut self, values: &Tensor) -> Result<()> {
+        self.set_range(&(0..values.numel()), values)
     }
 
-    fn leaf(&mut self, name: &str, shape: &[i64]) -> Result<Tensor> {
-        let leaf = self.view(name, shape)?;
-        let tensor = leaf.tensor.shallow_clone();
-        if self.adapters.is_none() {
-            self.leaves.push(leaf);
+    /// Replaces the values of a range, which ends between tensors.
+    pub(crate) fn set_range(&mut self, range: &Range<usize>, values: &Tensor) -> Result<()> {
+        let kept = self.kept.start.max(range.start)..self.kept.end.min(range.end);
+        if !kept.is_empty() {
+            part_of(&self.flat, &self.kept, &kept)?.f_copy_(&part_of(values, range, &kept)?)?;
         }
-        Ok(tensor)
-    }
-
-    /// The adapters of a layer's joined matrix.
-    fn adapter(
-        &mut self,
-        model: &Model,
-        layer: u32,
-        joined: &[LoraTarget],
-    ) -> Result<Option<Adapter>> {
-        let Some(Adapters { lora, flat, offsets }) = &self.adapters else { return Ok(None) };
-        let leaves = &mut self.leaves;
-        Adapter::cut(lora, model, layer, joined, |name, shape| {
-            let offset = offsets[name];
-            let tensor = cut(flat, offset, shape)?.set_requires_grad(true);
-            leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part: LeafPart::Whole });
-            Ok(tensor)
-        })
-    }
-
-    fn norm(&mut self, name: &str, model: &Model) -> Result<NormWeights> {
-        let width = [i64::from(model.hidden)];
-        let weight = self.leaf(&format!("{name}.weight"), &width)?;
-        let bias = match model.block.norm {
-            Norm::Layer => Some(self.leaf(&format!("{name}.bias"), &width)?),
-            Norm::Rms | Norm::RmsPlusOne => None,
-        };
-        Ok(NormWeights { weight, bias })
-    }
-
-    /// Adjacent matrices as one, named by the first, with their adapters.
-    fn linear(
-        &mut self,
-        first: &str,
-        shape: [i64; 2],
-        biased: bool,
-        adapter: Option<Adapter>,
-    ) -> Result<Linear> {
-        let weight = self.leaf(&format!("{first}.weight"), &shape)?;
-        let bias = match biased {
-            true => Some(self.leaf(&format!("{first}.bias"), &shape[..1])?),
-            false => None,
-        };
-        Ok(Linear { weight, bias, adapter })
-    }
-
-    /// The rows of one slice of a matrix, or of its bias: `shape` is the slice's.
-    fn rows(&mut self, name: &str, shape: &[i64], slice: usize) -> Result<Tensor> {
-        let length: i64 = shape.iter().product();
-        let offset = self.offsets[name] + slice * length as usize;
-        let tensor = cut(self.flat, offset, shape)?.set_requires_grad(true);
-        let part = LeafPart::Rows;
-        self.leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part });
-        Ok(tensor)
-    }
-
-    /// The columns of one slice of a matrix `[rows, all]`.
-    fn columns(
-        &mut self,
-        name: &str,
-        [rows, all]: [i64; 2],
-        [slice, width]: [i64; 2],
-    ) -> Result<Tensor> {
-        let start = slice * width;
-        let offset = self.offsets[name];
-        let tensor = cut(self.flat, offset, &[rows, all])?.f_narrow(1, start, width)?;
-        let tensor = tensor.f_detach()?.set_requires_grad(true);
-        let (offset, part) = (offset + start as usize, LeafPart::Columns(all as usize));
-        self.leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part });
-        Ok(tensor)
-    }
-
-    /// The rows of one slice of matrices that read the same input, with so many outputs in a slice.
-    fn joined_rows(
-        &mut self,
-        layer: &str,
-        parts: &[(&str, i64)],
-        [inputs, slice]: [i64; 2],
-        biased: bool,
-    ) -> Result<Rows> {
-        let slice = slice as usize;
-        let (mut weights, mut biases) = (Vec::new(), Vec::new());
-        for (part, outputs) in parts {
-            weights.push(self.rows(
-                &format!("{layer}.{part}.weight"),
-                &[*outputs, inputs],
-                slice,
-            )?);
+        match &self.copies {
+            Some(copies) => copies.take(range, values),
+            None => Ok(()),
         }
-        for (part, outputs) in parts.iter().filter(|_| biased) {
-            biases.push(self.rows(&format!("{layer}.{part}.bias"), &[*outputs], slice)?);
-        }
-        Ok(Rows { weights, biases })
     }
 
-    /// The matrices of a layer in slices, as far as this device computes with them.
-    fn sliced(&mut self, model: &Model, layer: &str, own: &OwnSlices) -> Result<Sliced> {
-        let (hidden, block, slice) = (i64::from(model.hidden), &model.block, model.slice());
-        let [queries, keys, inner] =
-            [slice.query_width(), slice.key_width(), slice.intermediate].map(i64::from);
-        let all = i64::from(model.slices);
-        let projections =
-            [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)];
-        let gated = [("mlp.gate_proj", inner), ("mlp.up_proj", inner)];
-        let gated = if block.ungated { &gated[1..] } else { &gated };
-        let biases = block.biases;
-        let mut slices = Vec::new();
-        for number in own.numbers() {
-            let number = number as i64;
-            let reads = [hidden, number];
-            let output = format!("{layer}.self_attn.o_proj.weight");
-            let down = format!("{layer}.mlp.down_proj.weight");
-            slices.push(Slice {
-                query_key_value: self.joined_rows(
-                    layer,
-                    &projections,
-                    reads,
-                    biases.query_key_value,
-                )?,
-                attention_output: self.columns(
-                    &output,
-                    [hidden, all * queries],
-                    [number, queries],
-                )?,
-                gate_up: self.joined_rows(layer, gated, reads, biases.feed_forward)?,
-                down: self.columns(&down, [hidden, all * inner], [number, inner])?,
-            });
+    /// Updates the copies after a change of the flat vector.
+    pub(crate) fn follow(&mut self) -> Result<()> {
+        match &self.copies {
+            Some(copies) => copies.take(&self.kept, &self.flat),
+            None => Ok(()),
         }
-        let mut bias = |name: &str, is_there: bool| -> Result<Option<Tensor>> {
-            let name = format!("{layer}.{name}.bias");
-            is_there.then(|| self.leaf(&name, &[hidden])).transpose()
-        };
-        Ok(Sliced {
-            own: own.clone(),
-            slices,
-            attention_output_bias: bias("self_attn.o_proj", biases.attention_output)?,
-            down_bias: bias("mlp.down_proj", biases.feed_forward)?,
-        })
     }
 
-    fn layer(&mut self, model: &Model, number: u32, own: &OwnSlices) -> Result<Layer> {
-        let layer = format!("model.layers.{number}");
-        let norms = LayerNorms::of(model.block.placement);
-        let norm = |cutter: &mut Self, name: Option<&str>| -> Result<Option<NormWeights>> {
-            name.map(|name| cutter.norm(&format!("{layer}.{name}"), model)).transpose()
-        };
-        let query_key_norms = match query_key_norm_widths(model) {
-            Some(widths) => {
-                let [queries, keys] = widths.map(|width| width as i64);
-                Some([
-                    self.leaf(&format!("{layer}.self_attn.q_norm.weight"), &[queries])?,
-                    self.leaf(&format!("{layer}.self_attn.k_norm.weight"), &[keys])?,
-                ])
+    /// Takes the values of a range over from the device that updates them. [`Self::follow`] ends the update.
+    pub(crate) fn take(&mut self, owner: &Self, range: &Range<usize>) -> Result<()> {
+        let updated = part_of(&owner.flat, &owner.kept, range)?;
+        match &self.copies {
+            Some(copies) if self.kept.start > range.start || self.kept.end < range.end => {
+                copies.take(range, &updated)
             }
-            None => None,
-        };
-        Ok(Layer {
-            attention: model.layer_attention(number),
-            query_key_norms,
-            matrices: match model.slices {
-                1 => Matrices::Whole(self.whole(model, number, &layer)?),
-                _ => Matrices::Sliced(self.sliced(model, &layer, own)?),
-            },
-            attention_input_norm: norm(self, norms.attention_input)?,
-            attention_output_norm: norm(self, norms.attention_output)?,
-            feed_forward_input_norm: norm(self, norms.feed_forward_input)?,
-            feed_forward_output_norm: norm(self, norms.feed_forward_output)?,
-        })
+            _ => Ok(part_of(&self.flat, &self.kept, range)?.f_copy_(&updated)?),
+        }
     }
 
-    /// The matrices of a layer, with their adapters.
-    fn whole(&mut self, model: &Model, number: u32, layer: &str) -> Result<Whole> {
-        let (block, biases) = (&model.block, model.block.biases);
-        let (hidden, inner) = (i64::from(model.hidden), i64::from(model.intermediate));
-        let (queries, keys) = (i64::from(model.query_width()), i64::from(model.key_width()));
-        let mut adapters = Vec::with_capacity(JOINED.len());
-        for joined in JOINED {
-            adapters.push(self.adapter(model, number, joined)?);
+    /// A copy of a range of the weights that are kept.
+    pub(crate) fn read(&self, range: &Range<usize>) -> Result<Vec<f32>> {
+        if range.is_empty() {
+            // A device whose share is nothing has no memory for it.
+            return Ok(Vec::new());
         }
-        let mut adapters = adapters.into_iter();
-        let mut adapter = || adapters.next().flatten();
-        let first = format!("{layer}.self_attn.q_proj");
-        let shape = [queries + 2 * keys, hidden];
-        let query_key_value = self.linear(&first, shape, biases.query_key_value, adapter())?;
-        let output = format!("{layer}.self_attn.o_proj");
-        let shape = [hidden, queries];
-        let attention_output = self.linear(&output, shape, biases.attention_output, adapter())?;
-        let (first, rows) = match block.ungated {
-            true => (format!("{layer}.mlp.up_proj"), inner),
-            false => (format!("{layer}.mlp.gate_proj"), 2 * inner),
-        };
-        Ok(Whole {
-            query_key_value,
-            attention_output,
-            gate_up: self.linear(&first, [rows, hidden], biases.feed_forward, adapter())?,
-            down: self.linear(
-                &format!("{layer}.mlp.down_proj"),
-                [hidden, inner],
-                biases.feed_forward,
-                adapter(),
-            )?,
-        })
+        Ok(elements(&part_of(&self.flat, &self.kept, range)?.f_to(tch::Device::Cpu)?).to_vec())
     }
+
+    /// The range of the stage's flat vector that is kept in f32.
+    pub(crate) fn kept(&self) -> Range<usize> {
+        self.kept.clone()
+    }
+
+    /// All its tensors.
+    #[cfg(test)]
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let copies = self.copies.iter().flat_map(|Copies { values, embedding, .. }| {
+            [Some(values), embedding.as_ref().map(|(_, copy)| copy)]
+        });
+        copies.chain([Some(&self.flat)]).flatten()
+    }
+
+    /// The copies in the dtype of passes.
+    pub(crate) fn copied(&self) -> Option<&Tensor> {
+        self.copies.as_ref().map(|copies| &copies.values)
+    }
+}
+
+/// A part of values that are a range of a flat vector.
+fn part_of(values: &Tensor, range: &Range<usize>, part: &Range<usize>) -> Result<Tensor> {
+    assert!(range.start <= part.start && part.end <= range.end, "a part of what is here");
+    Ok(values.f_narrow(0, (part.start - range.start) as i64, part.len() as i64)?)
+}
+
+/// Where passes read weights.
+fn source_of<'a>(flat: &'a Tensor, copies: Option<&'a Copies>) -> Source<'a> {
+    let Some(Copies { held, values, embedding }) = copies else {
+        return Source { values: flat, held: None, wide: flat, embedding: None };
+    };
+    let wide = if values.kind() == Kind::Float { values } else { flat };
+    let embedding = embedding.as_ref().map(|(_, embedding)| embedding);
+    Source { values, held: Some(held), wide, embedding }
 }

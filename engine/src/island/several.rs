@@ -15,11 +15,12 @@ use shoal_protocol::manifest::Manifest;
 use super::additions::Additions;
 use super::passes_at_once;
 use super::worker::{Lent, Starting, Work, Worker};
-use crate::accumulator::{Accumulator, add_words};
+use crate::accumulator::Accumulator;
 use crate::checkpoint::{self, StageState};
 use crate::device::DeviceChoice;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
+use crate::fixed_point::add_words;
 use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::parameters::{parameter_count, range_in_stage, range_within};
@@ -54,9 +55,10 @@ impl Several {
         threads: usize,
     ) -> Result<Self> {
         let is_together = passes_at_once(manifest, devices.len())? == 1;
+        let has_gpus = devices.iter().any(|device| !device.is_processor());
         let shares: Vec<Share> = match is_together {
-            true => Share::all_together(devices.len()).collect(),
-            false => Share::all(devices.len()).collect(),
+            true => Share::all_together(devices.len(), has_gpus).collect(),
+            false => Share::all(devices.len(), has_gpus).collect(),
         };
         let start = |(device, share): (&DeviceChoice, Share)| {
             let (manifest, seat) = (manifest.clone(), share.seat().cloned());
@@ -70,7 +72,7 @@ impl Several {
             manifest: manifest.clone(),
             workers: started.into_iter().map(Starting::begun).collect::<Result<_>>()?,
             is_together,
-            has_gpus: devices.iter().any(|device| !device.is_processor()),
+            has_gpus,
             sums: BTreeMap::new(),
             counted: BTreeSet::new(),
             additions: Additions::default(),
@@ -82,7 +84,7 @@ impl Several {
     /// Makes the accumulators of a stage that is new on all devices.
     fn make_sums(&mut self, stage: Stage) -> Result<()> {
         let elements = parameter_count(&self.manifest, stage);
-        let accumulator = |_| Accumulator::new(&self.manifest, elements, tch::Device::Cpu);
+        let accumulator = |_| Accumulator::new(&self.manifest, elements, None, tch::Device::Cpu);
         let sums: Vec<Accumulator> =
             (0..self.manifest.steps_at_once()).map(accumulator).collect::<Result<_>>()?;
         if !self.has_gpus {
@@ -197,7 +199,12 @@ impl Several {
         let engines = self.all()?;
         let mut state = engines[0].state(stage)?;
         for engine in &engines[1..] {
-            for (slot, values) in engine.stage(stage)?.own_slots()? {
+            let StageState { weights, stale_weights, slots } = engine.state(stage)?;
+            state.weights.extend(weights);
+            for (all, own) in state.stale_weights.iter_mut().zip(stale_weights) {
+                all.extend(own);
+            }
+            for (slot, values) in slots {
                 state.slots.entry(slot).or_default().extend(values);
             }
         }
@@ -280,4 +287,80 @@ fn update_each(engines: &mut [Lent<'_>], stage: Stage, update: &Update<'_>) -> R
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::manifest::Dtype;
+    use shoal_protocol::units::Bytes;
+
+    use super::*;
+    use crate::memory::{island_overhead, memory_floor};
+    use crate::parameters::{Parameter, WeightPart, parameters};
+    use crate::testing::manifest;
+
+    /// Bytes of weights and of what the optimizer keeps, on each of so many workers.
+    fn state_bytes(manifest: &Manifest, span: StageSpan, devices: usize) -> Vec<[u64; 2]> {
+        let devices = vec![DeviceChoice::Cpu; devices];
+        let island = Several::new(manifest, span, &devices, 1).expect("a small model");
+        let engines = island.all().expect("workers");
+        let of_stage =
+            |engine: &Lent<'_>, stage| engine.stage(stage).expect("hosted").state_bytes();
+        let of_engine = |engine: &Lent<'_>| {
+            let stages = span.stages().map(|stage| of_stage(engine, stage));
+            stages.fold([0; 2], |sum, more| [sum[0] + more[0], sum[1] + more[1]])
+        };
+        engines.iter().map(of_engine).collect()
+    }
+
+    #[test]
+    fn the_state_of_an_island_takes_the_stated_memory() {
+        let mut manifest = manifest();
+        manifest.training.stages = 2;
+        manifest.model.key_value_heads = manifest.model.heads;
+        let span = StageSpan::all(2);
+        for (slices, dtype, staleness, devices) in [
+            (1, Dtype::F32, 0, 2),
+            (1, Dtype::Bf16, 0, 3),
+            (1, Dtype::Bf16, 1, 2),
+            (2, Dtype::F32, 1, 2),
+            (2, Dtype::Bf16, 0, 2),
+        ] {
+            manifest.model.slices = slices;
+            manifest.training.dtype = dtype;
+            manifest.training.staleness = staleness;
+            let held: u64 = state_bytes(&manifest, span, devices).iter().flatten().sum();
+            // Gradient, accumulators and mean are no state, and are not of the workers.
+            let count: usize = span.stages().map(|stage| parameter_count(&manifest, stage)).sum();
+            let accumulators = 8 * manifest.steps_at_once();
+            let floor = memory_floor(&manifest, span, 0) - Bytes(count as u64 * (8 + accumulators));
+            let whole = |stage| {
+                let is_whole = |one: &Parameter| one.part_of_slice() == WeightPart::Whole;
+                let all = parameters(&manifest, stage);
+                let whole = all.iter().filter(|one| slices == 1 || is_whole(one));
+                whole.map(|one| one.len() as u64).sum::<u64>()
+            };
+            let gradients = 4 * (devices as u64 - 1) * span.stages().map(whole).sum::<u64>();
+            let further = island_overhead(&manifest, span, devices) - Bytes(gradients);
+            let name = format!("{slices} slices, {dtype:?}, {staleness} stale, {devices} workers");
+            assert_eq!(Bytes(held), floor + further, "{name}");
+        }
+    }
+
+    #[test]
+    fn workers_that_share_slices_divide_the_layers() {
+        let mut manifest = manifest();
+        manifest.training.stages = 3;
+        manifest.model.layers = 3;
+        manifest.model.key_value_heads = manifest.model.heads;
+        manifest.model.slices = 2;
+        manifest.training.dtype = Dtype::Bf16;
+        let span = StageSpan::one(Stage(1));
+        let [alone] = state_bytes(&manifest, span, 1)[..] else { panic!("one worker") };
+        let halves = state_bytes(&manifest, span, 2);
+        for [weights, slots] in &halves {
+            // Only norms are on both, and shares are whole tensors.
+            assert!(*weights < alone[0] * 11 / 20 && *slots < alone[1] * 11 / 20, "{halves:?}");
+        }
+    }
 }

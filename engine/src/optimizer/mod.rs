@@ -27,10 +27,10 @@ use tch::{Device, Kind, Tensor};
 pub use self::schedule::{clip_scale, learning_rate};
 pub use self::slots::{Slot, optimizer_elements};
 pub(crate) use self::slots::{SlotLayout, layout};
-use crate::accumulator::square_norm;
 use crate::error::Result;
 use crate::kernel::widest;
 use crate::parameters::Parameter;
+use crate::square_norm::square_norm;
 use crate::tensor::elements_mut;
 
 /// One optimizer update.
@@ -138,11 +138,11 @@ impl OptimizerState {
         Ok(Self { slots, threads })
     }
 
-    /// Updates flat `weights` by the mean gradient of a step: ranges of the flat vector, none of which
-    /// ends within a parameter.
+    /// Updates flat `weights`, of which the first is so far in the stage's flat vector, by the mean gradient
+    /// of a step: ranges of that vector, none of which ends within a parameter.
     pub(crate) fn apply(
         &mut self,
-        weights: &mut Tensor,
+        (weights, first): (&mut Tensor, usize),
         gradients: &[(Range<usize>, Cow<'_, [f32]>)],
         parameters: &[Parameter],
         manifest: &Manifest,
@@ -163,13 +163,16 @@ impl OptimizerState {
             };
             for parameter in parameters.iter().filter(|one| place.contains(&one.offset)) {
                 let terms = terms[usize::from(parameter.decays())];
-                let (range, start) = (parameter.range(), parameter.offset - place.start);
+                let (start, length) = (parameter.offset - place.start, parameter.len());
+                let range = parameter.offset - first..parameter.offset - first + length;
                 if let Some(gradient) = &on_device {
-                    let gradient = gradient.f_narrow(0, start as i64, range.len() as i64)?;
+                    let [start, at, length] = [start, range.start, length].map(|one| one as i64);
+                    let gradient = gradient.f_narrow(0, start, length)?;
+                    let weights = weights.f_narrow(0, at, length)?;
                     self.update_on_device(weights, &gradient, parameter, manifest, &terms)?;
                     continue;
                 }
-                let gradient = &gradient[start..start + range.len()];
+                let gradient = &gradient[start..start + length];
                 let flat = copied.as_mut().unwrap_or(&mut *weights);
                 let weights = &mut elements_mut(flat)[range];
                 self.update(weights, gradient, parameter, manifest, &terms);
@@ -245,7 +248,7 @@ impl OptimizerState {
     /// AdamW's update of one parameter where weights and moments are on a device.
     fn update_on_device(
         &self,
-        weights: &Tensor,
+        weights: Tensor,
         gradient: &Tensor,
         parameter: &Parameter,
         manifest: &Manifest,
@@ -254,12 +257,14 @@ impl OptimizerState {
         let Rule::Adamw(adam) = &manifest.optimizer.rule else {
             unreachable!("the weights of other rules are copied")
         };
-        let (start, length) = (parameter.offset as i64, parameter.len() as i64);
-        let narrow = |tensor: &Tensor| tensor.f_narrow(0, start, length);
+        let moment = |slot: &SlotVector| {
+            let range = &slot.ranges[&parameter.offset];
+            slot.flat.f_narrow(0, range.start as i64, range.len() as i64)
+        };
         let [first, second] = &self.slots[..] else { unreachable!("AdamW has two slots") };
-        let moments = [narrow(&first.flat)?, narrow(&second.flat)?];
+        let moments = [moment(first)?, moment(second)?];
         let scalars = adamw::Scalars::new(adam, terms);
-        adamw::update_on_device(narrow(weights)?, gradient, moments, scalars)
+        adamw::update_on_device(weights, gradient, moments, scalars)
     }
 }
 

@@ -72,7 +72,7 @@ impl Trained {
         let gradients: Vec<_> =
             ranges.map(|range| (range.clone(), gradient[range].into())).collect();
         let Self { parameters, weights, state, manifest } = self;
-        state.apply(weights, &gradients, parameters, manifest, &update).expect("whole");
+        state.apply((weights, 0), &gradients, parameters, manifest, &update).expect("whole");
     }
 
     /// The largest distance of a weight's values from those of the reference, relative to their norm.

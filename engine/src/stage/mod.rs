@@ -19,19 +19,22 @@ use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::frozen::Frozen;
 use crate::gradient::Piece;
-use crate::init::fill_initial_weights;
+use crate::held::Held;
+use crate::init::draw_weights;
 use crate::inner::InnerTrainer;
 use crate::loss::{Loss, LossGradients, cross_entropy};
 use crate::microbatch::{Labels, per_token, token_ids};
 use crate::norm::normalise;
 use crate::optimizer::{OptimizerState, Update};
-use crate::own_slices::OwnSlices;
-use crate::parameters::{Parameter, parameter_count, parameters, range_in_stage, range_within};
+use crate::parameters::{
+    Parameter, parameter_count, parameters, range_in_stage, range_of, range_within,
+};
 use crate::share::Share;
 use crate::shim;
 use crate::subspace::{Projection, Subspace};
-use crate::tensor::{elements_mut, floats, kind};
+use crate::tensor::{floats, kind};
 use crate::weights::Weights;
+use crate::weights_place::WeightsPlace;
 
 /// The result of a forward pass.
 #[derive(Debug, Clone, PartialEq)]
@@ -158,26 +161,26 @@ impl StageModel {
     ) -> Result<Self> {
         let parameters = parameters(manifest, stage);
         let own = share.of(&parameters);
-        let slices = OwnSlices::new(&manifest.model, share.seat());
+        let place = WeightsPlace::of_share(manifest, &parameters, device.torch, &share);
         let count = parameter_count(manifest, stage);
-        let mut flat = Tensor::f_zeros([count as i64], (Kind::Float, tch::Device::Cpu))?;
         let subspace = Subspace::of(manifest, stage);
-        if drawn {
-            let values = elements_mut(&mut flat);
-            fill_initial_weights(manifest, &parameters, values, device.threads);
-            subspace.iter().for_each(|subspace| subspace.constrain(values, device.threads));
-        }
         let scale = manifest.model.block.embedding_scale;
         let with_projection = |subspace| -> Result<_> {
             let projection = Projection::new(&subspace, scale, device.torch)?;
             Ok((subspace, projection))
         };
-        let flat = flat.f_to(device.torch)?;
         let unchanged = frozen.as_ref().map(|frozen| &frozen.flat);
-        let stale = (0..manifest.training.staleness)
-            .map(|_| Weights::new(manifest, stage, flat.f_detach_copy()?, unchanged, &slices));
-        let stale = stale.collect::<Result<_>>()?;
-        let accumulator = |_| Accumulator::new(manifest, count, device.torch);
+        let version = |_| Weights::zeros(manifest, stage, unchanged, &place);
+        let mut weights = version(0)?;
+        let mut stale: Vec<_> =
+            (0..manifest.training.staleness).map(version).collect::<Result<_>>()?;
+        if drawn {
+            let versions = stale.iter_mut().chain([&mut weights]).collect();
+            draw_weights(manifest, &parameters, subspace.as_ref(), versions, device.threads)?;
+        }
+        let sums = if share.has_sums() { manifest.steps_at_once() } else { 0 };
+        let counted = share.seat().map(|_| Held::of_gradients(&parameters, &place.own));
+        let accumulator = |_| Accumulator::new(manifest, count, counted.clone(), device.torch);
         Ok(Self {
             stage,
             has_weights: drawn,
@@ -196,9 +199,9 @@ impl StageModel {
                 device.torch,
                 device.threads,
             )?,
-            accumulators: (0..manifest.steps_at_once()).map(accumulator).collect::<Result<_>>()?,
+            accumulators: (0..sums).map(accumulator).collect::<Result<_>>()?,
             version: manifest.first_version(),
-            weights: Weights::new(manifest, stage, flat, unchanged, &slices)?,
+            weights,
             frozen,
             stale,
             parameters,
@@ -414,8 +417,7 @@ impl StageModel {
     /// Adds the pending weight gradients of one microbatch to the accumulator.
     pub(crate) fn accumulate(&mut self, key: ClaimKey) -> Result<()> {
         let gradients = self.pending.get(&key).ok_or(EngineError::NotInFlight(key))?;
-        let turn = self.turn(key.step);
-        let accumulator = &self.accumulators[turn];
+        let accumulator = &self.accumulators[self.turn(key.step)];
         match self.weights.blocks.own.are_all() {
             true => accumulator.add(key, gradients, &self.parameters)?,
             false => accumulator.add_part(key, gradients, &self.parameters)?,
@@ -426,7 +428,7 @@ impl StageModel {
 
     /// The index of a step's accumulator.
     pub(crate) fn turn(&self, step: Step) -> usize {
-        (step.0 % self.accumulators.len() as u64) as usize
+        (step.0 % self.manifest.steps_at_once()) as usize
     }
 
     /// The weights that the passes of this work item read.
@@ -515,12 +517,14 @@ impl StageModel {
         let gradients = self.groups.values().cloned().zip(gradients.iter().copied().map(floats));
         let gradients: Vec<_> = gradients.collect();
         if let Some(mut oldest) = self.stale.pop() {
-            // Work that reads the oldest version has been accumulated, or is dropped below.
-            oldest.set(&self.weights.flat)?;
+            // Work that reads the oldest version has been accumulated, or is dropped below. Its copies follow
+            // when the update ends.
+            oldest.flat.f_copy_(&self.weights.flat)?;
             self.stale.insert(0, std::mem::replace(&mut self.weights, oldest));
         }
+        let kept = self.weights.kept();
         self.optimizer.apply(
-            &mut self.weights.flat,
+            (&mut self.weights.flat, kept.start),
             &gradients,
             &self.parameters[self.own.clone()],
             &self.manifest,
@@ -533,24 +537,18 @@ impl StageModel {
         Ok(())
     }
 
-    /// Copies what another replica on the same island updated.
+    /// Takes over what another device of the same island updated.
     pub(crate) fn copy_from(&mut self, owner: &Self) -> Result<()> {
         let _guard = tch::no_grad_guard();
-        let range = owner.own_elements();
-        let [start, length] = [range.start, range.len()].map(|count| count as i64);
-        let updated = owner.weights.flat.f_narrow(0, start, length)?;
-        self.weights.flat.f_narrow(0, start, length)?.f_copy_(&updated)?;
-        Ok(())
+        self.weights.take(&owner.weights, &owner.own_elements())
     }
 
     /// The elements of the weights that are updated here.
     fn own_elements(&self) -> Range<usize> {
-        let own = &self.parameters[self.own.clone()];
-        let start = own.first().map_or(0, |first| first.offset);
-        start..own.last().map_or(start, |last| last.range().end)
+        range_of(&self.parameters[self.own.clone()])
     }
 
-    /// The whole flat vector is updated.
+    /// All weights are updated.
     pub(crate) fn end_update(&mut self, step: Step) -> Result<()> {
         let _guard = tch::no_grad_guard();
         self.weights.follow()?;

@@ -1,32 +1,28 @@
 //! A stage's state: its weights, and what the optimizer keeps beside them.
 
-use std::collections::BTreeMap;
-
 use shoal_protocol::ids::{ContentHash, Step};
 use tch::Tensor;
 
 use super::StageModel;
 use crate::checkpoint::{StageState, hash_tensors};
 use crate::error::Result;
-use crate::optimizer::{Slot, SlotLayout, SlotVector, layout};
+use crate::optimizer::{SlotLayout, SlotVector, layout};
 use crate::parameters::Parameter;
 use crate::tensor::elements;
+#[cfg(test)]
+use crate::weights::Weights;
 
 impl StageModel {
-    /// A copy of the stage's state at its version.
+    /// A copy of the stage's state at its version: of all weights, or of this share of an island.
     pub(crate) fn state(&self) -> Result<StageState> {
         self.check_weights()?;
-        Ok(StageState {
-            weights: copied(&self.weights.flat)?,
-            stale_weights: self.stale.iter().map(|one| copied(&one.flat)).collect::<Result<_>>()?,
-            slots: self.own_slots()?,
-        })
-    }
-
-    /// A copy of what the optimizer keeps here: of all weights, or of this share of an island.
-    pub(crate) fn own_slots(&self) -> Result<BTreeMap<Slot, Vec<f32>>> {
+        let own = self.own_elements();
         let slot = |vector: &SlotVector| Ok((vector.layout.slot, copied(&vector.flat)?));
-        self.optimizer.slots.iter().map(slot).collect()
+        Ok(StageState {
+            weights: self.weights.read(&own)?,
+            stale_weights: self.stale.iter().map(|one| one.read(&own)).collect::<Result<_>>()?,
+            slots: self.optimizer.slots.iter().map(slot).collect::<Result<_>>()?,
+        })
     }
 
     /// Begins anew from these weights, with an optimizer that has kept nothing yet.
@@ -85,6 +81,23 @@ impl StageModel {
         let flat: Vec<(&[Parameter], &[f32])> =
             flat.iter().map(|(parameters, flat)| (*parameters, elements(flat))).collect();
         Ok(hash_tensors("shoal stage state v1", &flat))
+    }
+}
+
+/// Bytes of the numbers of some tensors.
+#[cfg(test)]
+pub(crate) fn bytes_of_tensors<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> u64 {
+    tensors.into_iter().map(|one| (one.numel() * one.kind().elt_size_in_bytes()) as u64).sum()
+}
+
+#[cfg(test)]
+impl StageModel {
+    /// Bytes of the weights of all versions here, and of what the optimizer keeps.
+    pub(crate) fn state_bytes(&self) -> [u64; 2] {
+        let weights = [&self.weights].into_iter().chain(&self.stale);
+        let weights = weights.flat_map(Weights::tensors);
+        let slots = self.optimizer.slots.iter().map(|slot| &slot.flat);
+        [bytes_of_tensors(weights), bytes_of_tensors(slots)]
     }
 }
 

@@ -32,9 +32,7 @@ impl StageModel {
         let mut all = Vec::new();
         for (index, weights) in self.versions().enumerate() {
             all.push(whole(Part::Weights(index), &weights.flat, false));
-            all.extend(
-                weights.narrow.iter().map(|narrow| whole(Part::Narrow(index), narrow, false)),
-            );
+            all.extend(weights.copied().map(|narrow| whole(Part::Narrow(index), narrow, false)));
         }
         all.extend(self.frozen.iter().map(|frozen| whole(Part::Frozen, &frozen.flat, false)));
         let slots = self.optimizer.slots.iter();
@@ -51,7 +49,7 @@ impl StageModel {
 
     fn parts_of(&self, work: Use) -> Vec<Part> {
         let versions = 0..self.versions().count();
-        let narrow = self.weights.narrow.is_some();
+        let narrow = self.weights.copied().is_some();
         let weights = versions.clone().map(Part::Weights);
         let narrows = versions.filter(|_| narrow).map(Part::Narrow);
         let slots = self.optimizer.slots.iter().map(|one| Part::Slot(one.layout.slot));

@@ -1,0 +1,473 @@
+//! A stage's weights as views for passes.
+
+use std::collections::BTreeMap;
+
+use shoal_protocol::ids::Stage;
+use shoal_protocol::manifest::{Dtype, Lora, LoraTarget, Manifest, Model, Norm};
+use tch::{Kind, Tensor};
+
+use crate::adapter::{Adapter, JOINED};
+use crate::attention::Masks;
+use crate::boundary::{self, Compress};
+use crate::cache::LayerCache;
+use crate::error::Result;
+use crate::gradient::Piece;
+use crate::held::Held;
+use crate::layer::{Layer, Linear, Matrices, NormWeights, Rows, Shape, Slice, Sliced, Whole};
+use crate::model;
+use crate::own_slices::OwnSlices;
+use crate::parameters::{
+    EMBEDDING, HEAD, LAST_NORM, LayerNorms, POSITIONS, Parameter, WeightPart, model_parameters,
+    parameters, query_key_norm_widths,
+};
+
+/// A view that gets a gradient, and the index of its first element in the flat vector.
+#[derive(Debug)]
+pub(crate) struct Leaf {
+    pub(crate) offset: usize,
+    pub(crate) tensor: Tensor,
+    pub(crate) part: WeightPart,
+}
+
+impl Leaf {
+    /// The piece of the stage's gradient that is this view's.
+    pub(crate) fn piece(&self, gradient: &Tensor) -> Result<Piece> {
+        match self.part {
+            WeightPart::Whole | WeightPart::Rows => Piece::dense(self.offset, gradient),
+            WeightPart::Columns(stride) => Piece::columns(self.offset, stride, gradient),
+        }
+    }
+}
+
+/// The embedding: rows by token id.
+#[derive(Debug)]
+pub(crate) struct Embedding {
+    /// `[V, H]`, f32 also in runs in bf16 if it is trained, so that its gradient is summed in f32. It
+    /// gets no gradient as a whole: the rows that a pass reads do.
+    pub(crate) matrix: Tensor,
+    pub(crate) offset: usize,
+    /// Whether rows get a gradient.
+    pub(crate) is_trained: bool,
+    pub(crate) positions: Option<Tensor>,
+}
+
+impl Embedding {
+    /// The rows `[B, T, H]` of tokens `[B, T]`, f32.
+    pub(crate) fn rows(&self, tokens: &Tensor) -> Result<Tensor> {
+        let rows = Tensor::f_embedding(&self.matrix, tokens, -1, false, false)?;
+        Ok(rows.f_to_kind(Kind::Float)?)
+    }
+
+    /// The residual stream's first value, from rows after `past` tokens; see [`model::embed`].
+    pub(crate) fn embed(
+        &self,
+        rows: &Tensor,
+        past: i64,
+        shape: &Shape,
+        dtype: Dtype,
+    ) -> Result<Tensor> {
+        model::embed(rows, self.positions.as_ref(), past, shape, dtype)
+    }
+}
+
+/// The last norm, and the matrix of the logits.
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub(crate) norm: NormWeights,
+    /// `[V, H]`; a view of the embedding if they are tied in one stage.
+    pub(crate) matrix: Leaf,
+}
+
+/// The weights as views into the flat vector, for the layers.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    pub(crate) shape: Shape,
+    pub(crate) embedding: Option<Embedding>,
+    /// The matrix that expands a compressed activation at the beginning of the stage.
+    expand: Option<Tensor>,
+    layers: Vec<Layer>,
+    compress: Option<Compress>,
+    pub(crate) head: Option<Head>,
+    /// Every view that gets a gradient from a backward pass through the layers: all trained ones but
+    /// the embedding's and the head's matrices.
+    pub(crate) leaves: Vec<Leaf>,
+    pub(crate) own: OwnSlices,
+}
+
+impl Blocks {
+    /// Cuts the flat vectors of trained weights and of `frozen` ones.
+    pub(crate) fn new(
+        manifest: &Manifest,
+        stage: Stage,
+        trained: Source<'_>,
+        frozen: Option<&Tensor>,
+        own: &OwnSlices,
+    ) -> Result<Self> {
+        let model = &manifest.model;
+        let mut cutter = Cutter::new(manifest, stage, trained, frozen);
+        let hidden = i64::from(model.hidden);
+        let matrix = [i64::from(model.vocabulary), hidden];
+        let embedding = match stage {
+            Stage(0) => {
+                let offset = cutter.offsets[EMBEDDING];
+                let view = match (frozen, trained.embedding) {
+                    (Some(frozen), _) => cut(frozen, offset, &matrix)?,
+                    (None, Some(embedding)) => embedding.f_view(matrix)?,
+                    (None, None) => cut(trained.wide, locate(trained.held, offset, 1).0, &matrix)?,
+                };
+                let positions = match model.block.learned_positions {
+                    Some(count) => Some(cutter.leaf(POSITIONS, &[i64::from(count), hidden])?),
+                    None => None,
+                };
+                let is_trained = frozen.is_none();
+                Some(Embedding { matrix: view, offset, is_trained, positions })
+            }
+            _ => None,
+        };
+        let expand = match boundary::before(manifest, stage) {
+            Some(boundary) => {
+                let name = boundary::weight_name(Stage(stage.0 - 1), "expand");
+                Some(cutter.leaf(&name, &[hidden, i64::from(boundary.width)])?)
+            }
+            None => None,
+        };
+        let mut layers = Vec::new();
+        for layer in manifest.layers_of(stage) {
+            layers.push(cutter.layer(model, layer, own)?);
+        }
+        let compress = match boundary::after(manifest, stage) {
+            Some(boundary) => Some(Compress::cut(boundary, hidden, |part, shape| {
+                cutter.leaf(&boundary::weight_name(stage, part), shape)
+            })?),
+            None => None,
+        };
+        let head = match stage == manifest.last_stage() {
+            true => {
+                let norm = cutter.norm(LAST_NORM, model)?;
+                let name = if cutter.offsets.contains_key(HEAD) { HEAD } else { EMBEDDING };
+                Some(Head { norm, matrix: cutter.view(name, &matrix)? })
+            }
+            false => None,
+        };
+        let shape = Shape::new(model, trained.values.device())?;
+        let (leaves, own) = (cutter.leaves, own.clone());
+        Ok(Self { shape, embedding, expand, layers, compress, head, leaves, own })
+    }
+
+    /// Whether this device counts the gradient of a view. All devices compute those of whole weights.
+    pub(crate) fn counts(&self, leaf: &Leaf) -> bool {
+        leaf.part != WeightPart::Whole || self.own.counts_shared()
+    }
+
+    /// Runs the layers: from the embedding or the previous stage's activation to the input of the
+    /// head or the next stage's activation. `documents` numbers the document of each token. `cache`
+    /// has an element for each layer; the tokens follow those in it.
+    pub(crate) fn through(
+        &self,
+        input: Tensor,
+        documents: Option<&Tensor>,
+        cache: Option<&mut [LayerCache]>,
+    ) -> Result<Tensor> {
+        let mut x = match &self.expand {
+            Some(matrix) => boundary::expand(&input, matrix)?,
+            None => input,
+        };
+        let kinds = self.layers.iter().map(|layer| layer.attention);
+        let mut caches = cache.unwrap_or_default().iter_mut();
+        let past = caches.as_slice().first().map_or(0, LayerCache::length);
+        let masks = Masks::new(kinds, documents, [past, x.size3()?.1], x.device())?;
+        for layer in &self.layers {
+            x = model::decoder_layer(&x, layer, &self.shape, &masks, caches.next())?;
+        }
+        match &self.compress {
+            Some(weights) => boundary::compress(&x, weights, &self.shape),
+            None => Ok(x),
+        }
+    }
+}
+
+/// The elements of a flat vector from `offset` on, in this shape.
+fn cut(flat: &Tensor, offset: usize, shape: &[i64]) -> Result<Tensor> {
+    let view = flat.f_narrow(0, offset as i64, shape.iter().product())?;
+    Ok(view.f_view(shape)?.f_detach()?)
+}
+
+/// Where passes read trained weights.
+#[derive(Clone, Copy)]
+pub(crate) struct Source<'a> {
+    /// In the dtype of passes: what is held, or the flat vector.
+    pub(crate) values: &'a Tensor,
+    pub(crate) held: Option<&'a Held>,
+    /// Where an embedding is read in f32 unless it is in `embedding`: the same elements as in `values`, or all.
+    pub(crate) wide: &'a Tensor,
+    pub(crate) embedding: Option<&'a Tensor>,
+}
+
+/// Where an element of the flat vector is held, and the elements from one row to the next there.
+fn locate(held: Option<&Held>, element: usize, row: usize) -> (usize, usize) {
+    held.map_or((element, row), |held| held.locate(element, row))
+}
+
+/// Takes views of the flat vectors by their weights' names.
+struct Cutter<'a> {
+    /// The model's weights, in the dtype of passes.
+    flat: &'a Tensor,
+    /// The trained weights that are in `flat`, if not all are.
+    held: Option<&'a Held>,
+    offsets: BTreeMap<String, usize>,
+    /// The adapters, if those are trained, and the model's weights are frozen.
+    adapters: Option<Adapters<'a>>,
+    leaves: Vec<Leaf>,
+}
+
+/// The flat vector of adapters, in the dtype of passes.
+struct Adapters<'a> {
+    lora: &'a Lora,
+    flat: &'a Tensor,
+    offsets: BTreeMap<String, usize>,
+}
+
+/// The offsets of weights by their names.
+fn offsets(parameters: Vec<Parameter>) -> BTreeMap<String, usize> {
+    parameters.into_iter().map(|parameter| (parameter.name, parameter.offset)).collect()
+}
+
+impl<'a> Cutter<'a> {
+    /// `frozen` are in the dtype of passes.
+    fn new(
+        manifest: &'a Manifest,
+        stage: Stage,
+        trained: Source<'a>,
+        frozen: Option<&'a Tensor>,
+    ) -> Self {
+        let adapters = manifest.lora.as_ref().map(|lora| Adapters {
+            lora,
+            flat: trained.values,
+            offsets: offsets(parameters(manifest, stage)),
+        });
+        let held = trained.held.filter(|_| frozen.is_none());
+        let (flat, offsets) =
+            (frozen.unwrap_or(trained.values), offsets(model_parameters(manifest, stage)));
+        Self { flat, held, offsets, adapters, leaves: Vec::new() }
+    }
+
+    /// The elements from the beginning of a weight of the model on, in this shape.
+    fn view(&self, name: &str, shape: &[i64]) -> Result<Leaf> {
+        let offset = self.offsets[name];
+        let (place, _) = locate(self.held, offset, 1);
+        let tensor = cut(self.flat, place, shape)?.set_requires_grad(self.adapters.is_none());
+        Ok(Leaf { offset, tensor, part: WeightPart::Whole })
+    }
+
+    fn leaf(&mut self, name: &str, shape: &[i64]) -> Result<Tensor> {
+        let leaf = self.view(name, shape)?;
+        let tensor = leaf.tensor.shallow_clone();
+        if self.adapters.is_none() {
+            self.leaves.push(leaf);
+        }
+        Ok(tensor)
+    }
+
+    /// The adapters of a layer's joined matrix.
+    fn adapter(
+        &mut self,
+        model: &Model,
+        layer: u32,
+        joined: &[LoraTarget],
+    ) -> Result<Option<Adapter>> {
+        let Some(Adapters { lora, flat, offsets }) = &self.adapters else { return Ok(None) };
+        let leaves = &mut self.leaves;
+        Adapter::cut(lora, model, layer, joined, |name, shape| {
+            let offset = offsets[name];
+            let tensor = cut(flat, offset, shape)?.set_requires_grad(true);
+            leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part: WeightPart::Whole });
+            Ok(tensor)
+        })
+    }
+
+    fn norm(&mut self, name: &str, model: &Model) -> Result<NormWeights> {
+        let width = [i64::from(model.hidden)];
+        let weight = self.leaf(&format!("{name}.weight"), &width)?;
+        let bias = match model.block.norm {
+            Norm::Layer => Some(self.leaf(&format!("{name}.bias"), &width)?),
+            Norm::Rms | Norm::RmsPlusOne => None,
+        };
+        Ok(NormWeights { weight, bias })
+    }
+
+    /// Adjacent matrices as one, named by the first, with their adapters.
+    fn linear(
+        &mut self,
+        first: &str,
+        shape: [i64; 2],
+        biased: bool,
+        adapter: Option<Adapter>,
+    ) -> Result<Linear> {
+        let weight = self.leaf(&format!("{first}.weight"), &shape)?;
+        let bias = match biased {
+            true => Some(self.leaf(&format!("{first}.bias"), &shape[..1])?),
+            false => None,
+        };
+        Ok(Linear { weight, bias, adapter })
+    }
+
+    /// The rows of one slice of a matrix, or of its bias: `shape` is the slice's.
+    fn rows(&mut self, name: &str, shape: &[i64], slice: usize) -> Result<Tensor> {
+        let length: i64 = shape.iter().product();
+        let offset = self.offsets[name] + slice * length as usize;
+        let (place, _) = locate(self.held, offset, 1);
+        let tensor = cut(self.flat, place, shape)?.set_requires_grad(true);
+        let part = WeightPart::Rows;
+        self.leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part });
+        Ok(tensor)
+    }
+
+    /// The columns of one slice of a matrix `[rows, all]`.
+    fn columns(
+        &mut self,
+        name: &str,
+        [rows, all]: [i64; 2],
+        [slice, width]: [i64; 2],
+    ) -> Result<Tensor> {
+        let offset = self.offsets[name] + (slice * width) as usize;
+        let (place, stride) = locate(self.held, offset, all as usize);
+        let strides = [stride as i64, 1];
+        let tensor = self.flat.f_as_strided([rows, width], strides, Some(place as i64))?;
+        let tensor = tensor.f_detach()?.set_requires_grad(true);
+        let part = WeightPart::Columns(all as usize);
+        self.leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part });
+        Ok(tensor)
+    }
+
+    /// The rows of one slice of matrices that read the same input, with so many outputs in a slice.
+    fn joined_rows(
+        &mut self,
+        layer: &str,
+        parts: &[(&str, i64)],
+        [inputs, slice]: [i64; 2],
+        biased: bool,
+    ) -> Result<Rows> {
+        let slice = slice as usize;
+        let (mut weights, mut biases) = (Vec::new(), Vec::new());
+        for (part, outputs) in parts {
+            weights.push(self.rows(
+                &format!("{layer}.{part}.weight"),
+                &[*outputs, inputs],
+                slice,
+            )?);
+        }
+        for (part, outputs) in parts.iter().filter(|_| biased) {
+            biases.push(self.rows(&format!("{layer}.{part}.bias"), &[*outputs], slice)?);
+        }
+        Ok(Rows { weights, biases })
+    }
+
+    /// The matrices of a layer in slices, as far as this device computes with them.
+    fn sliced(&mut self, model: &Model, layer: &str, own: &OwnSlices) -> Result<Sliced> {
+        let (hidden, block, slice) = (i64::from(model.hidden), &model.block, model.slice());
+        let [queries, keys, inner] =
+            [slice.query_width(), slice.key_width(), slice.intermediate].map(i64::from);
+        let all = i64::from(model.slices);
+        let projections =
+            [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)];
+        let gated = [("mlp.gate_proj", inner), ("mlp.up_proj", inner)];
+        let gated = if block.ungated { &gated[1..] } else { &gated };
+        let biases = block.biases;
+        let mut slices = Vec::new();
+        for number in own.numbers() {
+            let number = number as i64;
+            let reads = [hidden, number];
+            let output = format!("{layer}.self_attn.o_proj.weight");
+            let down = format!("{layer}.mlp.down_proj.weight");
+            slices.push(Slice {
+                query_key_value: self.joined_rows(
+                    layer,
+                    &projections,
+                    reads,
+                    biases.query_key_value,
+                )?,
+                attention_output: self.columns(
+                    &output,
+                    [hidden, all * queries],
+                    [number, queries],
+                )?,
+                gate_up: self.joined_rows(layer, gated, reads, biases.feed_forward)?,
+                down: self.columns(&down, [hidden, all * inner], [number, inner])?,
+            });
+        }
+        let mut bias = |name: &str, is_there: bool| -> Result<Option<Tensor>> {
+            let name = format!("{layer}.{name}.bias");
+            is_there.then(|| self.leaf(&name, &[hidden])).transpose()
+        };
+        Ok(Sliced {
+            own: own.clone(),
+            slices,
+            attention_output_bias: bias("self_attn.o_proj", biases.attention_output)?,
+            down_bias: bias("mlp.down_proj", biases.feed_forward)?,
+        })
+    }
+
+    fn layer(&mut self, model: &Model, number: u32, own: &OwnSlices) -> Result<Layer> {
+        let layer = format!("model.layers.{number}");
+        let norms = LayerNorms::of(model.block.placement);
+        let norm = |cutter: &mut Self, name: Option<&str>| -> Result<Option<NormWeights>> {
+            name.map(|name| cutter.norm(&format!("{layer}.{name}"), model)).transpose()
+        };
+        let query_key_norms = match query_key_norm_widths(model) {
+            Some(widths) => {
+                let [queries, keys] = widths.map(|width| width as i64);
+                Some([
+                    self.leaf(&format!("{layer}.self_attn.q_norm.weight"), &[queries])?,
+                    self.leaf(&format!("{layer}.self_attn.k_norm.weight"), &[keys])?,
+                ])
+            }
+            None => None,
+        };
+        Ok(Layer {
+            attention: model.layer_attention(number),
+            query_key_norms,
+            matrices: match model.slices {
+                1 => Matrices::Whole(self.whole(model, number, &layer)?),
+                _ => Matrices::Sliced(self.sliced(model, &layer, own)?),
+            },
+            attention_input_norm: norm(self, norms.attention_input)?,
+            attention_output_norm: norm(self, norms.attention_output)?,
+            feed_forward_input_norm: norm(self, norms.feed_forward_input)?,
+            feed_forward_output_norm: norm(self, norms.feed_forward_output)?,
+        })
+    }
+
+    /// The matrices of a layer, with their adapters.
+    fn whole(&mut self, model: &Model, number: u32, layer: &str) -> Result<Whole> {
+        let (block, biases) = (&model.block, model.block.biases);
+        let (hidden, inner) = (i64::from(model.hidden), i64::from(model.intermediate));
+        let (queries, keys) = (i64::from(model.query_width()), i64::from(model.key_width()));
+        let mut adapters = Vec::with_capacity(JOINED.len());
+        for joined in JOINED {
+            adapters.push(self.adapter(model, number, joined)?);
+        }
+        let mut adapters = adapters.into_iter();
+        let mut adapter = || adapters.next().flatten();
+        let first = format!("{layer}.self_attn.q_proj");
+        let shape = [queries + 2 * keys, hidden];
+        let query_key_value = self.linear(&first, shape, biases.query_key_value, adapter())?;
+        let output = format!("{layer}.self_attn.o_proj");
+        let shape = [hidden, queries];
+        let attention_output = self.linear(&output, shape, biases.attention_output, adapter())?;
+        let (first, rows) = match block.ungated {
+            true => (format!("{layer}.mlp.up_proj"), inner),
+            false => (format!("{layer}.mlp.gate_proj"), 2 * inner),
+        };
+        Ok(Whole {
+            query_key_value,
+            attention_output,
+            gate_up: self.linear(&first, [rows, hidden], biases.feed_forward, adapter())?,
+            down: self.linear(
+                &format!("{layer}.mlp.down_proj"),
+                [hidden, inner],
+                biases.feed_forward,
+                adapter(),
+            )?,
+        })
+    }
+}

@@ -1,0 +1,226 @@
+//! The part of a stage's flat vector that a device holds: all of it or, on a device that computes slices of each
+//! layer's matrices, those slices and all other weights.
+
+use std::ops::Range;
+
+use tch::Tensor;
+
+use crate::error::Result;
+use crate::own_slices::OwnSlices;
+use crate::parameters::{Parameter, WeightPart};
+
+/// The elements of a flat vector that a device holds, one after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// In the order of the flat vector.
+    cuts: Vec<Cut>,
+}
+
+/// Rows of equal length that are equally far apart in the flat vector, and adjacent where they are held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Cut {
+    /// Index of the first element in the flat vector.
+    start: usize,
+    rows: usize,
+    width: usize,
+    /// Elements from one row to the next in the flat vector.
+    stride: usize,
+    /// Index of the first element where it is held.
+    place: usize,
+}
+
+impl Cut {
+    fn len(&self) -> usize {
+        self.rows * self.width
+    }
+
+    /// One past the last element in the flat vector.
+    fn end(&self) -> usize {
+        self.start + (self.rows - 1) * self.stride + self.width
+    }
+
+    /// The part of it in a range of the flat vector, which contains it if it has several rows.
+    fn within(&self, range: &Range<usize>) -> Option<Self> {
+        let [start, end] = [self.start.max(range.start), self.end().min(range.end)];
+        if start >= end {
+            return None;
+        }
+        if self.rows > 1 {
+            assert!(start == self.start && end == self.end(), "a weight is in one range");
+            return Some(*self);
+        }
+        Some(Self { start, width: end - start, place: self.place + start - self.start, ..*self })
+    }
+
+    /// A view of its elements in a tensor: from `first` on, in rows that are `stride` apart.
+    fn view(&self, of: &Tensor, first: usize, stride: usize) -> Result<Tensor> {
+        let [rows, width, stride, first] =
+            [self.rows, self.width, stride, first].map(|count| count as i64);
+        Ok(of.f_as_strided([rows, width], [stride, 1], Some(first))?)
+    }
+}
+
+impl Held {
+    /// A whole flat vector of so many elements.
+    pub(crate) fn all(elements: usize) -> Self {
+        let cut = Cut { start: 0, rows: 1, width: elements, stride: elements, place: 0 };
+        Self { cuts: Vec::from_iter(Some(cut).filter(|_| elements > 0)) }
+    }
+
+    /// What a device reads that computes these slices.
+    pub(crate) fn of_passes(parameters: &[Parameter], own: &OwnSlices) -> Self {
+        Self::of(parameters, own, |_| true)
+    }
+
+    /// What a device that computes these slices counts the gradients of.
+    pub(crate) fn of_gradients(parameters: &[Parameter], own: &OwnSlices) -> Self {
+        Self::of(parameters, own, |part| part != WeightPart::Whole || own.counts_shared())
+    }
+
+    fn of(parameters: &[Parameter], own: &OwnSlices, is_held: impl Fn(WeightPart) -> bool) -> Self {
+        let [slices, own] = [0..own.of(), own.numbers()];
+        let mut cuts: Vec<Cut> = Vec::with_capacity(parameters.len());
+        for parameter in parameters {
+            let place = cuts.last().map_or(0, |last| last.place + last.len());
+            let (start, length) = (parameter.offset, parameter.len());
+            let row = |start, width| Cut { start, rows: 1, width, stride: width, place };
+            let part = parameter.part_of_slice();
+            if !is_held(part) {
+                continue;
+            }
+            cuts.push(match part {
+                WeightPart::Whole => row(start, length),
+                WeightPart::Rows => {
+                    let each = length / slices.len();
+                    row(start + own.start * each, own.len() * each)
+                }
+                WeightPart::Columns(stride) => {
+                    let rows = parameter.shape[0];
+                    let each = stride / slices.len();
+                    let start = start + own.start * each;
+                    Cut { start, rows, width: own.len() * each, stride, place }
+                }
+            });
+        }
+        Self { cuts }
+    }
+
+    /// Number of elements.
+    pub(crate) fn len(&self) -> usize {
+        self.cuts.last().map_or(0, |last| last.place + last.len())
+    }
+
+    /// Where an element of the flat vector is held, and the elements from one row to the next there: `row` as in
+    /// the flat vector, unless only some columns are held.
+    ///
+    /// # Panics
+    /// If it is not held.
+    pub(crate) fn locate(&self, element: usize, row: usize) -> (usize, usize) {
+        let after = self.cuts.partition_point(|cut| cut.start <= element);
+        let cut = after.checked_sub(1).map(|at| &self.cuts[at]);
+        let cut = cut.filter(|cut| element < cut.end()).expect("the element is held");
+        let within = element - cut.start;
+        let place = cut.place + within / cut.stride * cut.width + within % cut.stride;
+        (place, if cut.rows == 1 { row } else { cut.width })
+    }
+
+    /// Copies to `held` what it holds of a range of the flat vector, none of whose ends is in a weight of
+    /// several rows.
+    pub(crate) fn take(&self, held: &Tensor, range: &Range<usize>, values: &Tensor) -> Result<()> {
+        for cut in self.cuts.iter().filter_map(|cut| cut.within(range)) {
+            let values = cut.view(values, cut.start - range.start, cut.stride)?;
+            cut.view(held, cut.place, cut.width)?.f_copy_(&values)?;
+        }
+        Ok(())
+    }
+
+    /// The rows that are held: where each begins in the flat vector, and its range where it is held.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        self.cuts.iter().flat_map(|cut| {
+            (0..cut.rows).map(|row| {
+                let place = cut.place + row * cut.width;
+                (cut.start + row * cut.stride, place..place + cut.width)
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exchange::Seat;
+    use crate::parameters::parameters;
+    use crate::tensor::elements;
+    use crate::testing::manifest;
+    use shoal_protocol::ids::Stage;
+
+    /// The weights of a stage in four slices, and what each of two devices holds of them.
+    fn halves() -> (Vec<Parameter>, Vec<OwnSlices>) {
+        let mut manifest = manifest();
+        manifest.model.slices = 4;
+        let own = |seat: &Seat| OwnSlices::new(&manifest.model, Some(seat));
+        let own = Seat::all(2).iter().map(own).collect();
+        (parameters(&manifest, Stage(0)), own)
+    }
+
+    #[test]
+    fn devices_hold_each_element_of_sliced_matrices_once_and_all_others() {
+        let (parameters, own) = halves();
+        let count = parameters.last().expect("some").range().end;
+        for (held, of_shared) in [
+            (own.iter().map(|own| Held::of_passes(&parameters, own)).collect::<Vec<_>>(), 2),
+            (own.iter().map(|own| Held::of_gradients(&parameters, own)).collect(), 1),
+        ] {
+            let mut times = vec![0; count];
+            for held in &held {
+                let mut next = 0;
+                for (start, place) in held.rows() {
+                    assert_eq!(place.start, next);
+                    next = place.end;
+                    times[start..start + place.len()].iter_mut().for_each(|times| *times += 1);
+                }
+                assert_eq!(next, held.len());
+            }
+            for parameter in &parameters {
+                let expected = match parameter.part_of_slice() {
+                    WeightPart::Whole => of_shared,
+                    WeightPart::Rows | WeightPart::Columns(_) => 1,
+                };
+                let name = &parameter.name;
+                assert!(times[parameter.range()].iter().all(|times| *times == expected), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn held_elements_are_those_of_the_flat_vector_wherever_the_range_is_cut() {
+        let (parameters, own) = halves();
+        let count = parameters.last().expect("some").range().end;
+        let numbers: Vec<f32> = (0..count).map(|index| index as f32).collect();
+        let flat = Tensor::from_slice(&numbers);
+        for own in &own {
+            let held = Held::of_passes(&parameters, own);
+            for cut in [0, parameters[3].offset, parameters[5].range().end, count] {
+                let values = Tensor::full([held.len() as i64], -1.0, tch::kind::FLOAT_CPU);
+                for range in [0..cut, cut..count] {
+                    let [start, length] = [range.start, range.len()].map(|count| count as i64);
+                    let part = flat.narrow(0, start, length).copy();
+                    held.take(&values, &range, &part).expect("a small copy");
+                }
+                for (start, place) in held.rows() {
+                    let expected = &numbers[start..start + place.len()];
+                    assert_eq!(&elements::<f32>(&values)[place.clone()], expected);
+                    assert_eq!(held.locate(start, 1).0, place.start);
+                    assert_eq!(held.locate(start + place.len() - 1, 1).0, place.end - 1);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn all_is_held_in_its_place() {
+        let held = Held::all(7);
+        assert_eq!((held.len(), held.locate(5, 3)), (7, (5, 3)));
+        assert_eq!(Held::all(0).len(), 0);
+    }
+}

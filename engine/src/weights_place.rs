@@ -1,0 +1,54 @@
+//! What a device has of a stage's weights.
+
+use std::ops::Range;
+
+use shoal_protocol::ids::Stage;
+use shoal_protocol::manifest::{Dtype, Manifest};
+
+use crate::held::Held;
+use crate::own_slices::OwnSlices;
+use crate::parameters::{Parameter, parameter_count, range_of};
+use crate::share::Share;
+
+/// A device, and what it has of a stage's weights.
+#[derive(Debug, Clone)]
+pub(crate) struct WeightsPlace {
+    pub(crate) device: tch::Device,
+    /// The range of the flat vector that is here as f32: all, or what this device updates.
+    pub(crate) kept: Range<usize>,
+    /// What passes read here, unless they read all of it.
+    pub(crate) held: Option<Held>,
+    pub(crate) own: OwnSlices,
+}
+
+impl WeightsPlace {
+    /// All weights of a stage.
+    pub(crate) fn whole(manifest: &Manifest, stage: Stage, device: tch::Device) -> Self {
+        let own = OwnSlices::new(&manifest.model, None);
+        Self { device, kept: 0..parameter_count(manifest, stage), held: None, own }
+    }
+
+    /// What a device has that updates this share of a stage's weights.
+    pub(crate) fn of_share(
+        manifest: &Manifest,
+        parameters: &[Parameter],
+        device: tch::Device,
+        share: &Share,
+    ) -> Self {
+        let own = OwnSlices::new(&manifest.model, share.seat());
+        let held = share.seat().map(|_| Held::of_passes(parameters, &own));
+        let kept = match share.is_whole() || held.is_none() && keeps_all(manifest) {
+            true => parameters,
+            false => &parameters[share.of(parameters)],
+        };
+        Self { device, kept: range_of(kept), held, own }
+    }
+}
+
+/// Whether each device of several that compute passes of their own keeps all weights in f32, because passes, or
+/// something else, read them as f32. Otherwise it keeps its share.
+pub(crate) fn keeps_all(manifest: &Manifest) -> bool {
+    manifest.training.dtype == Dtype::F32
+        || manifest.inner.is_some()
+        || manifest.model.subspace().is_some()
+}
