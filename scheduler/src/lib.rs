@@ -16,6 +16,7 @@ mod membership;
 mod paging;
 pub mod peer;
 pub mod placement;
+mod places;
 pub mod planner;
 pub mod rebalance;
 pub mod rng;

@@ -25,7 +25,7 @@ const SAMPLE: usize = 16;
 
 /// Peers with shorter round trips count as being at one place, at distance zero: such measurements
 /// reflect the load of the machines.
-const ONE_PLACE: Duration = Duration::from_millis(5);
+pub(crate) const ONE_PLACE: Duration = Duration::from_millis(5);
 
 /// Bytes per element of a gradient, a weight or what the optimizer keeps.
 const NUMBER: u64 = 4;
@@ -62,16 +62,31 @@ impl LinkEstimates {
         self.of.is_empty()
     }
 
-    /// The link between two peers as one or both measured it, the slower of the two directions.
-    pub(crate) fn measured(&self, from: PeerId, to: PeerId) -> Option<LinkEstimate> {
+    /// The peers that a peer has measured its links to.
+    pub(crate) fn targets(&self, from: PeerId) -> impl Iterator<Item = &PeerId> {
+        self.of.get(&from).into_iter().flat_map(BTreeMap::keys)
+    }
+
+    /// The slower of the two directions between two peers, as one or both reported them.
+    fn reported(&self, from: PeerId, to: PeerId) -> Option<LinkEstimate> {
         let one = |from, to| self.of.get(&from).and_then(|known| known.get(&to)).copied();
-        let path = match (one(from, to), one(to, from)) {
-            (Some(there), Some(back)) => LinkEstimate {
+        match (one(from, to), one(to, from)) {
+            (Some(there), Some(back)) => Some(LinkEstimate {
                 round_trip: there.round_trip.max(back.round_trip),
                 rate: slower(there.rate, back.rate),
-            },
-            (there, back) => there.or(back)?,
-        };
+            }),
+            (there, back) => there.or(back),
+        }
+    }
+
+    /// The round trip between two peers as one or both measured it.
+    pub(crate) fn round_trip(&self, from: PeerId, to: PeerId) -> Option<Duration> {
+        Some(self.reported(from, to)?.round_trip)
+    }
+
+    /// The link between two peers as one or both measured it, the slower of the two directions.
+    pub(crate) fn measured(&self, from: PeerId, to: PeerId) -> Option<LinkEstimate> {
+        let path = self.reported(from, to)?;
         let at_one_place = LinkEstimate { round_trip: Duration::ZERO, rate: Some(Rate(u64::MAX)) };
         Some(if path.round_trip < ONE_PLACE { at_one_place } else { path })
     }
@@ -83,8 +98,7 @@ impl LinkEstimates {
             return Some(path);
         }
         let through = |one: PeerId, other: PeerId| {
-            let thirds = self.of.get(&one).into_iter().flat_map(BTreeMap::keys);
-            thirds.filter_map(move |third| {
+            self.targets(one).filter_map(move |third| {
                 let (near, far) = (self.measured(one, *third)?, self.measured(*third, other)?);
                 let round_trip = near.round_trip.saturating_add(far.round_trip);
                 Some(LinkEstimate { round_trip, rate: slower(near.rate, far.rate) })

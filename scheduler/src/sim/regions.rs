@@ -159,4 +159,37 @@ mod tests {
         let (without, with) = times(Regional { weighs, steps: (64, 40), ..COUNTRY });
         assert!(with < without, "{with} of {without}");
     }
+
+    /// Six replicas of one stage, at two places 40 ms apart, whose operators name no islands.
+    fn places(measured: bool) -> Scenario {
+        let passes =
+            ComputeScenario::passes(Duration::from_millis(20), Duration::from_millis(40), 20);
+        let peer = |region| PeerScenario {
+            region,
+            ..PeerScenario::plain(StageChoice::All, 1, passes.clone())
+        };
+        let peers = [0, 1, 0, 0, 1, 0].map(peer).to_vec();
+        let [near, far] = [1, 40].map(Duration::from_millis);
+        let network = NetworkScenario {
+            latency: vec![vec![near, far], vec![far, near]],
+            bandwidths: vec![vec![100_000_000, 2_500_000], vec![2_500_000, 100_000_000]],
+            measured,
+            ..NetworkScenario::even(Duration::ZERO, Duration::from_micros(200), None)
+        };
+        let mut scenario = Scenario::plain(Scenario::small_manifest(1, 12, 20), peers, network);
+        scenario.weigh_stages(50_000);
+        scenario
+    }
+
+    #[test]
+    fn replicas_at_two_places_become_islands_by_their_measured_links() {
+        let [alone, measured] = [false, true].map(|measured| {
+            let report = run(&places(measured)).expect("no oracle objects");
+            assert!(report.finished);
+            report
+        });
+        assert_eq!(alone.rare.rounds.collected, 0);
+        assert!(measured.rare.rounds.collected > 0);
+        assert_eq!(measured.checkpoint, alone.checkpoint);
+    }
 }

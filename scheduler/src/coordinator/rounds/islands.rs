@@ -2,42 +2,78 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_protocol::ids::Member;
+use shoal_protocol::ids::{Member, PeerId};
 use shoal_protocol::island_name::IslandName;
 use shoal_protocol::message::RoundGroup;
+
+use crate::locality::LinkEstimates;
 
 /// Members that exchange data with each other, at most. An island of more is divided, and so are members without an
 /// island, into islands of about the square root of their number: each then has twice the root as partners.
 const PARTNERS: usize = 128;
+
+/// What makes a member a part of an island.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Home<'a> {
+    /// Its operator says so.
+    Named(&'a IslandName),
+    /// Its round trips to the others there are short; the number of the place.
+    Measured(usize),
+}
 
 /// Each member's island by its number, which stays from one round to the next; `None` if it is alone. Members are in
 /// order.
 pub(super) fn assigned(
     members: &[Member],
     names: &[Option<&IslandName>],
+    links: &LinkEstimates,
     before: &RoundGroup,
 ) -> Vec<Option<u16>> {
     let before: BTreeMap<Member, u16> =
         before.members.iter().filter_map(|part| Some((part.member, part.island?))).collect();
     let known: Vec<Option<u16>> =
         members.iter().map(|member| before.get(member).copied()).collect();
-    let mut alike: BTreeMap<Option<&IslandName>, Vec<usize>> = BTreeMap::new();
-    for (place, name) in names.iter().enumerate() {
-        alike.entry(*name).or_default().push(place);
+    let mut alike: BTreeMap<Option<Home<'_>>, Vec<usize>> = BTreeMap::new();
+    for (place, home) in homes(members, names, links, &known).into_iter().enumerate() {
+        alike.entry(home).or_default().push(place);
     }
-    if alike.len() == 1 && names[0].is_some() && names.len() <= PARTNERS {
+    if alike.len() == 1 && !alike.contains_key(&None) && members.len() <= PARTNERS {
         // One island of all: nothing is between islands.
         return vec![None; members.len()];
     }
     let mut islands = Vec::new();
-    for (name, places) in alike {
+    for (home, places) in alike {
         if places.len() > PARTNERS {
             islands.extend(divided(places, &known));
-        } else if name.is_some() && places.len() > 1 {
+        } else if home.is_some() && places.len() > 1 {
             islands.push(places);
         }
     }
     numbered(&islands, &known)
+}
+
+/// Where each member is at home, as its operator says or as measured. One place says nothing about members that
+/// have not measured their links yet, so they all are nowhere then.
+fn homes<'a>(
+    members: &[Member],
+    names: &[Option<&'a IslandName>],
+    links: &LinkEstimates,
+    known: &[Option<u16>],
+) -> Vec<Option<Home<'a>>> {
+    let unnamed: Vec<usize> =
+        (0..members.len()).filter(|member| names[*member].is_none()).collect();
+    let peers: Vec<PeerId> = unnamed.iter().map(|member| members[*member].peer).collect();
+    let together = |one: usize, other: usize| known[unnamed[one]] == known[unnamed[other]];
+    let places = links.places(&peers, together);
+    let mut homes: Vec<Option<Home<'_>>> = names.iter().map(|name| name.map(Home::Named)).collect();
+    for (member, place) in unnamed.into_iter().zip(places) {
+        homes[member] = place.map(Home::Measured);
+    }
+    let distinct: BTreeSet<Home<'_>> = homes.iter().copied().flatten().collect();
+    match distinct.first() {
+        Some(Home::Measured(_)) if distinct.len() == 1 => vec![None; members.len()],
+        _ => homes,
+    }
 }
 
 /// Divides members into islands of about the square root of their number: those of before as long as their sizes
@@ -89,9 +125,11 @@ fn numbered(islands: &[Vec<usize>], known: &[Option<u16>]) -> Vec<Option<u16>> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::*;
-    use shoal_protocol::ids::{Incarnation, PeerId};
-    use shoal_protocol::message::RoundGroupMember;
+    use shoal_protocol::ids::Incarnation;
+    use shoal_protocol::message::{LinkEstimate, RoundGroupMember};
 
     use super::*;
 
@@ -103,11 +141,20 @@ mod tests {
 
     /// The islands of members with these numbers and names, after a round of this group; and its group.
     fn assign(named: &[(u16, &str)], before: &RoundGroup) -> (Vec<Option<u16>>, RoundGroup) {
+        assign_at(named, &LinkEstimates::default(), before)
+    }
+
+    /// Like [`assign`], with measured links.
+    fn assign_at(
+        named: &[(u16, &str)],
+        links: &LinkEstimates,
+        before: &RoundGroup,
+    ) -> (Vec<Option<u16>>, RoundGroup) {
         let members: Vec<Member> = named.iter().map(|(number, _)| member(*number)).collect();
         let names: Vec<Option<IslandName>> =
             named.iter().map(|(_, name)| name.parse().ok()).collect();
         let names: Vec<Option<&IslandName>> = names.iter().map(Option::as_ref).collect();
-        let islands = assigned(&members, &names, before);
+        let islands = assigned(&members, &names, links, before);
         let all = members.iter().zip(&islands);
         let all = all.map(|(member, island)| RoundGroupMember {
             member: *member,
@@ -131,6 +178,32 @@ mod tests {
         assert_eq!(islands, [None; 3]);
         let (islands, _) = assign(&[(1, "b"), (4, "b"), (7, "b")], &before);
         assert_eq!(islands, [None; 3], "one island of all");
+    }
+
+    #[test]
+    fn members_without_names_are_at_home_where_their_round_trips_are_short() {
+        // Members 1 and 3 are at one place, 2 and 4 at another; 5 has measured nothing yet.
+        let mut links = LinkEstimates::default();
+        let mut note = |from, to, milliseconds| {
+            let round_trip = Duration::from_millis(milliseconds);
+            let link = LinkEstimate { round_trip, rate: None };
+            links.note(member(from).peer, &[(member(to).peer, link)]);
+        };
+        note(1, 3, 1);
+        note(3, 1, 2);
+        let unnamed = [1, 2, 3, 4, 5].map(|number| (number, ""));
+        let none = RoundGroup::default();
+        note(2, 4, 1);
+        note(2, 1, 40);
+        let (islands, before) = assign_at(&unnamed, &links, &none);
+        assert_eq!(islands, [Some(0), Some(1), Some(0), Some(1), None]);
+        let (again, _) = assign_at(&unnamed, &links, &before);
+        assert_eq!(again, islands);
+        let (of_one_place, _) = assign_at(&[(1, ""), (3, ""), (5, "")], &links, &none);
+        assert_eq!(of_one_place, [None; 3], "nobody is known to be elsewhere");
+        // A name is another home than any place.
+        let (named, _) = assign_at(&[(1, ""), (2, "a"), (3, ""), (4, "a")], &links, &none);
+        assert_eq!(named, [Some(1), Some(0), Some(1), Some(0)]);
     }
 
     proptest! {

@@ -98,15 +98,15 @@ impl RoundGroups {
     }
 }
 
-/// The island of each of these members in a round, by what their operators say. There is none if the codec rounds
-/// sums.
+/// The island of each of these members in a round, by what their operators say or by measured links. There is none
+/// if the codec rounds sums.
 fn islands(context: &Context, members: &[Member], before: &RoundGroup) -> Vec<Option<u16>> {
     if !context.config.manifest.codec.all_reduce.is_exact() {
         return vec![None; members.len()];
     }
     let name = |member: &Member| context.members.current.record(*member)?.island.as_ref();
     let names: Vec<Option<&IslandName>> = members.iter().map(name).collect();
-    assigned(members, &names, before)
+    assigned(members, &names, &context.members.links, before)
 }
 
 /// The group before, if it is the same, or the other one under the next number.
