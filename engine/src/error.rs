@@ -144,11 +144,61 @@ pub enum EngineError {
     /// A stage whose first weights have not been loaded.
     #[error("stage {0} has no weights: the run starts from files that were not loaded")]
     NoWeights(Stage),
-    /// The file of swapped weights failed.
+    /// The file of swapped weights could not be made.
     #[error(
-        "swapped weights cannot be read or written: {0}; free room on the disk of --data-dir, or name another"
+        "no swap file can be made in {folder}: {source}; free room there, or name a folder on another disk \
+         (--data-dir; --out of shoal local)", folder = folder.display()
     )]
-    Swap(#[source] std::io::Error),
+    SwapFile {
+        /// The folder of the file.
+        folder: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The disk has no room for a stage.
+    #[error(
+        "the disk of {folder} has no room for {needs} of stage {stage} in the swap file: {source}; free room \
+         there, or name a folder on another disk (--data-dir; --out of shoal local)", folder = folder.display()
+    )]
+    SwapRoom {
+        /// The stage.
+        stage: Stage,
+        /// The bytes that have no room.
+        needs: Bytes,
+        /// The folder of the file.
+        folder: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A stage could not be read back.
+    #[error(
+        "stage {stage} cannot be read from the swap file on the disk of {folder}: {source}; check that disk, and \
+         start this peer again there or with --data-dir on another one", folder = folder.display()
+    )]
+    SwapRead {
+        /// The stage.
+        stage: Stage,
+        /// The folder of the file.
+        folder: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A stage could not be written.
+    #[error(
+        "stage {stage} cannot be written to the swap file on the disk of {folder}: {source}; check that disk, and \
+         start this peer again there or with --data-dir on another one", folder = folder.display()
+    )]
+    SwapWrite {
+        /// The stage.
+        stage: Stage,
+        /// The folder of the file.
+        folder: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The system gave no memory, or no thread, for swapped weights.
+    #[error("the system has no memory or thread for swapped weights: {0}; lower --memory")]
+    SwapMemory(#[source] std::io::Error),
     /// What is needed at once is larger than the memory for it.
     #[error(
         "{needs} must be in memory at once and {has} may be used: give more --memory, or cut the model into more stages"

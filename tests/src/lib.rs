@@ -6,6 +6,7 @@
 
 pub mod cgroup;
 pub mod emulator;
+pub mod failing_disk;
 pub mod http;
 pub mod namespace;
 pub mod nat;

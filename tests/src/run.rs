@@ -42,6 +42,24 @@ impl Run {
         ])
     }
 
+    /// A run of so many stages of one layer, with so many numbers in a hidden state, and a checkpoint at every step.
+    ///
+    /// # Panics
+    /// When no folder can be made.
+    #[must_use]
+    pub fn of_stages(stages: i64, hidden: i64, steps: i64) -> Self {
+        Self::tiny(&[
+            ("model.hidden", toml::Value::from(hidden)),
+            ("model.intermediate", toml::Value::from(4 * hidden)),
+            ("model.layers", toml::Value::from(stages)),
+            ("training.stages", toml::Value::from(stages)),
+            ("training.steps", toml::Value::from(steps)),
+            ("training.microbatches", toml::Value::from(3)),
+            ("training.microbatch_size", toml::Value::from(1)),
+            ("checkpoint.every", toml::Value::from(1)),
+        ])
+    }
+
     /// The run in `tiny.toml` with values replaced or added. Their names are `section.key`.
     ///
     /// # Panics

@@ -1,5 +1,5 @@
 //! Processes of a demo are killed from outside: it replaces them and ends with the reference's bits. A peer that
-//! fails by itself ends the demo.
+//! fails by itself ends the demo. A peer with little memory swaps.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,6 +41,14 @@ impl Demo {
         assert!(shown.contains("killed") && shown.contains("identical"), "{shown}");
         report["kills"].as_u64().expect("a number")
     }
+}
+
+/// A demo of two peers and four stages, with so much memory for each peer.
+fn demo_with_memory(memory: &str, out: &Path) -> Process {
+    let mut demo = shoal(["demo"]);
+    demo.args("--peers 2 --stages 4 --steps 3 --memory".split(' ')).arg(memory);
+    demo.arg("--data").arg(text()).arg("--out").arg(out);
+    Process::start("demo", demo)
 }
 
 fn kill(id: &str) {
@@ -99,4 +107,26 @@ fn a_peer_that_fails_when_it_is_replaced_ends_the_demo_with_its_error() {
     let reason = demo.process.end().failure(1);
     assert!(reason.starts_with("peer-1 failed (exit status: 2): "), "{reason}");
     assert!(reason.contains("peer-1.log"), "{reason}");
+}
+
+#[test]
+fn a_peer_of_a_demo_swaps_what_its_memory_does_not_hold() {
+    const MEMORY: u64 = 16 << 20;
+    let folder = tempfile::tempdir().expect("room for a folder");
+    let out = folder.path().join("demo");
+    let shown = demo_with_memory("16MiB", &out).end().success();
+    assert!(shown.contains("identical"), "{shown}");
+    let trained = Trained::read(&out);
+    let files = fs::read_dir(trained.checkpoint()).expect("it is there");
+    let bytes: u64 = files.map(|file| file.and_then(|it| it.metadata()).expect("read").len()).sum();
+    // The first peer has all stages, whose state in training is twice as large as their checkpoint.
+    assert!(2 * bytes > MEMORY, "{bytes}");
+    assert_eq!(trained.report["reference_hash"], trained.hash());
+}
+
+#[test]
+fn a_demo_whose_peers_have_too_little_memory_says_what_they_need() {
+    let folder = tempfile::tempdir().expect("room for a folder");
+    let reason = demo_with_memory("1MiB", &folder.path().join("demo")).end().failure(1);
+    assert!(reason.contains("hosting stage 0-3 takes"), "{reason}");
 }

@@ -7,21 +7,6 @@ use shoal_tests::process::Process;
 use shoal_tests::run::{Run, Trained, local_command, trained_by};
 use shoal_tests::skip;
 use shoal_tests::swarm::{Swarm, own_address};
-use toml::Value;
-
-/// A run of so many stages of one layer with so many numbers in a hidden state.
-fn run(stages: i64, hidden: i64, steps: i64) -> Run {
-    Run::tiny(&[
-        ("model.hidden", Value::from(hidden)),
-        ("model.intermediate", Value::from(4 * hidden)),
-        ("model.layers", Value::from(stages)),
-        ("training.stages", Value::from(stages)),
-        ("training.steps", Value::from(steps)),
-        ("training.microbatches", Value::from(3)),
-        ("training.microbatch_size", Value::from(1)),
-        ("checkpoint.every", Value::from(1)),
-    ])
-}
 
 /// Bytes of a run's checkpoint: 12 for a weight. Its state in training is more than twice as large.
 fn checkpoint_bytes(trained: &Trained) -> u64 {
@@ -39,7 +24,7 @@ fn a_process_ends_within_a_third_of_the_memory_of_its_state() {
         Ok(group) => group,
         Err(reason) => return skip(&format!("no control group: {reason}")),
     };
-    let run = run(36, 256, 1);
+    let run = Run::of_stages(36, 256, 1);
     let out = run.path("swapped");
     let mut command = local_command(&run.config(), &out);
     command.args(["--memory", "48MiB"]);
@@ -53,7 +38,7 @@ fn a_process_ends_within_a_third_of_the_memory_of_its_state() {
 
 #[test]
 fn too_little_memory_for_one_stage_is_refused_with_what_would_do() {
-    let run = run(8, 64, 1);
+    let run = Run::of_stages(8, 64, 1);
     let mut command = local_command(&run.config(), &run.path("out"));
     command.args(["--memory", "1MiB"]);
     let reason = Process::start("local", command).end().failure(3);
@@ -65,7 +50,7 @@ fn too_little_memory_for_one_stage_is_refused_with_what_would_do() {
 #[cfg(debug_assertions)]
 fn two_peers_that_swap_are_killed_while_they_do() {
     const FLAGS: &[&str] = &["--memory", "22MiB", "--stage"];
-    let run = run(8, 192, 5);
+    let run = Run::of_stages(8, 192, 5);
     let homes = tempfile::tempdir().expect("room for a folder");
     let address = own_address().to_string();
     let listen = &["--listen", &address, "--wait-for", "2"];

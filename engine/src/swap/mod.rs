@@ -138,8 +138,8 @@ pub(crate) struct Swap {
 impl Swap {
     /// A file in `folder`, and a budget of memory.
     pub(crate) fn create(folder: &Path, budget: Bytes) -> Result<Self> {
-        let file = SwapFile::create(folder).map_err(EngineError::Swap)?;
-        let disk = file.handle().and_then(Disk::start).map_err(EngineError::Swap)?;
+        let file = SwapFile::create(folder)?;
+        let disk = file.handle().and_then(Disk::start).map_err(EngineError::SwapMemory)?;
         Ok(Self {
             budget: usize::try_from(budget.0).unwrap_or(usize::MAX),
             held: 0,
@@ -163,7 +163,7 @@ impl Swap {
         for Swappable { part, mut tensor, is_zero } in tensors {
             self.remove((stage, part))?;
             let bytes = bytes_of(&tensor).len();
-            let extent = self.file.reserve(bytes).map_err(EngineError::Swap)?;
+            let extent = self.file.reserve(stage, bytes)?;
             let mut state = State::Zero;
             if is_zero {
                 shim::set_memory(&mut tensor, std::ptr::null_mut(), 0)?;
@@ -197,6 +197,7 @@ impl Swap {
         if matches!(vector.state, State::Here(_)) {
             self.held -= padded(vector.bytes);
         }
+        self.file.release(vector.extent);
         Ok(())
     }
 
@@ -318,7 +319,7 @@ impl Swap {
 
     /// Memory for a tensor; there is room for it.
     fn region(&mut self, bytes: usize) -> Result<Region> {
-        let region = Region::zeroed(bytes).map_err(EngineError::Swap)?;
+        let region = Region::zeroed(bytes).map_err(EngineError::SwapMemory)?;
         self.held += padded(bytes);
         self.stats.peak = self.stats.peak.max(Bytes(self.held as u64));
         Ok(region)
@@ -389,8 +390,8 @@ impl Swap {
 
     /// A tensor arrived in memory or in the file.
     fn take_in(&mut self, (order, result): (Order, io::Result<()>)) -> Result<()> {
-        result.map_err(EngineError::Swap)?;
         let Order { place, direction, mut region, .. } = order;
+        result.map_err(|source| self.file.failure(place.0, direction, source))?;
         let needs = self.needs;
         let length = padded(self.vectors[&place].bytes);
         if direction == Direction::Out {
@@ -507,5 +508,25 @@ mod tests {
         let mut views = fill(&mut swap, 1);
         swap.need(&[(Stage(0), Part::Weights(0))], true).expect("room");
         assert_eq!(elements_mut::<f32>(&mut views[0])[3], 0.0);
+    }
+
+    #[test]
+    fn tensors_in_place_of_others_take_no_more_of_the_disk() {
+        let (_folder, mut swap) = swap(1);
+        fill(&mut swap, 4);
+        let once = swap.file.on_disk();
+        for _ in 0..5 {
+            fill(&mut swap, 4);
+        }
+        assert_eq!(swap.file.on_disk(), once);
+    }
+
+    #[test]
+    fn a_disk_without_room_is_named_with_the_stage() {
+        let (folder, mut swap) = swap(1);
+        let stage = Stage(3);
+        let error = swap.file.reserve(stage, 1 << 60).expect_err("no disk is as large");
+        let (text, path) = (error.to_string(), folder.path().display().to_string());
+        assert!(text.contains(&path) && text.contains("stage 3"), "{text}");
     }
 }

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use shoal_engine::Devices;
 use shoal_protocol::codec::Codec;
 use shoal_protocol::manifest::Dtype;
-use shoal_protocol::units::Price;
+use shoal_protocol::units::{Bytes, Price};
 
 use super::parse_seconds;
 
@@ -73,6 +73,10 @@ pub struct DemoArgs {
     /// `cpu:N` for N workers that share the threads.
     #[arg(long, value_name = "DEVICES", default_value = "cpu")]
     pub device: Devices,
+    /// Memory limit of each peer (as 64MiB), without libtorch itself; default: the free memory. Stages that it does not
+    /// hold at once are swapped. The reference has no limit.
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<Bytes>,
     /// Number of anchors, which replicate the run's log: with three, the first peer may be killed too.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub anchors: usize,

@@ -35,8 +35,9 @@ use crate::fault_point::FaultPoint;
 /// for each piece of a round.
 const QUEUE: usize = 1 << 16;
 
-/// Why a peer stops that cannot read its output log. Other peers repeat its work.
-pub(crate) const LOG_LOST: &str = "the output log cannot be read back from the disk";
+/// Why a peer ends that cannot read its output log. Other peers repeat its work.
+pub(crate) const LOG_LOST: &str = "the output log cannot be read back from the disk of the data directory; check \
+     that disk, and start this peer again there or with --data-dir on another one";
 
 /// A task with the tensors that it reads.
 #[derive(Debug)]
@@ -104,30 +105,14 @@ impl EngineThread {
         let (jobs, mut queue) = mpsc::channel::<Job>(QUEUE);
         let (results, done) = mpsc::channel(QUEUE);
         std::thread::Builder::new().name("engine".into()).spawn(move || {
-            let mut worker =
-                match make().and_then(|resources| EngineWorker::new(resources, &results)) {
-                    Ok(bench) => bench,
-                    Err(error) => {
-                        let (result, busy) = (Err(error), Duration::ZERO);
-                        let failed = JobDone { result, busy, swapped: SwapStats::default() };
-                        // The receiver is gone only while the process ends.
-                        let _ = results.blocking_send(failed);
-                        return;
-                    }
-                };
-            let (mut watch, mut before) = (SwapWatch::default(), SwapStats::default());
-            while let Some(job) = queue.blocking_recv() {
-                let start = Instant::now();
-                let Some(result) = worker.carry_out(job).transpose() else { continue };
-                let busy = start.elapsed();
-                let all = worker.resources.engine.swap_stats().unwrap_or_default();
-                let swapped = all.since(std::mem::replace(&mut before, all));
-                if let Some(share) = watch.computed(busy, all.waited) {
-                    warn_of_slow_disk(share);
-                }
-                if results.blocking_send(JobDone { result, busy, swapped }).is_err() {
-                    return;
-                }
+            let worker = make().and_then(|resources| EngineWorker::new(resources, &results));
+            if let Err(error) = worker.and_then(|worker| work(worker, &mut queue, &results)) {
+                let (result, busy) = (Err(error), Duration::ZERO);
+                let failed = JobDone { result, busy, swapped: SwapStats::default() };
+                // The receiver is gone only while the process ends.
+                let _ = results.blocking_send(failed);
+                // Jobs are given until the failure is known.
+                while queue.blocking_recv().is_some() {}
             }
         })?;
         Ok(Self { jobs, done })
@@ -145,6 +130,32 @@ impl EngineThread {
     pub(crate) async fn done(&mut self) -> Option<JobDone> {
         self.done.recv().await
     }
+}
+
+/// Carries out jobs until the handle is dropped.
+///
+/// # Errors
+/// When a job fails. What the engine holds is of no use after that.
+fn work(
+    mut worker: EngineWorker,
+    queue: &mut mpsc::Receiver<Job>,
+    results: &mpsc::Sender<JobDone>,
+) -> anyhow::Result<()> {
+    let (mut watch, mut before) = (SwapWatch::default(), SwapStats::default());
+    while let Some(job) = queue.blocking_recv() {
+        let start = Instant::now();
+        let Some(result) = worker.carry_out(job)? else { continue };
+        let busy = start.elapsed();
+        let all = worker.resources.engine.swap_stats().unwrap_or_default();
+        let swapped = all.since(std::mem::replace(&mut before, all));
+        if let Some(share) = watch.computed(busy, all.waited) {
+            warn_of_slow_disk(share);
+        }
+        if results.blocking_send(JobDone { result: Ok(result), busy, swapped }).is_err() {
+            return Ok(());
+        }
+    }
+    Ok(())
 }
 
 fn warn_of_slow_disk(share: f64) {

@@ -246,7 +246,10 @@ impl<'a> Driver<'a> {
     fn handle(&mut self, event: Event) -> anyhow::Result<()> {
         let mut out = Effects::new();
         match event {
-            Event::Engine(done) => self.engine_done(done, &mut out)?,
+            Event::Engine(done) => {
+                let done = self.engine_done(done, &mut out);
+                done.inspect_err(|_| self.leave_at_once())?;
+            }
             Event::Network(NetworkEvent::Link(incoming)) => {
                 let receiver = self.coordination.receiver();
                 if let Some(event) = self.network.receive(incoming, receiver) {
@@ -417,7 +420,8 @@ impl<'a> Driver<'a> {
                 self.checkpoints.finished(&self.context, &self.background, result, out);
             }
             BackgroundResult::LogLost(error) => {
-                out.push(Ending::Stopped(format!("{error:#}")).into());
+                self.leave_at_once();
+                out.push(Ending::Failed(error).into());
             }
             BackgroundResult::LatencyMeasured(links) => {
                 out.push(PeerInput::LinksProbed(links).into())
@@ -434,7 +438,7 @@ impl<'a> Driver<'a> {
             ShutdownEvent::Leave(preemption) => self.drain(preemption, out)?,
             ShutdownEvent::DrainTimeout => {
                 tracing::warn!("the drain took too long: others do again what is not finished");
-                self.coordination.send(ToCoordinator::Leave, out);
+                self.leave_at_once();
                 out.push(Ending::Drained.into());
             }
             ShutdownEvent::WaitOver => {}
@@ -442,13 +446,18 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
+    /// Informs the coordinator that this process ends, so that others do its work again without a wait.
+    fn leave_at_once(&mut self) {
+        let mut last = Effects::new();
+        self.coordination.send(ToCoordinator::Leave, &mut last);
+        self.execute(last);
+    }
+
     /// Leaves in order, within the drain timeout. A second request ends the process at once.
     fn drain(&mut self, preemption: Preemption, out: &mut Effects) -> anyhow::Result<()> {
         let source = source_of(preemption);
         if self.shutdown.is_draining() || self.context.transport.is_none() {
-            let mut last = Effects::new();
-            self.coordination.send(ToCoordinator::Leave, &mut last);
-            self.execute(last);
+            self.leave_at_once();
             bail!("interrupted by {source}");
         }
         self.status.draining(preemption, source);
@@ -582,7 +591,8 @@ impl<'a> Driver<'a> {
                 .memory_needed(self.engine.memory_for(&self.context.manifest, span));
             self.coordination.publish_file_holders();
             if let Err(error) = self.engine.start(&self.context, span, version) {
-                out.push(Ending::Stopped(format!("{error:#}")).into());
+                self.leave_at_once();
+                out.push(Ending::Failed(error).into());
             }
         }
         out.push(RunEvent::Joined { span }.into());

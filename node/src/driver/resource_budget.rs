@@ -278,7 +278,10 @@ impl ResourceBudget {
             return whole;
         }
         let floor = swapping_floor(manifest, span, manifest.training.microbatches);
-        whole.min(self.beside_swapped(manifest, span) + floor.swapped)
+        let floor = floor.resident + floor.swapped;
+        // The log's part grows with the memory: of the least, it is so much.
+        let log = Bytes(floor.0.div_ceil(SWAPPING_LOG_SHARE - 1));
+        whole.min(floor + self.log_memory.min(log))
     }
 
     /// Returns the room on the disk for the output log and the files of the stages.
@@ -340,6 +343,24 @@ mod tests {
 
     fn manifest() -> Manifest {
         Scenario::small_manifest(3, 8, 1)
+    }
+
+    #[test]
+    fn the_least_memory_of_a_machine_that_swaps_is_enough_and_less_is_not() {
+        let manifest = Scenario::small_manifest(8, 8, 1);
+        let all = StageSpan::all(8);
+        for log_memory in [0, 1 << 10, 1 << 30] {
+            let log_memory = Bytes(log_memory);
+            let of = |memory| ResourceBudget { workers: 1, log_memory, ..budget(memory, 1 << 40) };
+            let Err(InsufficientResources::Memory { needs, .. }) = of(1).check(&manifest, all)
+            else {
+                panic!("a byte is too little");
+            };
+            assert!(of(needs.0).swaps(&manifest, all), "less than all of it");
+            assert_eq!(of(needs.0).check(&manifest, all), Ok(()));
+            let less = of(needs.0 - 1).check(&manifest, all);
+            assert!(matches!(less, Err(InsufficientResources::Memory { .. })), "{less:?}");
+        }
     }
 
     fn budget(memory: u64, disk: u64) -> ResourceBudget {

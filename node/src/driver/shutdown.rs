@@ -29,6 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(15);
 pub(super) enum Ending {
     Finished,
     Stopped(String),
+    /// This process cannot go on; the run can.
+    Failed(anyhow::Error),
     Refused(String),
     Expelled(String),
     Orphaned(String),
@@ -83,6 +85,7 @@ impl Ending {
                 "the last checkpoint cannot be uploaded: {reason}; start this peer again to go on"
             ),
             Self::Stopped(reason) => bail!("the run stopped: {reason}"),
+            Self::Failed(error) => Err(error),
             Self::Refused(_) if completed() => Ok(Outcome::Complete),
             Self::Refused(reason) => {
                 Err(anyhow!("not admitted: {reason}")).exit_with(Exit::NotAdmitted)

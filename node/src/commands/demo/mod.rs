@@ -250,6 +250,9 @@ fn peer_arguments(
     if let Some(price) = args.price {
         arguments = arguments.with("--price", price.to_string());
     }
+    if let Some(memory) = args.memory {
+        arguments = arguments.with("--memory", memory.0.to_string());
+    }
     // Peers look for an anchor that was killed at the port that it had.
     let port = if index < args.anchors { published_port(&address_of(index)) } else { None };
     let arguments = arguments
