@@ -130,6 +130,20 @@ char* shoal_fan_out(Tensor* x, size_t count, Exchange* exchange, size_t seat, Te
   });
 }
 
+// Writes the `all` parts of all seats of the exchange in order, on the device of the first of `count` own ones; without
+// an exchange, the own ones are all.
+char* shoal_all_parts(
+    Tensor** own, size_t count, Exchange* exchange, size_t seat, Tensor** results, size_t all) {
+  return guarded([&] {
+    variable_list list;
+    for (size_t slice = 0; slice < count; ++slice) list.push_back(*own[slice]);
+    const auto parts = exchange == nullptr ? list : exchange->all(seat, list);
+    TORCH_CHECK(parts.size() == all, "the devices of this peer have other slices");
+    for (size_t slice = 0; slice < all; ++slice)
+      results[slice] = new Tensor(parts[slice].to(list[0].device()));
+  });
+}
+
 // The sum of `count` parts, with those of the other seats of the exchange unless it is null, in order.
 char* shoal_sum_in_order(
     Tensor** parts, size_t count, Exchange* exchange, size_t seat, Tensor** result) {

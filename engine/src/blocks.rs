@@ -1,6 +1,7 @@
 //! A stage's weights as views for passes.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{Dtype, Lora, LoraTarget, Manifest, Model, Norm};
@@ -42,10 +43,15 @@ impl Leaf {
 /// The embedding: rows by token id.
 #[derive(Debug)]
 pub(crate) struct Embedding {
-    /// `[V, H]`, f32 also in runs in bf16 if it is trained, so that its gradient is summed in f32. It
-    /// gets no gradient as a whole: the rows that a pass reads do.
+    /// `[V, H]`, or the rows of this device's slices; f32 also in runs in bf16 if it is trained, so that its gradient
+    /// is summed in f32. It gets no gradient as a whole: the rows that a pass reads do.
     pub(crate) matrix: Tensor,
+    /// Index of its first element in the flat vector.
     pub(crate) offset: usize,
+    /// The tokens whose rows it has.
+    pub(crate) tokens: Range<i64>,
+    /// In a run with slices, those of this device.
+    own: Option<OwnSlices>,
     /// Whether rows get a gradient.
     pub(crate) is_trained: bool,
     pub(crate) positions: Option<Tensor>,
@@ -54,8 +60,17 @@ pub(crate) struct Embedding {
 impl Embedding {
     /// The rows `[B, T, H]` of tokens `[B, T]`, f32.
     pub(crate) fn rows(&self, tokens: &Tensor) -> Result<Tensor> {
-        let rows = Tensor::f_embedding(&self.matrix, tokens, -1, false, false)?;
-        Ok(rows.f_to_kind(Kind::Float)?)
+        let Some(own) = &self.own else {
+            let rows = Tensor::f_embedding(&self.matrix, tokens, -1, false, false)?;
+            return Ok(rows.f_to_kind(Kind::Float)?);
+        };
+        let Range { start, end } = self.tokens;
+        let absent = tokens.f_lt(start)?.f_logical_or(&tokens.f_ge(end)?)?;
+        let tokens = tokens.f_sub_scalar(start)?.f_clamp(0, end - start - 1)?;
+        let rows = Tensor::f_embedding(&self.matrix, &tokens, -1, false, false)?;
+        let rows = rows.f_to_kind(Kind::Float)?.f_masked_fill(&absent.f_unsqueeze(-1)?, 0.0)?;
+        // Also on one device a zero is added, which turns -0 to 0 as the sum over several does.
+        Ok(own.sum_of_devices(&rows)?.f_add_scalar(0.0)?)
     }
 
     /// The residual stream's first value, from rows after `past` tokens; see [`model::embed`].
@@ -74,8 +89,8 @@ impl Embedding {
 #[derive(Debug)]
 pub(crate) struct Head {
     pub(crate) norm: NormWeights,
-    /// `[V, H]`; a view of the embedding if they are tied in one stage.
-    pub(crate) matrix: Leaf,
+    /// `[V, H]`, or its slices that this device has, `[rows, H]`; views of the embedding if they are tied in one stage.
+    pub(crate) matrices: Vec<Leaf>,
 }
 
 /// The weights as views into the flat vector, for the layers.
@@ -109,18 +124,26 @@ impl Blocks {
         let matrix = [i64::from(model.vocabulary), hidden];
         let embedding = match stage {
             Stage(0) => {
-                let offset = cutter.offsets[EMBEDDING];
+                let is_sliced = model.slices > 1;
+                let tokens = match is_sliced {
+                    true => own.rows(model.vocabulary as usize),
+                    false => 0..model.vocabulary as usize,
+                };
+                let offset = cutter.offsets[EMBEDDING] + tokens.start * hidden as usize;
+                let matrix = [tokens.len() as i64, hidden];
                 let view = match (frozen, trained.embedding) {
                     (Some(frozen), _) => cut(frozen, offset, &matrix)?,
                     (None, Some(embedding)) => embedding.f_view(matrix)?,
                     (None, None) => cut(trained.wide, locate(trained.held, offset, 1).0, &matrix)?,
                 };
+                let tokens = tokens.start as i64..tokens.end as i64;
+                let own = is_sliced.then(|| own.clone());
                 let positions = match model.block.learned_positions {
                     Some(count) => Some(cutter.leaf(POSITIONS, &[i64::from(count), hidden])?),
                     None => None,
                 };
                 let is_trained = frozen.is_none();
-                Some(Embedding { matrix: view, offset, is_trained, positions })
+                Some(Embedding { matrix: view, offset, tokens, own, is_trained, positions })
             }
             _ => None,
         };
@@ -145,7 +168,11 @@ impl Blocks {
             true => {
                 let norm = cutter.norm(LAST_NORM, model)?;
                 let name = if cutter.offsets.contains_key(HEAD) { HEAD } else { EMBEDDING };
-                Some(Head { norm, matrix: cutter.view(name, &matrix)? })
+                let matrices = match model.slices {
+                    1 => vec![cutter.view(name, &matrix)?],
+                    _ => cutter.head_slices(name, matrix, own)?,
+                };
+                Some(Head { norm, matrices })
             }
             false => None,
         };
@@ -320,6 +347,20 @@ impl<'a> Cutter<'a> {
         let part = WeightPart::Rows;
         self.leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part });
         Ok(tensor)
+    }
+
+    /// The rows of each slice of the head, `[V, H]`, that this device has.
+    fn head_slices(&self, name: &str, matrix: [i64; 2], own: &OwnSlices) -> Result<Vec<Leaf>> {
+        let [vocabulary, hidden] = matrix.map(|extent| extent as usize);
+        let slice = |number| {
+            let rows = own.rows_of(number, vocabulary);
+            let offset = self.offsets[name] + rows.start * hidden;
+            let (place, _) = locate(self.held, offset, 1);
+            let shape = [rows.len() as i64, matrix[1]];
+            let tensor = cut(self.flat, place, &shape)?.set_requires_grad(true);
+            Ok(Leaf { offset, tensor, part: WeightPart::Rows })
+        };
+        own.numbers().map(slice).collect()
     }
 
     /// The columns of one slice of a matrix `[rows, all]`.

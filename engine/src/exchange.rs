@@ -21,6 +21,14 @@ unsafe extern "C" {
         seat: usize,
         aliases: *mut *mut C_tensor,
     ) -> *mut c_char;
+    fn shoal_all_parts(
+        own: *const *mut C_tensor,
+        count: usize,
+        exchange: *mut c_void,
+        seat: usize,
+        results: *mut *mut C_tensor,
+        all: usize,
+    ) -> *mut c_char;
     fn shoal_sum_in_order(
         parts: *const *mut C_tensor,
         count: usize,
@@ -120,4 +128,17 @@ pub(crate) fn sum_in_order(parts: &[Tensor], seat: Option<&Seat>) -> Result<Tens
     })?;
     // SAFETY: on success it is a new tensor with no other owner.
     Ok(unsafe { Tensor::from_ptr(result) })
+}
+
+/// The parts of all `count` slices in order, of this device and the other seats.
+pub(crate) fn all_parts(own: &[Tensor], count: usize, seat: Option<&Seat>) -> Result<Vec<Tensor>> {
+    let own: Vec<*mut C_tensor> = own.iter().map(pointer).collect();
+    let mut all: Vec<*mut C_tensor> = vec![ptr::null_mut(); count];
+    let (exchange, index) = place(seat);
+    // SAFETY: all pointers are of live objects, and the arrays have these numbers of elements.
+    check(unsafe {
+        shoal_all_parts(own.as_ptr(), own.len(), exchange, index, all.as_mut_ptr(), count)
+    })?;
+    // SAFETY: on success each element is a new tensor with no other owner.
+    Ok(all.into_iter().map(|part| unsafe { Tensor::from_ptr(part) }).collect())
 }

@@ -65,25 +65,31 @@ impl Piece {
         Ok(Self { offset, values: Values::Columns(gradient.f_contiguous()?, stride) })
     }
 
-    /// The piece of an embedding `[V, H]` at `offset`, from the gradients `[N, H]`, f32, of the rows
-    /// that were read for `tokens`, i64 `[N]`. Gradients of the same row are added in the order of
-    /// tokens.
+    /// The piece of an embedding's rows for `held` tokens, the first at `offset`, from the gradients `[N, H]`, f32, of
+    /// the rows that were read for `tokens`, i64 `[N]`. Gradients of the same row are added in the order of tokens.
     pub(crate) fn embedding(
         offset: usize,
-        vocabulary: u32,
+        held: &Range<i64>,
         tokens: &Tensor,
         gradients: &Tensor,
     ) -> Result<Self> {
+        let count = held.end - held.start;
         if gradients.device() != Device::Cpu {
-            let (tokens, rows) = (tokens.f_flatten(0, -1)?, i64::from(vocabulary));
+            // A row more takes the gradients of all other tokens.
+            let tokens = tokens.f_flatten(0, -1)?.f_sub_scalar(held.start)?;
+            let absent = tokens.f_lt(0)?.f_logical_or(&tokens.f_ge(count)?)?;
+            let tokens = tokens.f_masked_fill(&absent, count)?;
+            let rows = count + 1;
             let dense = Tensor::f_embedding_dense_backward(gradients, &tokens, rows, -1, false)?;
-            return Self::dense(offset, &dense);
+            return Self::dense(offset, &dense.f_narrow(0, 0, count)?);
         }
         let gradients = gradients.f_contiguous()?;
         let width = gradients.size2()?.1 as usize;
         let mut places: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
         for (place, token) in elements::<i64>(tokens).iter().enumerate() {
-            places.entry(*token).or_default().push(place);
+            if held.contains(token) {
+                places.entry(*token - held.start).or_default().push(place);
+            }
         }
         let gradients: &[f32] = elements(&gradients);
         let mut values = vec![0.0; places.len() * width];
@@ -94,7 +100,7 @@ impl Piece {
             }
         }
         let indices = places.into_keys().map(|token| token as usize).collect();
-        let count = vocabulary as usize;
+        let count = count as usize;
         Ok(Self { offset, values: Values::Rows(Rows { count, width, indices, values }) })
     }
 }
@@ -102,4 +108,26 @@ impl Piece {
 /// The number of columns of a matrix.
 pub(crate) fn columns_of(matrix: &Tensor) -> usize {
     matrix.size().last().map_or(1, |columns| *columns as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_divide_the_rows_of_an_embedding() {
+        let tokens = Tensor::from_slice(&[3i64, 0, 5, 3]);
+        let gradients = Tensor::from_slice(&[1f32, 2.0, 4.0, 8.0]).view([4, 1]);
+        let piece = |held| Piece::embedding(10, &held, &tokens, &gradients).expect("small");
+        for (held, indices, values) in [
+            (0..6, vec![0, 3, 5], vec![2.0, 9.0, 4.0]),
+            (0..3, vec![0], vec![2.0]),
+            (3..6, vec![0, 2], vec![9.0, 4.0]),
+        ] {
+            let piece = piece(held.clone());
+            assert_eq!(piece.range().len(), (held.end - held.start) as usize);
+            let Values::Rows(rows) = piece.values else { panic!("rows") };
+            assert_eq!((rows.indices, rows.values), (indices, values));
+        }
+    }
 }

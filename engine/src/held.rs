@@ -78,7 +78,6 @@ impl Held {
     }
 
     fn of(parameters: &[Parameter], own: &OwnSlices, is_held: impl Fn(WeightPart) -> bool) -> Self {
-        let [slices, own] = [0..own.of(), own.numbers()];
         let mut cuts: Vec<Cut> = Vec::with_capacity(parameters.len());
         for parameter in parameters {
             let place = cuts.last().map_or(0, |last| last.place + last.len());
@@ -91,14 +90,15 @@ impl Held {
             cuts.push(match part {
                 WeightPart::Whole => row(start, length),
                 WeightPart::Rows => {
-                    let each = length / slices.len();
-                    row(start + own.start * each, own.len() * each)
+                    let rows = own.rows(parameter.shape[0]);
+                    let width = length / parameter.shape[0];
+                    row(start + rows.start * width, rows.len() * width)
                 }
                 WeightPart::Columns(stride) => {
                     let rows = parameter.shape[0];
-                    let each = stride / slices.len();
-                    let start = start + own.start * each;
-                    Cut { start, rows, width: own.len() * each, stride, place }
+                    let columns = own.rows(stride);
+                    let start = start + columns.start;
+                    Cut { start, rows, width: columns.len(), stride, place }
                 }
             });
         }

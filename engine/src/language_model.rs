@@ -186,7 +186,10 @@ impl LanguageModel {
         let blocks = &self.stages.last().expect("a run has a stage").blocks;
         let head = blocks.head.as_ref().expect("the last stage has the head");
         let rows = normalise(rows, &head.norm, &blocks.shape)?;
-        let logits = rows.f_linear(&head.matrix.tensor, None::<Tensor>)?;
+        let [matrix] = &head.matrices[..] else {
+            unreachable!("a pass for text has whole matrices")
+        };
+        let logits = rows.f_linear(&matrix.tensor, None::<Tensor>)?;
         let logits = logits.f_to_kind(Kind::Float)?.f_to(tch::Device::Cpu)?.f_contiguous()?;
         Ok(elements(&logits).to_vec())
     }

@@ -73,6 +73,7 @@ mod sampling;
 mod share;
 mod shim;
 mod sliced;
+mod sliced_loss;
 mod square_norm;
 mod stage;
 mod subspace;

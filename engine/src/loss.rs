@@ -27,8 +27,8 @@ pub(crate) struct Loss {
 #[derive(Debug)]
 pub(crate) struct LossGradients {
     pub(crate) rows: Tensor,
-    /// None of a frozen head.
-    pub(crate) head: Option<Tensor>,
+    /// Of the head, or of each slice of it; none of a frozen one.
+    pub(crate) heads: Vec<Tensor>,
 }
 
 /// The loss of rows `[N, H]` under the head `[V, H]`. `targets` are ids, or [`IGNORED`]: i64 `[N]`.
@@ -73,7 +73,7 @@ pub(crate) fn cross_entropy(
         true => None,
         false => {
             let rows = Tensor::f_cat(&row_gradients, 0)?;
-            Some(LossGradients { rows, head: head_gradient })
+            Some(LossGradients { rows, heads: head_gradient.into_iter().collect() })
         }
     };
     Ok(Loss { value, gradients })
@@ -116,7 +116,7 @@ fn row_losses_of_any_device(
 }
 
 /// Ranges of rows, as equal as possible.
-fn chunks(rows: usize, row_bytes: usize) -> Vec<Range<usize>> {
+pub(crate) fn chunks(rows: usize, row_bytes: usize) -> Vec<Range<usize>> {
     let most = (CHUNK_BYTES / row_bytes).max(1);
     let number = rows.div_ceil(most).max(1);
     (0..number).map(|index| index * rows / number..(index + 1) * rows / number).collect()
@@ -187,8 +187,8 @@ mod tests {
         let theirs = shim::gradients(&whole, None, &[&x, &head]).expect("a graph");
         assert!((ours.value.double_value(&[]) - whole.double_value(&[])).abs() < 1e-5);
         let gradients = ours.gradients.expect("asked for");
-        let of_head = gradients.head.expect("a trained head");
-        assert!(close(&gradients.rows, &theirs[0], 1e-5) && close(&of_head, &theirs[1], 1e-5));
+        let [of_head] = &gradients.heads[..] else { panic!("one trained head") };
+        assert!(close(&gradients.rows, &theirs[0], 1e-5) && close(of_head, &theirs[1], 1e-5));
         let plain = cross_entropy(&x, &head, &targets, false).expect("enough memory");
         assert_eq!(plain.value.double_value(&[]), ours.value.double_value(&[]));
         assert!(plain.gradients.is_none());

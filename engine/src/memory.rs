@@ -67,7 +67,7 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
 /// - In f32, in a run with a subspace and in one of virtual workers, all that one device has.
 /// - In bf16 all divide the weights in f32; each has a bf16 copy, and the embedding in f32.
 /// - Workers that compute slices of each pass together divide the weights in f32. Each has its slices of the
-///   layers' matrices, and all other weights, in the dtype of passes, and the embedding in f32.
+///   matrices, and all other weights, in the dtype of passes, and its rows of the embedding in f32.
 #[must_use]
 pub fn island_overhead(manifest: &Manifest, span: StageSpan, devices: usize) -> Bytes {
     let further = devices.saturating_sub(1) as u64;
@@ -92,9 +92,11 @@ fn further_copies(manifest: &Manifest, stage: Stage, devices: usize) -> u64 {
         return (devices - 1) * weights * (4 + narrow);
     }
     let held = sliced + devices * (weights - sliced);
+    // Workers that share slices divide the embedding too.
+    let embeddings = if is_together { 1 } else { devices };
     match manifest.training.dtype {
         Dtype::F32 => 4 * held,
-        Dtype::Bf16 => narrow * (held - weights) + devices * 4 * embedding(manifest, stage),
+        Dtype::Bf16 => narrow * (held - weights) + embeddings * 4 * embedding(manifest, stage),
     }
 }
 

@@ -6,7 +6,7 @@ use shoal_protocol::manifest::Model;
 use tch::Tensor;
 
 use crate::error::Result;
-use crate::exchange::{Seat, fan_out, sum_in_order};
+use crate::exchange::{Seat, all_parts, fan_out, sum_in_order};
 
 /// The slices that a device computes.
 #[derive(Debug, Clone)]
@@ -28,11 +28,6 @@ impl OwnSlices {
         Self { range: index * each..(index + 1) * each, of, seat: seat.cloned() }
     }
 
-    /// The number of all slices.
-    pub(crate) fn of(&self) -> usize {
-        self.of
-    }
-
     /// The numbers of the slices.
     pub(crate) fn numbers(&self) -> Range<usize> {
         self.range.clone()
@@ -51,6 +46,26 @@ impl OwnSlices {
     /// An alias of `x` for each of these slices, whose gradients are added in the order of slices.
     pub(crate) fn fan_out(&self, x: &Tensor) -> Result<Vec<Tensor>> {
         fan_out(x, self.range.len(), self.seat.as_ref())
+    }
+
+    /// The parts of all slices, in order.
+    pub(crate) fn all_parts(&self, parts: &[Tensor]) -> Result<Vec<Tensor>> {
+        all_parts(parts, self.of, self.seat.as_ref())
+    }
+
+    /// The sum of one part of each device.
+    pub(crate) fn sum_of_devices(&self, part: &Tensor) -> Result<Tensor> {
+        sum_in_order(std::slice::from_ref(part), self.seat.as_ref())
+    }
+
+    /// The rows of a matrix, or its columns, that these slices have.
+    pub(crate) fn rows(&self, rows: usize) -> Range<usize> {
+        self.rows_of(self.range.start, rows).start..self.rows_of(self.range.end, rows).start
+    }
+
+    /// The rows of a matrix, or its columns, that a slice has: about equally many.
+    pub(crate) fn rows_of(&self, slice: usize, rows: usize) -> Range<usize> {
+        slice * rows / self.of..(slice + 1) * rows / self.of
     }
 
     /// The whole product of the parts of these slices and of the other devices', with its bias.

@@ -93,8 +93,11 @@ pub(crate) enum WeightPart {
 }
 
 impl Parameter {
-    /// The part that a slice of its layer has, in a run with slices.
+    /// The part that a slice has, in a run with slices.
     pub(crate) fn part_of_slice(&self) -> WeightPart {
+        if self.name == EMBEDDING || self.name == HEAD {
+            return WeightPart::Rows;
+        }
         let mut words = self.name.rsplit('.');
         let (kind, module) = (words.next(), words.next());
         match (module, kind) {

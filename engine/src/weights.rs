@@ -52,7 +52,11 @@ impl Copies {
             true => {
                 let all = parameters(manifest, stage);
                 let found = all.iter().find(|one| one.name == EMBEDDING);
-                let range = found.expect("the first stage has an embedding").range();
+                let embedding = found.expect("the first stage has an embedding");
+                let (rows, width) = (embedding.shape[0], embedding.shape[1]);
+                let rows = if place.held.is_some() { place.own.rows(rows) } else { 0..rows };
+                let range =
+                    embedding.offset + rows.start * width..embedding.offset + rows.end * width;
                 Some((range.clone(), zeros(range.len(), Kind::Float)?))
             }
             false => None,

@@ -13,6 +13,7 @@ use tch::{Kind, Tensor};
 
 use crate::accumulator::Accumulator;
 use crate::base::{BaseFiles, StageFiles, stage_weights};
+use crate::blocks::{Blocks, Head, Leaf};
 use crate::checkpoint::{StageState, StartFiles};
 use crate::codec;
 use crate::device::Device;
@@ -31,6 +32,7 @@ use crate::parameters::{
 };
 use crate::share::Share;
 use crate::shim;
+use crate::sliced_loss::SlicedHead;
 use crate::subspace::{Projection, Subspace};
 use crate::tensor::{floats, kind};
 use crate::weights::Weights;
@@ -309,10 +311,30 @@ impl StageModel {
             let labels = labels.as_ref().ok_or(EngineError::MissingLabels(key))?;
             (targets, padded) = (labels.counted, labels.padded);
             output = normalise(&output, &head.norm, &blocks.shape)?.f_flatten(0, 1)?;
-            let matrix = &head.matrix.tensor;
-            loss = Some(cross_entropy(&output, matrix, &labels.targets, keeps_graph)?);
+            loss = Some(self.loss(blocks, head, &output, &labels.targets, keeps_graph)?);
         }
         Ok(Pass { leaf, tokens, output, loss, targets, padded })
+    }
+
+    /// The loss of rows `[N, H]` under the head.
+    fn loss(
+        &self,
+        blocks: &Blocks,
+        head: &Head,
+        rows: &Tensor,
+        targets: &Tensor,
+        keeps_graph: bool,
+    ) -> Result<Loss> {
+        if let (1, [matrix]) = (self.manifest.model.slices, &head.matrices[..]) {
+            return cross_entropy(rows, &matrix.tensor, targets, keeps_graph);
+        }
+        let (own, vocabulary) = (&blocks.own, self.manifest.model.vocabulary as usize);
+        let slice = |(number, matrix): (usize, &'_ Leaf)| {
+            let tokens = own.rows_of(number, vocabulary);
+            (tokens.start as i64..tokens.end as i64, matrix.tensor.shallow_clone())
+        };
+        let slices: Vec<_> = own.numbers().zip(&head.matrices).map(slice).collect();
+        SlicedHead { own, slices: &slices, vocabulary }.cross_entropy(rows, targets, keeps_graph)
     }
 
     /// In a run with a subspace, the initial embedding of tokens.
@@ -365,14 +387,10 @@ impl StageModel {
         let mut pieces = Vec::new();
         let blocks = &self.weights_of(key)?.blocks;
         let gradient = match (&pass.loss, &blocks.head) {
-            (
-                Some(Loss { gradients: Some(LossGradients { rows, head: of_head }), .. }),
-                Some(head),
-            ) => {
-                if let Some(of_head) = of_head.as_ref().filter(|_| blocks.own.counts_shared()) {
-                    let offset = head.matrix.offset;
-                    let of_head = self.within_constraint(offset, of_head)?;
-                    pieces.push(Piece::dense(offset, &of_head)?);
+            (Some(Loss { gradients: Some(LossGradients { rows, heads }), .. }), Some(head)) => {
+                for (matrix, of_head) in head.matrices.iter().zip(heads) {
+                    let of_head = self.within_constraint(matrix.offset, of_head)?;
+                    pieces.push(Piece::dense(matrix.offset, &of_head)?);
                 }
                 rows.shallow_clone()
             }
@@ -395,12 +413,10 @@ impl StageModel {
         }
         let input_gradient = match (&blocks.embedding, &pass.tokens, gradients.next()) {
             (_, _, None) => None,
-            (Some(_), ..) if !blocks.own.counts_shared() => None,
             (Some(embedding), Some(tokens), Some(of_input)) => {
-                let vocabulary = self.manifest.model.vocabulary;
                 let rows = of_input.f_flatten(0, 1)?;
                 let rows = self.within_constraint(embedding.offset, &rows)?;
-                pieces.push(Piece::embedding(embedding.offset, vocabulary, tokens, &rows)?);
+                pieces.push(Piece::embedding(embedding.offset, &embedding.tokens, tokens, &rows)?);
                 None
             }
             (_, _, Some(of_input)) => {

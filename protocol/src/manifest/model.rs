@@ -78,7 +78,9 @@ impl Model {
     /// # Errors
     /// The first invalid value.
     pub fn check(&self) -> Result<(), ManifestError> {
-        within("model.vocabulary", self.vocabulary, 2..=1 << 20)?;
+        // Each slice has a part of the vocabulary.
+        let least = u32::from(self.slices).max(2);
+        within("model.vocabulary", self.vocabulary, least..=1 << 20)?;
         within("model.hidden", self.hidden, 2..=1 << 16)?;
         within("model.layers", self.layers, 1..=1024)?;
         within("model.heads", self.heads, 1..=1024)?;
