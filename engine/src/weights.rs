@@ -21,16 +21,16 @@ pub(crate) struct Weights {
     /// Their range in the stage's flat vector.
     kept: Range<usize>,
     /// What passes read instead of `flat`.
-    pub(crate) copies: Option<Copies>,
+    copies: Option<Copies>,
     pub(crate) blocks: Blocks,
 }
 
 /// Copies of weights for passes.
 #[derive(Debug)]
-pub(crate) struct Copies {
+struct Copies {
     held: Held,
     /// The elements that are held, in the dtype of passes.
-    pub(crate) values: Tensor,
+    values: Tensor,
     /// The embedding in f32 and its range in the flat vector, where neither `flat` nor `values` has it.
     embedding: Option<(Range<usize>, Tensor)>,
 }
