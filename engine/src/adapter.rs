@@ -4,6 +4,7 @@ use shoal_protocol::manifest::{Lora, LoraTarget, Model};
 use tch::Tensor;
 
 use crate::error::Result;
+use crate::own_slices::OwnSlices;
 
 /// The targets that are parts of one matrix, since they read the same input.
 pub(crate) const JOINED: [&[LoraTarget]; 4] = [
@@ -74,6 +75,57 @@ pub(crate) struct Adapter {
 enum Part {
     Adapted(Tensor),
     Plain(i64),
+}
+
+impl Part {
+    fn alias(&self) -> Self {
+        match self {
+            Self::Adapted(second) => Self::Adapted(second.shallow_clone()),
+            Self::Plain(outputs) => Self::Plain(*outputs),
+        }
+    }
+}
+
+/// The adapters of one joined matrix in slices. Slices of its rows share the first matrices and have those rows of the
+/// second ones; slices of its columns have those columns of the first and share the second.
+#[derive(Debug)]
+pub(crate) struct AdapterSlices {
+    /// Of each slice, in order.
+    slices: Vec<Adapter>,
+    shares_first: bool,
+}
+
+impl AdapterSlices {
+    /// The adapters of slices of a matrix's rows or, if not `of_rows`, of its columns. There is at least one.
+    pub(crate) fn new(slices: Vec<Adapter>, of_rows: bool) -> Self {
+        Self { slices, shares_first: of_rows }
+    }
+
+    /// The adapters for one pass, whose gradients of what slices share are added in the order of slices.
+    pub(crate) fn of_pass(&self, own: &OwnSlices) -> Result<Vec<Adapter>> {
+        let shared = match (&self.slices[0], self.shares_first) {
+            (Adapter { first, .. }, true) => first,
+            (Adapter { parts, .. }, false) => match &parts[..] {
+                [Part::Adapted(second)] => second,
+                _ => unreachable!("a matrix in columns is joined with no other"),
+            },
+        };
+        let with = |(alias, slice): (Tensor, &Adapter)| {
+            let Adapter { first, parts, rank, scale } = slice;
+            let (rank, scale) = (*rank, *scale);
+            match self.shares_first {
+                true => {
+                    let parts = parts.iter().map(Part::alias).collect();
+                    Adapter { first: alias, parts, rank, scale }
+                }
+                false => {
+                    let parts = vec![Part::Adapted(alias)];
+                    Adapter { first: first.shallow_clone(), parts, rank, scale }
+                }
+            }
+        };
+        Ok(own.fan_out(shared)?.into_iter().zip(&self.slices).map(with).collect())
+    }
 }
 
 impl Adapter {

@@ -7,14 +7,17 @@ use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{Dtype, Lora, LoraTarget, Manifest, Model, Norm};
 use tch::{Kind, Tensor};
 
-use crate::adapter::{Adapter, JOINED};
+use crate::adapter::{Adapter, AdapterSlices, JOINED};
 use crate::attention::Masks;
 use crate::boundary::{self, Compress};
 use crate::cache::LayerCache;
 use crate::error::Result;
+use crate::frozen::Frozen;
 use crate::gradient::Piece;
 use crate::held::Held;
-use crate::layer::{Layer, Linear, Matrices, NormWeights, Rows, Shape, Slice, Sliced, Whole};
+use crate::layer::{
+    Layer, Linear, Matrices, NormWeights, Rows, Shape, Slice, Sliced, SlicedAdapters, Whole,
+};
 use crate::model;
 use crate::own_slices::OwnSlices;
 use crate::parameters::{
@@ -110,12 +113,12 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// Cuts the flat vectors of trained weights and of `frozen` ones.
+    /// Cuts the flat vectors of trained weights, and of `frozen` ones.
     pub(crate) fn new(
         manifest: &Manifest,
         stage: Stage,
         trained: Source<'_>,
-        frozen: Option<&Tensor>,
+        frozen: Option<&Frozen>,
         own: &OwnSlices,
     ) -> Result<Self> {
         let model = &manifest.model;
@@ -132,7 +135,9 @@ impl Blocks {
                 let offset = cutter.offsets[EMBEDDING] + tokens.start * hidden as usize;
                 let matrix = [tokens.len() as i64, hidden];
                 let view = match (frozen, trained.embedding) {
-                    (Some(frozen), _) => cut(frozen, offset, &matrix)?,
+                    (Some(frozen), _) => {
+                        cut(&frozen.flat, frozen.held.locate(offset, 1).0, &matrix)?
+                    }
                     (None, Some(embedding)) => embedding.f_view(matrix)?,
                     (None, None) => cut(trained.wide, locate(trained.held, offset, 1).0, &matrix)?,
                 };
@@ -239,7 +244,7 @@ fn locate(held: Option<&Held>, element: usize, row: usize) -> (usize, usize) {
 struct Cutter<'a> {
     /// The model's weights, in the dtype of passes.
     flat: &'a Tensor,
-    /// The trained weights that are in `flat`, if not all are.
+    /// The weights that are in `flat`, if not all are.
     held: Option<&'a Held>,
     offsets: BTreeMap<String, usize>,
     /// The adapters, if those are trained, and the model's weights are frozen.
@@ -251,7 +256,8 @@ struct Cutter<'a> {
 struct Adapters<'a> {
     lora: &'a Lora,
     flat: &'a Tensor,
-    offsets: BTreeMap<String, usize>,
+    held: Option<&'a Held>,
+    parameters: BTreeMap<String, Parameter>,
 }
 
 /// The offsets of weights by their names.
@@ -260,22 +266,36 @@ fn offsets(parameters: Vec<Parameter>) -> BTreeMap<String, usize> {
 }
 
 impl<'a> Cutter<'a> {
-    /// `frozen` are in the dtype of passes.
     fn new(
         manifest: &'a Manifest,
         stage: Stage,
         trained: Source<'a>,
-        frozen: Option<&'a Tensor>,
+        frozen: Option<&'a Frozen>,
     ) -> Self {
+        let Source { values, held, .. } = trained;
+        let named = |parameter: Parameter| (parameter.name.clone(), parameter);
         let adapters = manifest.lora.as_ref().map(|lora| Adapters {
             lora,
-            flat: trained.values,
-            offsets: offsets(parameters(manifest, stage)),
+            flat: values,
+            held,
+            parameters: parameters(manifest, stage).into_iter().map(named).collect(),
         });
-        let held = trained.held.filter(|_| frozen.is_none());
-        let (flat, offsets) =
-            (frozen.unwrap_or(trained.values), offsets(model_parameters(manifest, stage)));
+        let (flat, held) = match frozen {
+            Some(frozen) => (&frozen.flat, Some(&frozen.held)),
+            None => (values, held),
+        };
+        let offsets = offsets(model_parameters(manifest, stage));
         Self { flat, held, offsets, adapters, leaves: Vec::new() }
+    }
+
+    /// A weight of the model as a view for passes, which gets a gradient unless it is frozen.
+    fn keep(&mut self, offset: usize, view: Tensor, part: WeightPart) -> Tensor {
+        let is_trained = self.adapters.is_none();
+        let tensor = view.set_requires_grad(is_trained);
+        if is_trained {
+            self.leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part });
+        }
+        tensor
     }
 
     /// The elements from the beginning of a weight of the model on, in this shape.
@@ -287,12 +307,8 @@ impl<'a> Cutter<'a> {
     }
 
     fn leaf(&mut self, name: &str, shape: &[i64]) -> Result<Tensor> {
-        let leaf = self.view(name, shape)?;
-        let tensor = leaf.tensor.shallow_clone();
-        if self.adapters.is_none() {
-            self.leaves.push(leaf);
-        }
-        Ok(tensor)
+        let Leaf { offset, tensor, part } = self.view(name, shape)?;
+        Ok(self.keep(offset, tensor, part))
     }
 
     /// The adapters of a layer's joined matrix.
@@ -302,14 +318,61 @@ impl<'a> Cutter<'a> {
         layer: u32,
         joined: &[LoraTarget],
     ) -> Result<Option<Adapter>> {
-        let Some(Adapters { lora, flat, offsets }) = &self.adapters else { return Ok(None) };
+        let Some(Adapters { lora, flat, held, parameters }) = &self.adapters else {
+            return Ok(None);
+        };
         let leaves = &mut self.leaves;
         Adapter::cut(lora, model, layer, joined, |name, shape| {
-            let offset = offsets[name];
-            let tensor = cut(flat, offset, shape)?.set_requires_grad(true);
+            let offset = parameters[name].offset;
+            let place = locate(*held, offset, 1).0;
+            let tensor = cut(flat, place, shape)?.set_requires_grad(true);
             leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part: WeightPart::Whole });
             Ok(tensor)
         })
+    }
+
+    /// The adapters of each slice of a layer's joined matrix, which is cut into rows or columns. `slice` is the model
+    /// of one slice.
+    fn sliced_adapter(
+        &mut self,
+        slice: &Model,
+        layer: u32,
+        joined: &[LoraTarget],
+        own: &OwnSlices,
+    ) -> Result<Option<AdapterSlices>> {
+        let Some(Adapters { lora, flat, held, parameters }) = &self.adapters else {
+            return Ok(None);
+        };
+        let (leaves, mut shared) = (&mut self.leaves, BTreeMap::<String, Tensor>::new());
+        let mut adapters = Vec::new();
+        let mut of_rows = true;
+        for number in own.numbers() {
+            let adapter = Adapter::cut(lora, slice, layer, joined, |name, shape| {
+                let part = parameters[name].part_of_slice();
+                if let Some(known) = shared.get(name) {
+                    return Ok(known.shallow_clone());
+                }
+                let (rows, width) = (shape[0], shape[1]);
+                let (skipped, all) = match part {
+                    WeightPart::Whole => (0, width),
+                    WeightPart::Rows => (number as i64 * rows * width, width),
+                    WeightPart::Columns(all) => (number as i64 * width, all as i64),
+                };
+                of_rows &= !matches!(part, WeightPart::Columns(_));
+                let offset = parameters[name].offset + skipped as usize;
+                let (place, stride) = locate(*held, offset, all as usize);
+                let strides = [stride as i64, 1];
+                let view = flat.f_as_strided([rows, width], strides, Some(place as i64))?;
+                let tensor = view.f_detach()?.set_requires_grad(true);
+                leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part });
+                if part == WeightPart::Whole {
+                    shared.insert(name.to_owned(), tensor.shallow_clone());
+                }
+                Ok(tensor)
+            })?;
+            adapters.extend(adapter);
+        }
+        Ok((!adapters.is_empty()).then(|| AdapterSlices::new(adapters, of_rows)))
     }
 
     fn norm(&mut self, name: &str, model: &Model) -> Result<NormWeights> {
@@ -343,10 +406,8 @@ impl<'a> Cutter<'a> {
         let length: i64 = shape.iter().product();
         let offset = self.offsets[name] + slice * length as usize;
         let (place, _) = locate(self.held, offset, 1);
-        let tensor = cut(self.flat, place, shape)?.set_requires_grad(true);
-        let part = WeightPart::Rows;
-        self.leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part });
-        Ok(tensor)
+        let view = cut(self.flat, place, shape)?;
+        Ok(self.keep(offset, view, WeightPart::Rows))
     }
 
     /// The rows of each slice of the head, `[V, H]`, that this device has.
@@ -357,7 +418,8 @@ impl<'a> Cutter<'a> {
             let offset = self.offsets[name] + rows.start * hidden;
             let (place, _) = locate(self.held, offset, 1);
             let shape = [rows.len() as i64, matrix[1]];
-            let tensor = cut(self.flat, place, &shape)?.set_requires_grad(true);
+            let view = cut(self.flat, place, &shape)?;
+            let tensor = view.set_requires_grad(self.adapters.is_none());
             Ok(Leaf { offset, tensor, part: WeightPart::Rows })
         };
         own.numbers().map(slice).collect()
@@ -373,11 +435,8 @@ impl<'a> Cutter<'a> {
         let offset = self.offsets[name] + (slice * width) as usize;
         let (place, stride) = locate(self.held, offset, all as usize);
         let strides = [stride as i64, 1];
-        let tensor = self.flat.f_as_strided([rows, width], strides, Some(place as i64))?;
-        let tensor = tensor.f_detach()?.set_requires_grad(true);
-        let part = WeightPart::Columns(all as usize);
-        self.leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part });
-        Ok(tensor)
+        let view = self.flat.f_as_strided([rows, width], strides, Some(place as i64))?;
+        Ok(self.keep(offset, view.f_detach()?, WeightPart::Columns(all as usize)))
     }
 
     /// The rows of one slice of matrices that read the same input, with so many outputs in a slice.
@@ -403,8 +462,25 @@ impl<'a> Cutter<'a> {
         Ok(Rows { weights, biases })
     }
 
+    fn sliced_adapters(
+        &mut self,
+        slice: &Model,
+        layer: u32,
+        own: &OwnSlices,
+    ) -> Result<SlicedAdapters> {
+        let [query_key_value, attention_output, gate_up, down] = JOINED;
+        Ok(SlicedAdapters {
+            query_key_value: self.sliced_adapter(slice, layer, query_key_value, own)?,
+            attention_output: self.sliced_adapter(slice, layer, attention_output, own)?,
+            gate_up: self.sliced_adapter(slice, layer, gate_up, own)?,
+            down: self.sliced_adapter(slice, layer, down, own)?,
+        })
+    }
+
     /// The matrices of a layer in slices, as far as this device computes with them.
-    fn sliced(&mut self, model: &Model, layer: &str, own: &OwnSlices) -> Result<Sliced> {
+    fn sliced(&mut self, model: &Model, layer: u32, own: &OwnSlices) -> Result<Sliced> {
+        let adapters = self.sliced_adapters(&model.slice(), layer, own)?;
+        let layer = &format!("model.layers.{layer}");
         let (hidden, block, slice) = (i64::from(model.hidden), &model.block, model.slice());
         let [queries, keys, inner] =
             [slice.query_width(), slice.key_width(), slice.intermediate].map(i64::from);
@@ -443,6 +519,7 @@ impl<'a> Cutter<'a> {
         Ok(Sliced {
             own: own.clone(),
             slices,
+            adapters,
             attention_output_bias: bias("self_attn.o_proj", biases.attention_output)?,
             down_bias: bias("mlp.down_proj", biases.feed_forward)?,
         })
@@ -469,7 +546,7 @@ impl<'a> Cutter<'a> {
             query_key_norms,
             matrices: match model.slices {
                 1 => Matrices::Whole(self.whole(model, number, &layer)?),
-                _ => Matrices::Sliced(self.sliced(model, &layer, own)?),
+                _ => Matrices::Sliced(self.sliced(model, number, own)?),
             },
             attention_input_norm: norm(self, norms.attention_input)?,
             attention_output_norm: norm(self, norms.attention_output)?,

@@ -7,44 +7,67 @@ use tch::Tensor;
 use crate::base::StageFiles;
 use crate::device::Device;
 use crate::error::Result;
+use crate::held::Held;
 use crate::init::fill_initial_weights;
+use crate::own_slices::OwnSlices;
 use crate::parameters::{Parameter, model_parameters};
 use crate::tensor::kind;
 
 /// The frozen weights of a stage.
 #[derive(Debug)]
 pub(crate) struct Frozen {
-    /// One after the other, in the dtype of passes.
+    /// One after the other, in the dtype of passes: all, or those that are held.
     pub(crate) flat: Tensor,
+    /// The weights that are in `flat`.
+    pub(crate) held: Held,
     parameters: Vec<Parameter>,
     has_values: bool,
 }
 
 impl Frozen {
-    /// The frozen weights of a stage, without values if the run loads them from a base. `None` if the
-    /// run trains all weights.
-    pub(crate) fn new(manifest: &Manifest, stage: Stage, device: Device) -> Result<Option<Self>> {
+    /// The frozen weights of a stage that a device with these slices reads, without values if the run loads them from a
+    /// base. `None` if the run trains all weights.
+    pub(crate) fn new(
+        manifest: &Manifest,
+        stage: Stage,
+        device: Device,
+        own: &OwnSlices,
+    ) -> Result<Option<Self>> {
         if manifest.lora.is_none() {
             return Ok(None);
         }
+        let _guard = tch::no_grad_guard();
         let parameters = model_parameters(manifest, stage);
         let count: usize = parameters.iter().map(Parameter::len).sum();
-        let kind = kind(manifest.training.dtype);
-        let drawn = !manifest.model.loads_weights();
-        let flat = if drawn {
-            let mut values = vec![0.0; count];
-            fill_initial_weights(manifest, &parameters, &mut values, device.threads);
-            Tensor::f_from_slice(&values)?.f_to_kind(kind)?.f_to(device.torch)?
-        } else {
-            Tensor::f_zeros([count as i64], (kind, device.torch))?
+        let held = match own.are_all() {
+            true => Held::all(count),
+            false => Held::of_passes(&parameters, own),
         };
-        Ok(Some(Self { flat, parameters, has_values: drawn }))
+        let kind = kind(manifest.training.dtype);
+        let flat = Tensor::f_zeros([held.len() as i64], (kind, device.torch))?;
+        let has_values = !manifest.model.loads_weights();
+        let frozen = Self { flat, held, parameters, has_values };
+        if has_values {
+            for parameter in &frozen.parameters {
+                let mut values = vec![0.0; parameter.len()];
+                let drawn = std::slice::from_ref(parameter);
+                fill_initial_weights(manifest, drawn, &mut values, device.threads);
+                frozen.take(parameter, &values)?;
+            }
+        }
+        Ok(Some(frozen))
+    }
+
+    /// Takes what is held of a weight's values.
+    fn take(&self, parameter: &Parameter, values: &[f32]) -> Result<()> {
+        self.held.take(&self.flat, &parameter.range(), &Tensor::f_from_slice(values)?)
     }
 
     /// The same values in memory of their own.
     pub(crate) fn copy(&self) -> Result<Self> {
-        let (flat, parameters) = (self.flat.f_detach_copy()?, self.parameters.clone());
-        Ok(Self { flat, parameters, has_values: self.has_values })
+        let flat = self.flat.f_detach_copy()?;
+        let (held, parameters) = (self.held.clone(), self.parameters.clone());
+        Ok(Self { flat, held, parameters, has_values: self.has_values })
     }
 
     /// Whether the weights have values.
@@ -56,9 +79,7 @@ impl Frozen {
     pub(crate) fn load(&mut self, files: &StageFiles) -> Result<()> {
         let _guard = tch::no_grad_guard();
         for parameter in &self.parameters {
-            let values = Tensor::f_from_slice(&files.values(parameter)?)?;
-            let (start, length) = (parameter.offset as i64, parameter.len() as i64);
-            self.flat.f_narrow(0, start, length)?.f_copy_(&values)?;
+            self.take(parameter, &files.values(parameter)?)?;
         }
         self.has_values = true;
         Ok(())

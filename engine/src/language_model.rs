@@ -100,13 +100,12 @@ impl LanguageModel {
         let mut stages = Vec::new();
         for stage in manifest.stages() {
             let values = Tensor::f_from_slice(&weights(stage)?)?;
-            let mut frozen = Frozen::new(&manifest, stage, device)?;
+            let place = WeightsPlace::whole(&manifest, stage, device.torch);
+            let mut frozen = Frozen::new(&manifest, stage, device, &place.own)?;
             if let (Some(frozen), Some(base)) = (&mut frozen, base) {
                 frozen.load(&StageFiles::open(base, &manifest, stage)?)?;
             }
-            let unchanged = frozen.as_ref().map(|frozen| &frozen.flat);
-            let place = WeightsPlace::whole(&manifest, stage, device.torch);
-            let mut of_stage = Weights::zeros(&manifest, stage, unchanged, &place)?;
+            let mut of_stage = Weights::zeros(&manifest, stage, frozen.as_ref(), &place)?;
             of_stage.set(&values)?;
             stages.push(of_stage);
         }

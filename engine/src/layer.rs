@@ -3,7 +3,7 @@
 use shoal_protocol::manifest::{Activation, LayerAttention, Model, Norm, Placement};
 use tch::{Device, Tensor};
 
-use crate::adapter::Adapter;
+use crate::adapter::{Adapter, AdapterSlices};
 use crate::error::Result;
 use crate::own_slices::OwnSlices;
 use crate::rotary::Angles;
@@ -75,8 +75,8 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// The rows as one matrix.
-    pub(crate) fn joined(&self) -> Result<Linear> {
+    /// The rows as one matrix, with its adapters.
+    pub(crate) fn joined(&self, adapter: Option<Adapter>) -> Result<Linear> {
         let join = |parts: &[Tensor]| -> Result<Option<Tensor>> {
             Ok(match parts {
                 [] => None,
@@ -85,7 +85,7 @@ impl Rows {
             })
         };
         let weight = join(&self.weights)?.expect("at least one matrix");
-        Ok(Linear { weight, bias: join(&self.biases)?, adapter: None })
+        Ok(Linear { weight, bias: join(&self.biases)?, adapter })
     }
 }
 
@@ -102,12 +102,22 @@ pub(crate) struct Slice {
     pub(crate) down: Tensor,
 }
 
+/// The adapters of a layer in slices; none of a matrix without.
+#[derive(Debug)]
+pub(crate) struct SlicedAdapters {
+    pub(crate) query_key_value: Option<AdapterSlices>,
+    pub(crate) attention_output: Option<AdapterSlices>,
+    pub(crate) gate_up: Option<AdapterSlices>,
+    pub(crate) down: Option<AdapterSlices>,
+}
+
 /// The matrices of a layer, as far as this device computes with them.
 #[derive(Debug)]
 pub(crate) struct Sliced {
     pub(crate) own: OwnSlices,
     /// In the order of their numbers.
     pub(crate) slices: Vec<Slice>,
+    pub(crate) adapters: SlicedAdapters,
     pub(crate) attention_output_bias: Option<Tensor>,
     pub(crate) down_bias: Option<Tensor>,
 }

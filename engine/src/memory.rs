@@ -6,7 +6,9 @@ use shoal_protocol::units::Bytes;
 
 use crate::boundary;
 use crate::optimizer::optimizer_elements;
-use crate::parameters::{WeightPart, frozen_count, parameter_count, parameters};
+use crate::parameters::{
+    Parameter, WeightPart, frozen_count, model_parameters, parameter_count, parameters,
+};
 use crate::weights_place::keeps_all;
 
 /// Bytes per weight while a step is closed, without the optimizer's: weights 4, one microbatch's gradient 4,
@@ -61,7 +63,7 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
 /// What several workers of the processor ([`crate::Island`]) take beyond [`memory_floor`]. They share accumulators,
 /// and divide what the optimizer keeps.
 ///
-/// Each further one has for every weight one microbatch's gradient, 4 bytes, its frozen weights, and all that
+/// Each further one has for every weight one microbatch's gradient, 4 bytes, what it reads of frozen weights, and all that
 /// belongs to a virtual worker. What it has of each version's weights:
 ///
 /// - In f32, in a run with a subspace and in one of virtual workers, all that one device has.
@@ -74,7 +76,7 @@ pub fn island_overhead(manifest: &Manifest, span: StageSpan, devices: usize) -> 
     let size = manifest.training.dtype.size() as u64;
     let stage_bytes = |stage| {
         let weights = parameter_count(manifest, stage) as u64;
-        let frozen = frozen_count(manifest, stage) as u64 * size;
+        let frozen = further_frozen(manifest, stage) * size;
         let inner = inner_bytes(manifest, stage);
         let copies = manifest.steps_at_once() * further_copies(manifest, stage, devices);
         let gradient = 4 * further * (weights - sliced(manifest, stage));
@@ -100,10 +102,19 @@ fn further_copies(manifest: &Manifest, stage: Stage, devices: usize) -> u64 {
     }
 }
 
-/// Weights of which each worker has a part, where several compute passes together.
+/// Trained weights of which each worker has a part, where several compute passes together.
 fn sliced(manifest: &Manifest, stage: Stage) -> u64 {
+    sliced_of(manifest, &parameters(manifest, stage))
+}
+
+/// Frozen weights that each further worker has.
+fn further_frozen(manifest: &Manifest, stage: Stage) -> u64 {
+    let all = frozen_count(manifest, stage) as u64;
+    if all == 0 { 0 } else { all - sliced_of(manifest, &model_parameters(manifest, stage)) }
+}
+
+fn sliced_of(manifest: &Manifest, all: &[Parameter]) -> u64 {
     let is_together = manifest.model.slices > 1;
-    let all = parameters(manifest, stage);
     let parts = all.iter().filter(|one| is_together && one.part_of_slice() != WeightPart::Whole);
     parts.map(|one| one.len() as u64).sum()
 }

@@ -99,10 +99,21 @@ impl Parameter {
             return WeightPart::Rows;
         }
         let mut words = self.name.rsplit('.');
-        let (kind, module) = (words.next(), words.next());
-        match (module, kind) {
-            (Some("q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj"), _) => WeightPart::Rows,
-            (Some("o_proj" | "down_proj"), Some("weight")) => WeightPart::Columns(self.shape[1]),
+        let (kind, mut module) = (words.next(), words.next());
+        // An adapter's first matrix reads what the matrix reads, and its second writes what that writes.
+        let factor = module.filter(|module| module.starts_with("lora_"));
+        if factor.is_some() {
+            module = words.next();
+        }
+        match (module, kind, factor) {
+            (Some("q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj"), _, factor)
+                if factor != Some("lora_A") =>
+            {
+                WeightPart::Rows
+            }
+            (Some("o_proj" | "down_proj"), Some("weight"), factor) if factor != Some("lora_B") => {
+                WeightPart::Columns(self.shape[1])
+            }
             _ => WeightPart::Whole,
         }
     }

@@ -7,9 +7,10 @@
 
 use tch::Tensor;
 
+use crate::adapter::{Adapter, AdapterSlices};
 use crate::attention::{Heads, Masks, attend};
 use crate::error::Result;
-use crate::layer::{Layer, Shape, Slice, Sliced};
+use crate::layer::{Layer, Linear, Shape, Slice, Sliced};
 use crate::model::inner;
 
 impl Sliced {
@@ -30,12 +31,15 @@ impl Sliced {
             None => Vec::new(),
         }
         .into_iter();
+        let adapters = &self.adapters;
+        let mut reads = self.adapters_of_pass(adapters.query_key_value.as_ref())?;
+        let mut writes = self.adapters_of_pass(adapters.attention_output.as_ref())?;
         let part = |(slice, x): (&Slice, Tensor)| -> Result<Tensor> {
-            let (matrix, norms) = (slice.query_key_value.joined()?, norms.next());
+            let (matrix, norms) = (slice.query_key_value.joined(reads.next())?, norms.next());
             let heads =
                 Heads { matrix: &matrix, norms: norms.as_ref(), attention: layer.attention };
             let mixed = attend(&x, &heads, shape, masks, None)?;
-            Ok(mixed.f_linear(&slice.attention_output, None::<Tensor>)?)
+            product(&mixed, &slice.attention_output, writes.next())
         };
         let parts = self.slices.iter().zip(self.own.fan_out(x)?).map(part);
         let parts = parts.collect::<Result<Vec<_>>>()?;
@@ -44,12 +48,29 @@ impl Sliced {
 
     /// The feed-forward block of `[B, T, H]`, with constants of one slice.
     pub(crate) fn feed_forward(&self, x: &Tensor, shape: &Shape) -> Result<Tensor> {
+        let mut reads = self.adapters_of_pass(self.adapters.gate_up.as_ref())?;
+        let mut writes = self.adapters_of_pass(self.adapters.down.as_ref())?;
         let part = |(slice, x): (&Slice, Tensor)| -> Result<Tensor> {
-            let inner = inner(&x, &slice.gate_up.joined()?, shape)?;
-            Ok(inner.f_linear(&slice.down, None::<Tensor>)?)
+            let inner = inner(&x, &slice.gate_up.joined(reads.next())?, shape)?;
+            product(&inner, &slice.down, writes.next())
         };
         let parts = self.slices.iter().zip(self.own.fan_out(x)?).map(part);
         let parts = parts.collect::<Result<Vec<_>>>()?;
         self.own.sum(&parts, self.down_bias.as_ref())
     }
+
+    /// The adapters of each slice of a matrix for one pass, if it has some.
+    fn adapters_of_pass(
+        &self,
+        of: Option<&AdapterSlices>,
+    ) -> Result<impl Iterator<Item = Adapter> + use<>> {
+        let adapters = of.map(|slices| slices.of_pass(&self.own)).transpose()?;
+        Ok(adapters.unwrap_or_default().into_iter())
+    }
+}
+
+/// A partial product, with what an adapter adds to it.
+fn product(x: &Tensor, columns: &Tensor, adapter: Option<Adapter>) -> Result<Tensor> {
+    let weight = columns.shallow_clone();
+    Linear { weight, bias: None, adapter }.apply(x)
 }

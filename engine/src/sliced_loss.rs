@@ -22,8 +22,8 @@ pub(crate) struct SlicedHead<'a> {
 }
 
 impl SlicedHead<'_> {
-    /// The loss of rows `[N, H]`; see [`crate::loss::cross_entropy`]. There is a gradient of each slice's rows of the
-    /// head.
+    /// The loss of rows `[N, H]`; see [`crate::loss::cross_entropy`]. There is a gradient of each slice's rows of a
+    /// trained head.
     pub(crate) fn cross_entropy(
         &self,
         rows: &Tensor,
@@ -50,6 +50,9 @@ impl SlicedHead<'_> {
             for (number, ((_, head), gradient)) in self.slices.iter().zip(gradients).enumerate() {
                 let gradient = gradient.f_mul_scalar(scale)?.f_to_kind(rows.kind())?;
                 of_rows.push(gradient.f_matmul(head)?);
+                if !head.requires_grad() {
+                    continue;
+                }
                 let of_head = gradient.f_tr()?.f_matmul(&part)?;
                 match heads.get_mut(number) {
                     None if alone => heads.push(of_head),

@@ -10,7 +10,7 @@ use common::{Trainer, assert_as_pytorch, key, manifest, samples, text, write};
 use shoal_engine::{Device, DeviceChoice, EngineError, Generator, Island};
 use shoal_protocol::ids::{ContentHash, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::manifest::{
-    Activation, Biases, Dtype, Manifest, Norm, Placement, QueryKeyNorm,
+    Activation, Biases, Dtype, Lora, LoraTarget, Manifest, Norm, Placement, QueryKeyNorm,
 };
 
 const STEPS: u64 = 20;
@@ -83,6 +83,41 @@ fn slices_have_the_losses_of_whole_matrices_in_every_block() {
     for manifest in [tied, normed, biased, repeated] {
         let off = difference(&manifest, 2);
         assert!(off < 1e-3, "{:?}: {off}", manifest.model.block);
+    }
+}
+
+/// Adapters of some matrices, or of all, beside a frozen model.
+fn adapted(targets: &[LoraTarget]) -> Manifest {
+    let mut manifest = divisible();
+    manifest.training.stages = 2;
+    manifest.lora = Some(Lora { rank: 3, alpha: 6.0, targets: targets.to_vec() });
+    // Adapters begin at zero, and move visibly in a few steps.
+    manifest.optimizer.learning_rate = 1e-2;
+    manifest
+}
+
+#[test]
+fn adapters_beside_slices_have_the_losses_of_those_beside_whole_matrices() {
+    let some = [LoraTarget::KProj, LoraTarget::OProj, LoraTarget::UpProj];
+    for targets in [&LoraTarget::ALL[..], &some] {
+        let [whole, sliced] = [1, 4].map(|slices| trained(&adapted(targets), slices).0);
+        assert!(whole[0] - whole[STEPS as usize - 1] > 0.02, "they learn: {whole:?}");
+        let off = whole.iter().zip(&sliced).map(|(whole, sliced)| (whole - sliced).abs());
+        let off = off.fold(0.0, f64::max);
+        assert!(off < 1e-3, "{targets:?}: {off}");
+    }
+}
+
+#[test]
+fn devices_that_share_slices_compute_the_bits_of_one_beside_a_frozen_model() {
+    let some = [LoraTarget::QProj, LoraTarget::VProj, LoraTarget::DownProj];
+    for (targets, dtype, devices) in
+        [(&LoraTarget::ALL[..], Dtype::F32, &[2, 4][..]), (&some, Dtype::Bf16, &[2])]
+    {
+        let mut manifest = adapted(targets);
+        manifest.model.slices = 4;
+        manifest.training.dtype = dtype;
+        compare(&manifest, devices);
     }
 }
 

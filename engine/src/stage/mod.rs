@@ -27,6 +27,7 @@ use crate::loss::{Loss, LossGradients, cross_entropy};
 use crate::microbatch::{Labels, per_token, token_ids};
 use crate::norm::normalise;
 use crate::optimizer::{OptimizerState, Update};
+use crate::own_slices::OwnSlices;
 use crate::parameters::{
     Parameter, parameter_count, parameters, range_in_stage, range_of, range_within,
 };
@@ -128,7 +129,8 @@ impl StageModel {
         device: Device,
         share: Share,
     ) -> Result<Self> {
-        let frozen = Frozen::new(manifest, stage, device)?;
+        let own = OwnSlices::new(&manifest.model, share.seat());
+        let frozen = Frozen::new(manifest, stage, device, &own)?;
         Self::with_frozen(manifest, stage, (device, share), frozen)
     }
 
@@ -171,8 +173,7 @@ impl StageModel {
             let projection = Projection::new(&subspace, scale, device.torch)?;
             Ok((subspace, projection))
         };
-        let unchanged = frozen.as_ref().map(|frozen| &frozen.flat);
-        let version = |_| Weights::zeros(manifest, stage, unchanged, &place);
+        let version = |_| Weights::zeros(manifest, stage, frozen.as_ref(), &place);
         let mut weights = version(0)?;
         let mut stale: Vec<_> =
             (0..manifest.training.staleness).map(version).collect::<Result<_>>()?;

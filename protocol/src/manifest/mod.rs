@@ -220,11 +220,6 @@ pub enum ManifestError {
         "model.slices computes heads apart, and this model normalises all queries together: set model.slices = 1"
     )]
     SlicesWithNormOfAllHeads,
-    /// Slices of matrices that are frozen.
-    #[error(
-        "model.slices cuts trained matrices, and lora freezes them: set model.slices = 1, or take lora out"
-    )]
-    SlicesWithLora,
     /// Slices of matrices that are constrained as a whole.
     #[error(
         "model.boundary of kind \"subspace\" constrains whole matrices, and model.slices cuts them: set \

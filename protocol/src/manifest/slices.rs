@@ -41,23 +41,20 @@ impl Model {
 }
 
 impl Manifest {
-    /// Checks that the run trains the matrices that are sliced, each part by itself.
+    /// Checks that updates treat each part of what is sliced by itself.
     pub(super) fn check_slices(&self) -> Result<(), ManifestError> {
         let subspace = |boundary: super::Boundary| boundary.kind == BoundaryKind::Subspace;
-        match self.model.slices > 1 {
-            true if self.lora.is_some() => Err(ManifestError::SlicesWithLora),
-            true if self.model.boundary.is_some_and(subspace) => {
-                Err(ManifestError::SlicesWithSubspace)
-            }
-            _ => Ok(()),
+        match self.model.slices > 1 && self.model.boundary.is_some_and(subspace) {
+            true => Err(ManifestError::SlicesWithSubspace),
+            false => Ok(()),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::Boundary;
     use super::super::example::small;
-    use super::super::{Boundary, Lora, LoraTarget};
     use super::*;
 
     fn sliced(slices: u16) -> Manifest {
@@ -88,10 +85,6 @@ mod tests {
         let mut normed = sliced(2);
         normed.model.block.query_key_norm = QueryKeyNorm::All;
         assert_eq!(normed.check(), Err(ManifestError::SlicesWithNormOfAllHeads));
-        let mut adapted = sliced(2);
-        let targets = LoraTarget::ALL.to_vec();
-        adapted.lora = Some(Lora { rank: 4, alpha: 8.0, targets });
-        assert_eq!(adapted.check(), Err(ManifestError::SlicesWithLora));
         let mut narrow = sliced(2);
         narrow.model.boundary = Some(Boundary { kind: BoundaryKind::Subspace, width: 8 });
         assert_eq!(narrow.check(), Err(ManifestError::SlicesWithSubspace));
