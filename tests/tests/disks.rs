@@ -193,3 +193,29 @@ fn an_output_log_on_a_disk_that_fails_costs_one_peer_at_most() {
     assert_eq!(trained.report["rewinds"], 0);
     assert_eq!(trained.hash(), run.local("alone").hash());
 }
+
+/// An anchor may forget nothing that it has logged, so it ends where it cannot write.
+#[test]
+fn the_only_anchor_ends_on_a_full_disk_and_goes_on_when_there_is_room() {
+    let disk = match SmallDisk::new(64 << 20) {
+        Ok(disk) => disk,
+        Err(reason) => return skip(&reason),
+    };
+    // The log fills a page of the disk within some steps.
+    let run = Run::of_two_stages(60, 1);
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let (data_dir, out) = (disk.path().join("peer-0"), homes.path().join("out"));
+    let begin = |flags: &[&str]| {
+        let command = start_command(&run.config(), &data_dir, &out);
+        Swarm::started_by(command, homes.path(), &[&["--stage", "all"], flags].concat())
+    };
+    let mut first = begin(SLOW);
+    first.reach(2);
+    disk.fill();
+    let reason = first.peers.remove(0).end().failure(1);
+    assert!(reason.contains("cannot write ") && reason.contains("free disk space"), "{reason}");
+    assert!(reason.contains(disk.path().to_str().expect("a plain path")), "{reason}");
+    disk.free();
+    let trained = begin(&[]).finish();
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
