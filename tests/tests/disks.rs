@@ -6,7 +6,7 @@ use std::process::Command;
 use nix::errno::Errno;
 use shoal_tests::failing_disk::{Call, FailingDisk, SmallDisk};
 use shoal_tests::process::Process;
-use shoal_tests::run::Run;
+use shoal_tests::run::{Run, checkpoint_hash};
 use shoal_tests::skip;
 use shoal_tests::swarm::{SLOW, Swarm, join_command, start_command};
 use tempfile::TempDir;
@@ -66,6 +66,30 @@ fn a_disk_that_fails_under_one_of_two_replicas_costs_the_others_nothing() {
     assert_eq!(trained.report["rewinds"], 0);
     assert_eq!(trained.report["microbatches"]["missing"], 0);
     assert_eq!(trained.hash(), run.local("whole").hash());
+}
+
+/// The other anchors elect a coordinator, and the other archive gets the last checkpoint.
+#[test]
+fn a_disk_that_fails_under_the_coordinator_makes_another_peer_the_coordinator() {
+    let disk = match FailingDisk::new() {
+        Ok(disk) => disk,
+        Err(reason) => return skip(&reason),
+    };
+    let run = eight_stages();
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let (data_dir, archive) = (homes.path().join("peer-0"), homes.path().join("archive"));
+    let mut command = start_command(&run.config(), &data_dir, &homes.path().join("out"));
+    disk.fail(&mut command, Call::Write, 120, Errno::EIO);
+    let first = [SWAPS, &["0-3", "--wait-for", "3"]].concat();
+    let mut swarm = Swarm::started_by(command, homes.path(), &first);
+    let archive_flag = archive.to_str().expect("a plain path");
+    swarm.join(&[SWAPS, &["0-3", "--anchor", "--archive", archive_flag]].concat());
+    swarm.join(&[SWAPS, &["4-7", "--anchor"]].concat());
+    names_the_disk(&swarm.peers.remove(0).end().failure(1), &data_dir, Errno::EIO);
+    for peer in swarm.peers {
+        let _ = peer.end().success();
+    }
+    assert_eq!(checkpoint_hash(&archive.join("checkpoint")), run.local("whole").hash());
 }
 
 /// The file system reserves nothing, and is full in the middle of the training.
