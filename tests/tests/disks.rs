@@ -6,7 +6,7 @@ use std::process::Command;
 use nix::errno::Errno;
 use shoal_tests::failing_disk::{Call, FailingDisk, SmallDisk};
 use shoal_tests::process::Process;
-use shoal_tests::run::{Run, checkpoint_hash};
+use shoal_tests::run::{Run, checkpoint_hash, local_command};
 use shoal_tests::skip;
 use shoal_tests::swarm::{SLOW, Swarm, join_command, start_command};
 use tempfile::TempDir;
@@ -109,6 +109,20 @@ fn a_disk_that_fills_under_the_only_replica_is_replaced_by_another() {
     let trained = swarm.finish();
     assert_eq!(trained.report["rewinds"], 1);
     assert_eq!(trained.hash(), run.local("whole").hash());
+}
+
+#[test]
+fn a_process_that_trains_alone_names_the_disk_too() {
+    let disk = match FailingDisk::new() {
+        Ok(disk) => disk,
+        Err(reason) => return skip(&reason),
+    };
+    let run = eight_stages();
+    let out = run.path("out");
+    let mut command = local_command(&run.config(), &out);
+    command.args(["--memory", "30MiB"]);
+    disk.fail(&mut command, Call::Read, 40, Errno::EIO);
+    names_the_disk(&Process::start("local", command).end().failure(1), &out, Errno::EIO);
 }
 
 /// A new data directory is as good as the old one: `--out` has the checkpoints.
