@@ -173,7 +173,7 @@ pub enum EngineError {
     /// A stage could not be read back.
     #[error(
         "stage {stage} cannot be read from the swap file on the disk of {folder}: {source}; check that disk, and \
-         start this peer again there or with --data-dir on another one", folder = folder.display()
+         start again there or on another one (--data-dir; --out of shoal local)", folder = folder.display()
     )]
     SwapRead {
         /// The stage.
@@ -186,7 +186,7 @@ pub enum EngineError {
     /// A stage could not be written.
     #[error(
         "stage {stage} cannot be written to the swap file on the disk of {folder}: {source}; check that disk, and \
-         start this peer again there or with --data-dir on another one", folder = folder.display()
+         start again there or on another one (--data-dir; --out of shoal local)", folder = folder.display()
     )]
     SwapWrite {
         /// The stage.

@@ -6,7 +6,7 @@ use std::process::Command;
 use nix::errno::Errno;
 use shoal_tests::failing_disk::{Call, FailingDisk, SmallDisk};
 use shoal_tests::process::Process;
-use shoal_tests::run::Run;
+use shoal_tests::run::{Run, checkpoint_hash, local_command};
 use shoal_tests::skip;
 use shoal_tests::swarm::{SLOW, Swarm, join_command, start_command};
 use tempfile::TempDir;
@@ -68,6 +68,30 @@ fn a_disk_that_fails_under_one_of_two_replicas_costs_the_others_nothing() {
     assert_eq!(trained.hash(), run.local("whole").hash());
 }
 
+/// The other anchors elect a coordinator, and the other archive gets the last checkpoint.
+#[test]
+fn a_disk_that_fails_under_the_coordinator_makes_another_peer_the_coordinator() {
+    let disk = match FailingDisk::new() {
+        Ok(disk) => disk,
+        Err(reason) => return skip(&reason),
+    };
+    let run = eight_stages();
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let (data_dir, archive) = (homes.path().join("peer-0"), homes.path().join("archive"));
+    let mut command = start_command(&run.config(), &data_dir, &homes.path().join("out"));
+    disk.fail(&mut command, Call::Write, 120, Errno::EIO);
+    let first = [SWAPS, &["0-3", "--wait-for", "3"]].concat();
+    let mut swarm = Swarm::started_by(command, homes.path(), &first);
+    let archive_flag = archive.to_str().expect("a plain path");
+    swarm.join(&[SWAPS, &["0-3", "--anchor", "--archive", archive_flag]].concat());
+    swarm.join(&[SWAPS, &["4-7", "--anchor"]].concat());
+    names_the_disk(&swarm.peers.remove(0).end().failure(1), &data_dir, Errno::EIO);
+    for peer in swarm.peers {
+        let _ = peer.end().success();
+    }
+    assert_eq!(checkpoint_hash(&archive.join("checkpoint")), run.local("whole").hash());
+}
+
 /// The file system reserves nothing, and is full in the middle of the training.
 #[test]
 fn a_disk_that_fills_under_the_only_replica_is_replaced_by_another() {
@@ -85,6 +109,20 @@ fn a_disk_that_fills_under_the_only_replica_is_replaced_by_another() {
     let trained = swarm.finish();
     assert_eq!(trained.report["rewinds"], 1);
     assert_eq!(trained.hash(), run.local("whole").hash());
+}
+
+#[test]
+fn a_process_that_trains_alone_names_the_disk_too() {
+    let disk = match FailingDisk::new() {
+        Ok(disk) => disk,
+        Err(reason) => return skip(&reason),
+    };
+    let run = eight_stages();
+    let out = run.path("out");
+    let mut command = local_command(&run.config(), &out);
+    command.args(["--memory", "30MiB"]);
+    disk.fail(&mut command, Call::Read, 40, Errno::EIO);
+    names_the_disk(&Process::start("local", command).end().failure(1), &out, Errno::EIO);
 }
 
 /// A new data directory is as good as the old one: `--out` has the checkpoints.
@@ -191,5 +229,34 @@ fn an_output_log_on_a_disk_that_fails_costs_one_peer_at_most() {
     let trained = swarm.finish();
     assert_eq!(trained.report["microbatches"]["missing"], 0);
     assert_eq!(trained.report["rewinds"], 0);
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+/// An anchor may forget nothing that it has logged, so it ends where it cannot write.
+#[test]
+fn the_only_anchor_ends_on_a_full_disk_and_goes_on_when_there_is_room() {
+    let disk = match SmallDisk::new(64 << 20) {
+        Ok(disk) => disk,
+        Err(reason) => return skip(&reason),
+    };
+    // The log fills a page of the disk within some steps.
+    let run = Run::of_two_stages(60, 1);
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let (data_dir, out) = (disk.path().join("peer-0"), homes.path().join("out"));
+    let begin = |flags: &[&str]| {
+        let command = start_command(&run.config(), &data_dir, &out);
+        Swarm::started_by(command, homes.path(), &[&["--stage", "all"], flags].concat())
+    };
+    let mut first = begin(SLOW);
+    first.reach(2);
+    disk.fill();
+    let ended = first.peers.remove(0).end();
+    let said = ended.stderr.matches("a part of a checkpoint is not written").count();
+    assert!(said <= 2, "once for each stage: {}", ended.stderr);
+    let reason = ended.failure(1);
+    assert!(reason.contains("cannot write ") && reason.contains("free disk space"), "{reason}");
+    assert!(reason.contains(disk.path().to_str().expect("a plain path")), "{reason}");
+    disk.free();
+    let trained = begin(&[]).finish();
     assert_eq!(trained.hash(), run.local("alone").hash());
 }

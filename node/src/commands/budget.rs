@@ -11,7 +11,7 @@ use shoal_scheduler::planner::{
 };
 use shoal_scheduler::rng::Rng;
 
-use super::fleet::{Fleet, FleetError};
+use super::fleet::{Fleet, FleetError, LAYERS};
 
 /// Effort of the search for one part of a fleet. It is small because many parts are searched.
 const EFFORT: Effort = Effort { population: 8, children: 16, exchanges: 512 };
@@ -47,6 +47,11 @@ pub(super) struct Training {
     /// Bytes per second, each way, of the link from a device to the memory below it. Absent if devices swap
     /// nothing.
     host_link: Option<f64>,
+    /// Layers of the model, in each of which slices meet.
+    pub(super) layers: Option<usize>,
+    /// Weights of embedding and head, which slices do not divide.
+    #[serde(default)]
+    pub(super) embedding: f64,
     /// The most that an hour may cost, in the currency of the prices.
     pub(super) budget: Option<f64>,
     /// 1 if a step's passes overlap the all-reduce of the step before.
@@ -57,12 +62,13 @@ pub(super) struct Training {
 impl Training {
     pub(super) fn check(&self) -> Result<(), FleetError> {
         let times = [self.forward, self.backward.unwrap_or(0.0), self.overhead];
-        let bytes = [self.state, self.kept, self.memory.unwrap_or(0.0)];
+        let bytes = [self.state, self.kept, self.memory.unwrap_or(0.0), self.embedding];
         let valid = (1..=1 << 40).contains(&self.tokens)
             && (1..=self.tokens).contains(&self.sequence)
             && times.iter().all(|time| (0.0..=1e3).contains(time))
             && bytes.iter().all(|bytes| (0.0..=1e18).contains(bytes))
             && self.host_link.is_none_or(|rate| (1.0..=1e15).contains(&rate))
+            && self.layers.is_none_or(|layers| (1..=LAYERS).contains(&layers))
             && self.budget.is_none_or(|budget| (0.0..=1e12).contains(&budget))
             && self.staleness <= limits::STALENESS;
         if valid { Ok(()) } else { Err(FleetError::Training) }
@@ -91,9 +97,14 @@ impl Training {
         self.host_link.map(|rate| Tier { rate, weights: gradient / 2.0, sums: gradient * 2.0 })
     }
 
+    /// Whether passes overlap the all-reduce of the step before.
+    pub(super) fn overlaps(&self) -> bool {
+        self.staleness > 0
+    }
+
     /// Seconds of a step with such passes and such an all-reduce.
     pub(super) fn step(&self, passes: f64, all_reduce: f64) -> f64 {
-        if self.staleness > 0 { passes.max(all_reduce) } else { passes + all_reduce }
+        if self.overlaps() { passes.max(all_reduce) } else { passes + all_reduce }
     }
 }
 
@@ -359,9 +370,14 @@ forward = 1.0
 
     #[test]
     fn invalid_training_values_are_refused() {
-        for more in
-            ["budget = -1", "memory = nan", "staleness = 5", "overhead = 1e4", "host_link = 0"]
-        {
+        for more in [
+            "budget = -1",
+            "memory = nan",
+            "staleness = 5",
+            "overhead = 1e4",
+            "host_link = 0",
+            "layers = 0",
+        ] {
             let error = Fleet::parse(&format!("{FLEET}{more}\n")).expect_err(more).to_string();
             assert!(error.contains("[training]"), "{more}: {error}");
         }

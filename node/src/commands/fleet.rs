@@ -8,13 +8,16 @@ use serde::Deserialize;
 use shoal_protocol::decoder::Decoder;
 use shoal_protocol::limits;
 use shoal_protocol::units::{Bytes, Rate};
-use shoal_scheduler::planner::{Device, Link, MAX_STAGES, Network, PlanError, Traffic};
+use shoal_scheduler::planner::{Device, Link, MAX_STAGES, Machine, Network, PlanError, Traffic};
 
 use super::budget::Training;
 
 /// Limits on a fleet. With this many devices the search takes half a minute.
 const DEVICES: usize = 256;
 const REGIONS: usize = 64;
+
+/// Limit on the layers of a model.
+pub(super) const LAYERS: usize = 100_000;
 
 /// Why a file describes no valid fleet.
 #[derive(Debug, thiserror::Error)]
@@ -49,11 +52,17 @@ pub(super) enum FleetError {
         "a link has a delay from 0 to 1000 seconds and a bandwidth from 1 to 1e12 bytes per second"
     )]
     Link,
+    /// The devices of a region's machines, or the link between them.
+    #[error(
+        "region {0}: devices_per_machine is from 2 to {DEVICES} and divides the region's devices, and comes together \
+         with `inside`, the link between two devices of a machine"
+    )]
+    Machine(String),
     /// A value of `[training]`, or a price, is out of range.
     #[error(
         "[training] has from 1 to 2^40 tokens, a sequence of at most as many, times up to 1000 seconds, sizes up to \
-         1e18 bytes, a host_link of at least 1 byte a second, a budget and prices of at least 0, and a staleness from \
-         0 to {}",
+         1e18 bytes, a host_link of at least 1 byte a second, from 1 to {LAYERS} layers, a budget and prices of at \
+         least 0, and a staleness from 0 to {}",
         limits::STALENESS
     )]
     Training,
@@ -74,6 +83,11 @@ impl Line {
     fn is_valid(self) -> bool {
         (0.0..=1e3).contains(&self.delay) && (1.0..=1e12).contains(&self.bandwidth)
     }
+
+    fn link(self) -> Link {
+        let delay = Duration::from_secs_f64(self.delay);
+        Link { delay, rate: Rate(self.bandwidth as u64) }
+    }
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -86,6 +100,29 @@ struct Region {
     price: f64,
     /// The link between its own devices; by default that of the fleet.
     within: Option<Line>,
+    /// Devices of each of its machines, which follow each other, and the link between two of one machine.
+    devices_per_machine: Option<usize>,
+    inside: Option<Line>,
+}
+
+impl Region {
+    /// Whether the devices make whole machines.
+    fn is_valid(&self) -> bool {
+        match (self.devices_per_machine, self.inside) {
+            (None, None) => true,
+            (Some(each), Some(_)) => {
+                (2..=DEVICES).contains(&each) && self.devices.is_multiple_of(each)
+            }
+            _ => false,
+        }
+    }
+
+    /// The link between two of its devices, by their numbers in it.
+    fn line(&self, one: usize, other: usize, within: Line) -> Line {
+        let together = |each: usize| one / each == other / each;
+        let inside = self.inside.filter(|_| self.devices_per_machine.is_some_and(together));
+        inside.or(self.within).unwrap_or(within)
+    }
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -200,20 +237,37 @@ impl Fleet {
     /// # Errors
     /// If the planner rejects the fleet.
     pub(super) fn network(&self) -> Result<Network, PlanError> {
-        let homes: Vec<usize> = (0..self.devices()).map(|at| self.home(Device(at)).0).collect();
+        let homes: Vec<(usize, usize)> =
+            (0..self.devices()).map(|at| self.home(Device(at))).collect();
         let line = |one: &Region, other: &Region| {
-            if one.name == other.name {
-                return one.within.unwrap_or(self.within);
-            }
             let link = self.links().line(&one.name, &other.name);
             link.expect("every pair has a link: the file was checked")
         };
         let row = |one: &Region| self.region.iter().map(|other| line(one, other)).collect();
         let lines: Vec<Vec<Line>> = self.region.iter().map(row).collect();
         Network::new(homes.len(), |from, to| {
-            let line = lines[homes[from.0]][homes[to.0]];
-            let delay = Duration::from_secs_f64(line.delay);
-            Link { delay, rate: Rate(line.bandwidth as u64) }
+            let ((one, from), (other, to)) = (homes[from.0], homes[to.0]);
+            let line = match one == other {
+                true => self.region[one].line(from, to, self.within),
+                false => lines[one][other],
+            };
+            line.link()
+        })
+    }
+
+    /// The machines of a region, if they have several devices.
+    pub(super) fn machine(&self, region: usize, training: &Training) -> Option<Machine> {
+        let Region { devices_per_machine, inside, .. } = &self.region[region];
+        Some(Machine {
+            devices: (*devices_per_machine)?,
+            inside: (*inside)?.link(),
+            stages: self.stages(),
+            // The gradient is in f32.
+            weights: self.gradient / 4.0,
+            embedding: training.embedding,
+            layers: training.layers,
+            tier: training.tier(self),
+            overlaps: training.overlaps(),
         })
     }
 
@@ -264,13 +318,16 @@ impl Fleet {
         if self.region.iter().any(|region| !(0.0..=1e9).contains(&region.price)) {
             return Err(FleetError::Training);
         }
+        if let Some(region) = self.region.iter().find(|region| !region.is_valid()) {
+            return Err(FleetError::Machine(region.name.clone()));
+        }
         self.training.map_or(Ok(()), |training| training.check())?;
         self.check_links()
     }
 
     fn check_links(&self) -> Result<(), FleetError> {
-        let mut own = self.region.iter().filter_map(|region| region.within);
-        if !own.all(Line::is_valid) {
+        let mut own = self.region.iter().flat_map(|region| [region.within, region.inside]);
+        if !own.all(|line| line.is_none_or(Line::is_valid)) {
             return Err(FleetError::Link);
         }
         let mut names = BTreeSet::new();
@@ -390,6 +447,18 @@ mod tests {
     }
 
     #[test]
+    fn devices_of_one_machine_have_the_link_inside_it() {
+        let machines =
+            "devices = 4, devices_per_machine = 2, inside = { delay = 0, bandwidth = 5e10 } }, ";
+        let fleet = Fleet::parse(&with("devices = 2 }, ", machines)).expect("a fleet");
+        let network = fleet.network().expect("links carry something");
+        let rate = |from, to| network.link(Device(from), Device(to)).rate;
+        assert_eq!((rate(0, 1), rate(2, 3)), (Rate(50_000_000_000), Rate(50_000_000_000)));
+        assert_eq!((rate(1, 2), rate(4, 5)), (Rate(1_000_000_000), Rate(1_000_000_000)));
+        assert_eq!(rate(0, 4), Rate(20_000_000));
+    }
+
+    #[test]
     fn an_invalid_fleet_is_refused_with_its_reason() {
         for (text, reason) in [
             (with("stages = [2, 4]", "stages = []"), "stages is a list"),
@@ -405,6 +474,14 @@ mod tests {
             (
                 EXAMPLE.split("[[link]]").next().expect("a part").to_owned(),
                 "no link between a and b",
+            ),
+            (with("devices = 2 }, ", "devices = 2, devices_per_machine = 2 }, "), "`inside`"),
+            (
+                with(
+                    "devices = 2 }, ",
+                    "devices = 2, devices_per_machine = 3, inside = { delay = 0, bandwidth = 1 } }, ",
+                ),
+                "region a: devices_per_machine",
             ),
             (with("gradient", "gradients"), "unknown field"),
         ] {

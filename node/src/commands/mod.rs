@@ -23,6 +23,7 @@ mod init;
 mod invite;
 pub mod join;
 pub mod local;
+mod machines;
 mod man;
 mod model;
 mod plan;

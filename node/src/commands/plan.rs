@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use serde::Serialize;
 use serde_json::json;
 use shoal_protocol::units::Bytes;
@@ -15,6 +15,7 @@ use shoal_scheduler::rng::Rng;
 
 use super::budget::{Choice, Searches, choices, order_by_cost};
 use super::fleet::Fleet;
+use super::machines::{self, machines};
 use super::spans::{self, spans};
 use crate::cli::{ListFormat, PlanArgs, PlanOrder};
 use crate::config::read_text;
@@ -44,14 +45,18 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
         order_by_cost(&mut choices);
     }
     let spans = spans(&mut searches, training).exit_with(Exit::Usage)?;
-    spans.best().context(NOTHING_FITS).exit_with(Exit::Usage)?;
+    let machines = machines(&fleet, training);
+    if spans.best().is_none() && machines.iter().all(|region| region.fastest.is_none()) {
+        return Err(anyhow!(NOTHING_FITS)).exit_with(Exit::Usage);
+    }
     let Some(best) = choices.first() else {
-        // A stage fits nowhere: only swapped spans do.
+        // A stage fits nowhere: only swapped spans do, or machines.
         match args.output {
             ListFormat::Json => {
-                println!("{}", serde_json::to_string_pretty(&json!({ "spans": spans }))?);
+                let all = json!({ "spans": spans, "machines": machines });
+                println!("{}", serde_json::to_string_pretty(&all)?);
             }
-            ListFormat::Text => print!("{}", spans::text(&spans)),
+            ListFormat::Text => print!("{}{}", spans::text(&spans), machines::text(&machines)),
         }
         return Ok(());
     };
@@ -64,12 +69,15 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let plans = plans(&chosen, args.seed).exit_with(Exit::Usage)?;
     match args.output {
         ListFormat::Json => {
-            let all = json!({ "choices": choices, "spans": spans, "plans": plans });
+            let all = json!({
+                "choices": choices, "spans": spans, "machines": machines, "plans": plans
+            });
             println!("{}", serde_json::to_string_pretty(&all)?);
         }
         ListFormat::Text => {
             let advice = advice(&choices, training.budget);
-            print!("{advice}{}\n{}", spans::text(&spans), text(&plans));
+            let machines = machines::text(&machines);
+            print!("{advice}{}{machines}\n{}", spans::text(&spans), text(&plans));
         }
     }
     Ok(())

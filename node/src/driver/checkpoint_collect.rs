@@ -100,7 +100,10 @@ pub(crate) async fn obtain(
             (Some(path), _) => {
                 std::fs::hard_link(&path, &part)
                     .or_else(|_| std::fs::copy(&path, &part).map(|_| ()))
-                    .with_context(|| format!("{} cannot be copied", path.display()))?;
+                    .with_context(|| {
+                        let (path, folder) = (path.display(), folder.display());
+                        format!("{path} cannot be copied to {folder}")
+                    })?;
             }
             // An earlier process fetched it before it died.
             (None, _) if is_there(&to, file).await => continue,

@@ -40,6 +40,8 @@ pub(super) struct CheckpointShelf {
     newest: Option<(Step, Vec<StoredStage>)>,
     /// Checkpoints on their way into the archive's folder.
     collecting: BTreeSet<Step>,
+    /// Whether the last of them did not arrive there.
+    archive_fails: bool,
     /// Checkpoints on their way into a bucket.
     uploads: UploadQueue,
 }
@@ -53,6 +55,7 @@ impl CheckpointShelf {
             kept: logged.chain(founded).copied().collect(),
             newest: None,
             collecting: BTreeSet::new(),
+            archive_fails: false,
             uploads: UploadQueue::new(role.archive_patience),
         }
     }
@@ -147,6 +150,7 @@ impl CheckpointShelf {
         match result {
             FilesResult::Archived { version, outcome } => {
                 self.collecting.remove(&version);
+                let failed_before = std::mem::replace(&mut self.archive_fails, outcome.is_err());
                 match outcome {
                     Ok(Collected { directory, hash }) => {
                         if context.archive.as_ref().is_some_and(Archive::keeps) {
@@ -158,7 +162,13 @@ impl CheckpointShelf {
                     }
                     Err(error) => {
                         let error = format!("{error:#}");
-                        tracing::warn!(%version, error, "a checkpoint could not be archived");
+                        // The coordinator sends the last one again every second.
+                        match failed_before {
+                            false => tracing::warn!(
+                                %version, error, "a checkpoint could not be archived: later ones, and the last until it is there, are tried"
+                            ),
+                            true => tracing::debug!(%version, error, "not archived again"),
+                        }
                     }
                 }
             }

@@ -1,10 +1,11 @@
 //! The one thread that writes parts of checkpoints, while the engine computes.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
@@ -33,15 +34,30 @@ pub(crate) struct PartWriter {
     /// Whether the page cache may keep what was written. Its pages count towards the memory limit of a
     /// container, which a peer that swaps its stages has no room in.
     pub(crate) cached: bool,
+    /// The stages whose last part was not written.
+    pub(crate) failing: Arc<Mutex<BTreeSet<Stage>>>,
 }
 
 impl PartWriter {
-    /// Writes a stage's part of a checkpoint, and offers its files.
+    /// Writes a stage's part of a checkpoint, and offers its files. The first of several failures in a row is a
+    /// warning: the coordinator asks again every second.
     pub(crate) fn write(&self, version: Step, stage: Stage, state: &StageState) -> TaskResult {
-        match write(self, version, stage, state) {
-            Ok(files) => TaskResult::Stored { version, stage, files },
+        let written = write(self, version, stage, state);
+        let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        match written {
+            Ok(files) => {
+                failing.remove(&stage);
+                TaskResult::Stored { version, stage, files }
+            }
             Err(error) => {
-                tracing::warn!(%version, %stage, %error, "a part of a checkpoint is not written");
+                if failing.insert(stage) {
+                    tracing::warn!(
+                        %version, %stage, %error,
+                        "a part of a checkpoint is not written: it is tried again until it is"
+                    );
+                } else {
+                    tracing::debug!(%version, %stage, %error, "a part is not written again");
+                }
                 TaskResult::NotStored { version, stage }
             }
         }

@@ -1,12 +1,14 @@
 //! The engine of this process: the thread that computes, and the tensors that it reads and makes.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use anyhow::Context as _;
 use shoal_engine::{Device, DeviceChoice, Engine, Island};
 use shoal_protocol::ids::{Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::action::{PayloadId, Task};
-use std::time::Duration;
 
 use super::checkpoint_writer::PartWriter;
 use super::context::Context;
@@ -98,7 +100,8 @@ impl EngineHost {
                 engine.load(stage, &runtime.block_on(origin)?)?;
             }
             let passes = Passes { manifest: manifest.clone(), payloads, slow_down };
-            let parts = PartWriter { manifest, stored, files, cached: swapped.is_none() };
+            let cached = swapped.is_none();
+            let parts = PartWriter { manifest, stored, files, cached, failing: Arc::default() };
             Ok(EngineResources { engine, samples, run_files, runtime, passes, parts, fetched })
         };
         self.thread = Some(EngineThread::start(make).context("no thread for the engine")?);

@@ -17,6 +17,7 @@
 mod advice;
 pub mod cases;
 mod cost;
+mod machine;
 mod matching;
 mod network;
 mod route;
@@ -27,6 +28,9 @@ mod tests;
 
 pub use self::advice::{Advice, Work, advise};
 pub use self::cost::{Boundary, Busiest, Cost, CostModel, Placement, Traffic};
+pub use self::machine::{
+    Machine, MachineAdvice, MachineOutcome, Obstacle, Parallelism, Waits, advise_machine, fastest,
+};
 pub use self::network::{Device, Link, MAX_DEVICES, Network};
 pub use self::route::MAX_STAGES;
 pub use self::search::{Effort, random_groups, search};
