@@ -12,7 +12,6 @@ use crate::attention::Masks;
 use crate::boundary::{self, Compress};
 use crate::cache::LayerCache;
 use crate::error::Result;
-use crate::frozen::Frozen;
 use crate::gradient::Piece;
 use crate::held::Held;
 use crate::layer::{
@@ -113,12 +112,12 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// Cuts the flat vectors of trained weights, and of `frozen` ones.
+    /// Cuts the flat vectors of trained weights, and of frozen ones.
     pub(crate) fn new(
         manifest: &Manifest,
         stage: Stage,
         trained: Source<'_>,
-        frozen: Option<&Frozen>,
+        frozen: Option<Source<'_>>,
         own: &OwnSlices,
     ) -> Result<Self> {
         let model = &manifest.model;
@@ -134,12 +133,10 @@ impl Blocks {
                 };
                 let offset = cutter.offsets[EMBEDDING] + tokens.start * hidden as usize;
                 let matrix = [tokens.len() as i64, hidden];
-                let view = match (frozen, trained.embedding) {
-                    (Some(frozen), _) => {
-                        cut(&frozen.flat, frozen.held.locate(offset, 1).0, &matrix)?
-                    }
-                    (None, Some(embedding)) => embedding.f_view(matrix)?,
-                    (None, None) => cut(trained.wide, locate(trained.held, offset, 1).0, &matrix)?,
+                let source = frozen.unwrap_or(trained);
+                let view = match source.embedding {
+                    Some(embedding) => embedding.f_view(matrix)?,
+                    None => cut(source.wide, locate(source.held, offset, 1).0, &matrix)?,
                 };
                 let tokens = tokens.start as i64..tokens.end as i64;
                 let own = is_sliced.then(|| own.clone());
@@ -224,7 +221,7 @@ fn cut(flat: &Tensor, offset: usize, shape: &[i64]) -> Result<Tensor> {
     Ok(view.f_view(shape)?.f_detach()?)
 }
 
-/// Where passes read trained weights.
+/// Where passes read weights, trained or frozen.
 #[derive(Clone, Copy)]
 pub(crate) struct Source<'a> {
     /// In the dtype of passes: what is held, or the flat vector.
@@ -270,7 +267,7 @@ impl<'a> Cutter<'a> {
         manifest: &'a Manifest,
         stage: Stage,
         trained: Source<'a>,
-        frozen: Option<&'a Frozen>,
+        frozen: Option<Source<'a>>,
     ) -> Self {
         let Source { values, held, .. } = trained;
         let named = |parameter: Parameter| (parameter.name.clone(), parameter);
@@ -280,10 +277,7 @@ impl<'a> Cutter<'a> {
             held,
             parameters: parameters(manifest, stage).into_iter().map(named).collect(),
         });
-        let (flat, held) = match frozen {
-            Some(frozen) => (&frozen.flat, Some(&frozen.held)),
-            None => (values, held),
-        };
+        let Source { values: flat, held, .. } = frozen.unwrap_or(trained);
         let offsets = offsets(model_parameters(manifest, stage));
         Self { flat, held, offsets, adapters, leaves: Vec::new() }
     }

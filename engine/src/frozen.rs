@@ -5,6 +5,7 @@ use shoal_protocol::manifest::Manifest;
 use tch::Tensor;
 
 use crate::base::StageFiles;
+use crate::blocks::Source;
 use crate::device::Device;
 use crate::error::Result;
 use crate::held::Held;
@@ -19,7 +20,7 @@ pub(crate) struct Frozen {
     /// One after the other, in the dtype of passes: all, or those that are held.
     pub(crate) flat: Tensor,
     /// The weights that are in `flat`.
-    pub(crate) held: Held,
+    held: Held,
     parameters: Vec<Parameter>,
     has_values: bool,
 }
@@ -61,6 +62,11 @@ impl Frozen {
     /// Takes what is held of a weight's values.
     fn take(&self, parameter: &Parameter, values: &[f32]) -> Result<()> {
         self.held.take(&self.flat, &parameter.range(), &Tensor::f_from_slice(values)?)
+    }
+
+    /// Where passes read them.
+    pub(crate) fn source(&self) -> Source<'_> {
+        Source { values: &self.flat, held: Some(&self.held), wide: &self.flat, embedding: None }
     }
 
     /// The same values in memory of their own.

@@ -105,7 +105,8 @@ impl LanguageModel {
             if let (Some(frozen), Some(base)) = (&mut frozen, base) {
                 frozen.load(&StageFiles::open(base, &manifest, stage)?)?;
             }
-            let mut of_stage = Weights::zeros(&manifest, stage, frozen.as_ref(), &place)?;
+            let unchanged = frozen.as_ref().map(Frozen::source);
+            let mut of_stage = Weights::zeros(&manifest, stage, unchanged, &place)?;
             of_stage.set(&values)?;
             stages.push(of_stage);
         }

@@ -8,7 +8,6 @@ use tch::{Kind, Tensor};
 
 use crate::blocks::{Blocks, Source};
 use crate::error::Result;
-use crate::frozen::Frozen;
 use crate::held::Held;
 use crate::parameters::{EMBEDDING, parameter_count, parameters};
 use crate::tensor::{elements, kind};
@@ -84,7 +83,7 @@ impl Weights {
     pub(crate) fn zeros(
         manifest: &Manifest,
         stage: Stage,
-        frozen: Option<&Frozen>,
+        frozen: Option<Source<'_>>,
         place: &WeightsPlace,
     ) -> Result<Self> {
         let kept = place.kept.clone();

@@ -173,7 +173,8 @@ impl StageModel {
             let projection = Projection::new(&subspace, scale, device.torch)?;
             Ok((subspace, projection))
         };
-        let version = |_| Weights::zeros(manifest, stage, frozen.as_ref(), &place);
+        let unchanged = frozen.as_ref().map(Frozen::source);
+        let version = |_| Weights::zeros(manifest, stage, unchanged, &place);
         let mut weights = version(0)?;
         let mut stale: Vec<_> =
             (0..manifest.training.staleness).map(version).collect::<Result<_>>()?;
