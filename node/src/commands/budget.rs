@@ -49,9 +49,6 @@ pub(super) struct Training {
     host_link: Option<f64>,
     /// Layers of the model, in each of which slices meet.
     pub(super) layers: Option<usize>,
-    /// Weights of embedding and head, which slices do not divide.
-    #[serde(default)]
-    pub(super) embedding: f64,
     /// The most that an hour may cost, in the currency of the prices.
     pub(super) budget: Option<f64>,
     /// 1 if a step's passes overlap the all-reduce of the step before.
@@ -62,7 +59,7 @@ pub(super) struct Training {
 impl Training {
     pub(super) fn check(&self) -> Result<(), FleetError> {
         let times = [self.forward, self.backward.unwrap_or(0.0), self.overhead];
-        let bytes = [self.state, self.kept, self.memory.unwrap_or(0.0), self.embedding];
+        let bytes = [self.state, self.kept, self.memory.unwrap_or(0.0)];
         let valid = (1..=1 << 40).contains(&self.tokens)
             && (1..=self.tokens).contains(&self.sequence)
             && times.iter().all(|time| (0.0..=1e3).contains(time))

@@ -264,7 +264,6 @@ impl Fleet {
             stages: self.stages(),
             // The gradient is in f32.
             weights: self.gradient / 4.0,
-            embedding: training.embedding,
             layers: training.layers,
             tier: training.tier(self),
             overlaps: training.overlaps(),

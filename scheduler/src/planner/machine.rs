@@ -2,10 +2,10 @@
 //! a device: [replicated](Parallelism::Replicated), [sliced](Parallelism::Sliced), [a peer for each
 //! device](Parallelism::PeerEach), or [swapped](Parallelism::Swapped).
 //!
-//! The bytes of a device are those of docs/islands.md. Replicas divide what the optimizer keeps (ZeRO-1, arXiv
-//! 1910.02054). Slices divide all but the embedding, the head and the residual stream, and exchange partial products
-//! twice a layer in each direction (Megatron, arXiv 1909.08053): since they are added in a fixed order, every device
-//! receives those of all others.
+//! The bytes of a device are those of docs/islands.md for a run in bf16. Replicas divide the weights in f32 and what
+//! the optimizer keeps (ZeRO-1, arXiv 1910.02054). Slices divide all but the residual stream, and exchange partial
+//! products twice a layer in each direction, and once at the embedding and at the loss (Megatron, arXiv 1909.08053):
+//! since they are added in a fixed order, every device receives those of all others.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -26,9 +26,8 @@ const KEPT_WHOLE: f64 = 10.0 / 34.0;
 /// Seconds of a token, at most: more are never worth a comparison.
 const LONGEST: f64 = 1e3;
 
-/// Bytes of AdamW's moments, and of a copy in 16 bits, for each weight.
-const MOMENTS: f64 = 8.0;
-const NARROW: f64 = 2.0;
+/// Bytes for each weight that replicas divide: the weight in f32, and AdamW's moments.
+const DIVIDED: f64 = 12.0;
 
 /// Bytes of a weight in f32.
 const WEIGHT: f64 = 4.0;
@@ -62,8 +61,6 @@ pub struct Machine {
     pub stages: BTreeSet<usize>,
     /// Weights of the model.
     pub weights: f64,
-    /// Those of the embedding and the head, which slices do not divide.
-    pub embedding: f64,
     /// Layers of the model; without them, slices are not planned.
     pub layers: Option<usize>,
     /// The link from a device to the memory below; without it, nothing is swapped.
@@ -175,12 +172,7 @@ impl Machine {
 
     /// Bytes of one device, given those of a device that has all to itself.
     fn replica_state(&self, state: f64) -> f64 {
-        state - (MOMENTS * self.weights).min(state) * self.lacks()
-    }
-
-    /// The same where slices are divided.
-    fn slice_state(&self, state: f64) -> f64 {
-        state / self.count() + NARROW * self.embedding * self.lacks()
+        state - (DIVIDED * self.weights).min(state) * self.lacks()
     }
 
     /// Bytes of a token that a device keeps where slices are divided.
@@ -221,17 +213,14 @@ fn replicated(work: &Work, machine: &Machine) -> MachineOutcome {
 fn sliced(work: &Work, machine: &Machine) -> MachineOutcome {
     let layers = machine.layers.ok_or(Obstacle::Layers)? as f64;
     let rate = machine.inside.rate.0.max(1) as f64;
-    let meetings = EXCHANGES * layers;
+    let meetings = EXCHANGES * layers + 1.0;
     let token = (meetings * (machine.count() - 1.0) * work.activation / rate).min(LONGEST);
     let delays = meetings * machine.inside.delay.as_secs_f64();
-    // Every device computes the head.
-    let head = (machine.embedding / 2.0 / machine.weights.max(1.0)).min(1.0);
-    let divided = |seconds: f64| seconds * (head + (1.0 - head) / machine.count());
     let own = Work {
-        forward: divided(work.forward) + token,
-        backward: divided(work.backward) + token,
+        forward: work.forward / machine.count() + token,
+        backward: work.backward / machine.count() + token,
         overhead: work.overhead + delays,
-        state: machine.slice_state(work.state),
+        state: work.state / machine.count(),
         kept: machine.slice_kept(work.kept),
         ..*work
     };
@@ -240,9 +229,8 @@ fn sliced(work: &Work, machine: &Machine) -> MachineOutcome {
     let exchanges = 2.0 * (token * tokens + delays * advice.microbatches as f64);
     let exchanges = Duration::from_secs_f64(exchanges).min(advice.passes);
     advice.computes = advice.computes.saturating_sub(exchanges);
-    let updates = machine.copies(NARROW * machine.embedding);
-    let step = advice.passes + updates;
-    Ok(of_one_peer(advice, step, Waits { exchanges, updates, ..Waits::default() }))
+    let step = advice.passes;
+    Ok(of_one_peer(advice, step, Waits { exchanges, ..Waits::default() }))
 }
 
 fn of_one_peer(advice: Advice, step: Duration, waits: Waits) -> MachineAdvice {
@@ -341,7 +329,6 @@ mod tests {
             inside: Link { delay: Duration::from_micros(10), rate: Rate(rate) },
             stages: [8, 16].into(),
             weights: 13e9,
-            embedding: 0.0,
             layers: Some(40),
             tier: Some(Tier { rate: 25e9, weights: 26e9, sums: 104e9 }),
             overlaps: false,
@@ -373,30 +360,32 @@ mod tests {
 
     #[test]
     fn a_device_has_the_bytes_of_the_formulas() {
-        let all = advise_machine(&WORK, &Machine { embedding: 2e8, ..machine(FAST) });
+        let all = advise_machine(&WORK, &machine(FAST));
         let memory = |index: usize| {
             let it = all[index].1.as_ref().expect("there is no limit");
             let kept = [WORK.kept, WORK.kept * (KEPT_WHOLE + (1.0 - KEPT_WHOLE) / 8.0)][index];
             it.memory - kept * it.microbatch as f64
         };
-        // 18 bytes of a weight and an eighth of 8; an eighth of 26, and seven eighths of 2 of the embedding.
-        assert_eq!((memory(0) / 1e6).round(), 13.0 * 19_000.0);
-        assert_eq!((memory(1) / 1e6).round(), 13.0 * 3_250.0 + 350.0);
+        // 14 bytes of a weight and an eighth of 12; an eighth of 26.
+        assert_eq!((memory(0) / 1e6).round(), 13.0 * 15_500.0);
+        assert_eq!((memory(1) / 1e6).round(), 13.0 * 3_250.0);
     }
 
     #[test]
-    fn slices_exchange_twice_a_layer_in_each_direction() {
+    fn slices_exchange_twice_a_layer_and_once_more_in_each_direction() {
         let of = |layers| {
             let inside = Link { delay: Duration::ZERO, rate: Rate(SLOW) };
             let machine = Machine { layers: Some(layers), inside, ..machine(SLOW) };
             sliced(&WORK, &machine).expect("there is no limit")
         };
         // Partial products of seven other devices, four times a layer.
-        let seconds = 4.0 * 40.0 * 7.0 * 10_240.0 * 131_072.0 / SLOW as f64;
+        let once = 7.0 * 10_240.0 * 131_072.0 / SLOW as f64;
+        let seconds = 4.0 * 40.0 * once;
         let (all, none) = (of(40), of(0));
-        assert!((all.waits.exchanges.as_secs_f64() - seconds).abs() < 1e-3, "{all:?}");
+        assert!((all.waits.exchanges.as_secs_f64() - seconds - 2.0 * once).abs() < 1e-3, "{all:?}");
         assert!(((all.step - none.step).as_secs_f64() - seconds).abs() < 1e-3, "{all:?}");
-        assert!((none.step.as_secs_f64() - 3.9e-4 * 131_072.0 / 8.0).abs() < 1e-3, "{none:?}");
+        let computes = 3.9e-4 * 131_072.0 / 8.0;
+        assert!((none.step.as_secs_f64() - computes - 2.0 * once).abs() < 1e-3, "{none:?}");
     }
 
     #[test]
@@ -407,7 +396,7 @@ mod tests {
             .into_iter()
             .map(|(_, it)| it.expect_err("nothing is possible").to_string())
             .collect();
-        assert!(reasons[0].contains("needs 237.7 GiB and has 74.5 GiB"), "{}", reasons[0]);
+        assert!(reasons[0].contains("needs 195.3 GiB and has 74.5 GiB"), "{}", reasons[0]);
         assert!(reasons[1].contains("`layers`"), "{}", reasons[1]);
         assert!(reasons[2].contains("needs 322.4 GiB"), "{}", reasons[2]);
         assert!(reasons[3].contains("`host_link`"), "{}", reasons[3]);
@@ -456,7 +445,7 @@ mod tests {
                 let Ok(it) = it else { continue };
                 prop_assert!(it.memory <= memory, "{kind:?}");
                 let state = match kind {
-                    Parallelism::Replicated => weights * (18.0 + 8.0 / devices as f64),
+                    Parallelism::Replicated => weights * (14.0 + 12.0 / devices as f64),
                     Parallelism::Sliced | Parallelism::PeerEach => work.state / devices as f64,
                     Parallelism::Swapped => 20.0 * weights / 16.0,
                 };
@@ -474,7 +463,7 @@ mod tests {
             share in 0f64..1.0,
         ) {
             let machine = of(weights, devices, u64::MAX);
-            let least = machine.slice_state(work.state) + machine.slice_kept(work.kept) * work.least as f64;
+            let least = work.state / machine.count() + machine.slice_kept(work.kept) * work.least as f64;
             let most = machine.replica_state(work.state);
             prop_assume!(least < most);
             let memory = Some(least + (most - least) * share);
