@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use shoal_engine::{Origin, StageState};
 use shoal_protocol::ids::{Stage, Step};
-use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Manifest};
+use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Lora, LoraTarget, Manifest};
 
 use self::common::islander::Islander;
 use self::common::{Trainer, manifest, samples, text};
@@ -57,6 +57,16 @@ fn islands_compute_the_bits_of_one_device_with_a_tied_model() {
         manifest.model.block.tied = true;
         manifest.training.stages = 3;
     });
+}
+
+#[test]
+fn islands_compute_the_bits_of_one_device_with_adapters() {
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        compare(|manifest| {
+            manifest.training.dtype = dtype;
+            manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+        });
+    }
 }
 
 #[test]
