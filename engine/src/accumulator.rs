@@ -165,18 +165,29 @@ impl Accumulator {
         Ok(read(bytes_of(&piece)))
     }
 
-    /// Moves all that another accumulator of the stage has here; this one is in the machine's memory.
+    /// Adds what it has of a range of the flat vector to sums of that range.
+    pub(crate) fn add_to(&self, range: &Range<usize>, sums: &mut [i64]) -> Result<()> {
+        let Some(held) = &self.held else {
+            return self.read(range.clone(), |part| add_words(sums, part));
+        };
+        let mut rows = held.rows(range.clone());
+        let Some((_, first)) = rows.next() else { return Ok(()) };
+        let end = rows.last().map_or(first.end, |(_, last)| last.end);
+        self.read(first.start..end, |part| {
+            for (start, place) in held.rows(range.clone()) {
+                let [from, to] = [place.start, place.end].map(|at| 8 * (at - first.start));
+                let start = start - range.start;
+                add_words(&mut sums[start..start + place.len()], &part[from..to]);
+            }
+        })
+    }
+
+    /// Moves all that another accumulator of the whole stage has here; this one is in the machine's memory.
     pub(crate) fn take(&self, other: &Self) -> Result<()> {
         assert!(!Arc::ptr_eq(&self.sums, &other.sums), "an accumulator is not moved to itself");
         let mut sums = self.lock();
-        let (all, sums) = (0..other.lock().numel(), elements_mut(&mut sums));
-        other.read(all, |part| match &other.held {
-            None => add_words(sums, part),
-            Some(held) => held.rows().for_each(|(start, place)| {
-                let bytes = size_of::<i64>() * place.start..size_of::<i64>() * place.end;
-                add_words(&mut sums[start..start + place.len()], &part[bytes]);
-            }),
-        })?;
+        let all = 0..sums.numel();
+        other.add_to(&all, elements_mut(&mut sums))?;
         other.clear()
     }
 
@@ -300,7 +311,7 @@ mod tests {
         let count = parameters.last().expect("some").range().end;
         let values: Vec<f32> = (0..count).map(|index| (index as f32).sin()).collect();
         let whole = Accumulator::new(&manifest, count, None, Device::Cpu).expect("small");
-        let joined = Accumulator::new(&manifest, count, None, Device::Cpu).expect("small");
+        let mut joined = vec![0; count];
         let dense = Piece::dense(0, &Tensor::from_slice(&values)).expect("small");
         whole.add(key(0), &[dense], &parameters).expect("in range");
         for seat in &Seat::all(2) {
@@ -330,10 +341,11 @@ mod tests {
                 pieces.push(halves.expect("small"));
             }
             device.add_part(key(0), &pieces, &parameters).expect("in range");
-            joined.take(&device).expect("the same stage");
-            assert!(elements::<i64>(&device.tensor()).iter().all(|sum| *sum == 0), "moved");
+            for range in [0..count / 3, count / 3..count / 3 + 1, count / 3 + 1..count] {
+                device.add_to(&range, &mut joined[range.clone()]).expect("a part of the stage");
+            }
         }
-        assert_eq!(elements::<i64>(&joined.tensor()), elements::<i64>(&whole.tensor()));
+        assert_eq!(joined, elements::<i64>(&whole.tensor()));
     }
 
     #[test]

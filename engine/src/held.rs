@@ -134,12 +134,21 @@ impl Held {
         Ok(())
     }
 
-    /// The rows that are held: where each begins in the flat vector, and its range where it is held.
-    pub(crate) fn rows(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
-        self.cuts.iter().flat_map(|cut| {
-            (0..cut.rows).map(|row| {
-                let place = cut.place + row * cut.width;
-                (cut.start + row * cut.stride, place..place + cut.width)
+    /// The rows that are held of a range of the flat vector, as far as they are in it: where each begins in the flat
+    /// vector, and its range where it is held. Those ranges are adjacent.
+    pub(crate) fn rows(
+        &self,
+        range: Range<usize>,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> + use<'_> {
+        let first = self.cuts.partition_point(|cut| cut.end() <= range.start);
+        let (start, end) = (range.start, range.end);
+        self.cuts[first..].iter().take_while(move |cut| cut.start < end).flat_map(move |cut| {
+            let rows = start.saturating_sub(cut.start) / cut.stride
+                ..(end - cut.start).div_ceil(cut.stride).min(cut.rows);
+            rows.filter_map(move |row| {
+                let (at, place) = (cut.start + row * cut.stride, cut.place + row * cut.width);
+                let [from, to] = [at.max(start), (at + cut.width).min(end)];
+                (from < to).then(|| (from, place + from - at..place + to - at))
             })
         })
     }
@@ -147,6 +156,8 @@ impl Held {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::exchange::Seat;
     use crate::parameters::parameters;
@@ -174,7 +185,7 @@ mod tests {
             let mut times = vec![0; count];
             for held in &held {
                 let mut next = 0;
-                for (start, place) in held.rows() {
+                for (start, place) in held.rows(0..count) {
                     assert_eq!(place.start, next);
                     next = place.end;
                     times[start..start + place.len()].iter_mut().for_each(|times| *times += 1);
@@ -207,12 +218,33 @@ mod tests {
                     let part = flat.narrow(0, start, length).copy();
                     held.take(&values, &range, &part).expect("a small copy");
                 }
-                for (start, place) in held.rows() {
+                for (start, place) in held.rows(0..count) {
                     let expected = &numbers[start..start + place.len()];
                     assert_eq!(&elements::<f32>(&values)[place.clone()], expected);
                     assert_eq!(held.locate(start, 1).0, place.start);
                     assert_eq!(held.locate(start + place.len() - 1, 1).0, place.end - 1);
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_a_range_are_those_of_all_that_are_in_it() {
+        let (parameters, own) = halves();
+        let count = parameters.last().expect("some").range().end;
+        let held = Held::of_passes(&parameters, &own[1]);
+        let places: BTreeMap<usize, usize> = held
+            .rows(0..count)
+            .flat_map(|(start, place)| (start..start + place.len()).zip(place))
+            .collect();
+        for start in (0..count).step_by(7) {
+            for end in [start, start + 1, start + 13, count].map(|end| end.min(count)) {
+                let found: BTreeMap<usize, usize> = held
+                    .rows(start..end)
+                    .flat_map(|(start, place)| (start..start + place.len()).zip(place))
+                    .collect();
+                let expected = places.range(start..end).map(|(at, place)| (*at, *place)).collect();
+                assert_eq!(found, expected, "{start}..{end}");
             }
         }
     }

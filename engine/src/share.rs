@@ -27,9 +27,9 @@ impl Share {
     }
 
     /// All shares of so many devices that compute the slices of each pass together, in order.
-    pub(crate) fn all_together(count: usize, has_sums: bool) -> impl Iterator<Item = Self> {
+    pub(crate) fn all_together(count: usize) -> impl Iterator<Item = Self> {
         let seats = Seat::all(count).into_iter().map(Some);
-        Self::all(count, has_sums).zip(seats).map(|(share, seat)| Self { seat, ..share })
+        Self::all(count, true).zip(seats).map(|(share, seat)| Self { seat, ..share })
     }
 
     /// The device's place among those that compute passes together; `None` if it computes its own.

@@ -5,6 +5,7 @@
 
 mod additions;
 mod several;
+mod sums;
 mod worker;
 
 use std::ops::Range;

@@ -2,7 +2,8 @@
 //!
 //! Rounds read accumulators in the machine's memory. Workers of the processor add to these; a GPU has
 //! accumulators of its own, whose integers are moved when a round first reads them. Both are exact, so it does
-//! not matter which device ran a pass. Each device updates a share of the weights, for which alone it has what
+//! not matter which device ran a pass. Devices that compute slices together have the sums of their slices, from
+//! which rounds read. Each device updates a share of the weights, for which alone it has what
 //! the optimizer keeps (ZeRO-1, arXiv 1910.02054), and copies the others' shares.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +15,7 @@ use shoal_protocol::manifest::Manifest;
 
 use super::additions::Additions;
 use super::passes_at_once;
+use super::sums::Sums;
 use super::worker::{Lent, Starting, Work, Worker};
 use crate::accumulator::Accumulator;
 use crate::checkpoint::{self, StageState};
@@ -38,8 +40,8 @@ pub(super) struct Several {
     has_gpus: bool,
     /// Whether the devices compute the slices of each pass together.
     is_together: bool,
-    /// The accumulators of each hosted stage.
-    sums: BTreeMap<Stage, Vec<Accumulator>>,
+    /// The sums of each hosted stage.
+    sums: BTreeMap<Stage, Sums>,
     /// The GPUs' accumulators with sums that were not moved.
     counted: BTreeSet<(usize, SumsKey)>,
     /// Additions to accumulators that have not ended.
@@ -57,7 +59,7 @@ impl Several {
         let is_together = passes_at_once(manifest, devices.len())? == 1;
         let has_gpus = devices.iter().any(|device| !device.is_processor());
         let shares: Vec<Share> = match is_together {
-            true => Share::all_together(devices.len(), has_gpus).collect(),
+            true => Share::all_together(devices.len()).collect(),
             false => Share::all(devices.len(), has_gpus).collect(),
         };
         let start = |(device, share): (&DeviceChoice, Share)| {
@@ -83,6 +85,12 @@ impl Several {
 
     /// Makes the accumulators of a stage that is new on all devices.
     fn make_sums(&mut self, stage: Stage) -> Result<()> {
+        self.counted.retain(|(_, (of, _))| *of != stage);
+        if self.is_together {
+            let parts = self.parts_of_sums(stage)?;
+            self.sums.insert(stage, Sums::Parts(parts));
+            return Ok(());
+        }
         let elements = parameter_count(&self.manifest, stage);
         let accumulator = |_| Accumulator::new(&self.manifest, elements, None, tch::Device::Cpu);
         let sums: Vec<Accumulator> =
@@ -93,9 +101,18 @@ impl Several {
                 Ok(())
             })?;
         }
-        self.counted.retain(|(_, (of, _))| *of != stage);
-        self.sums.insert(stage, sums);
+        self.sums.insert(stage, Sums::Joined(sums));
         Ok(())
+    }
+
+    /// The devices' accumulators of a stage, by step and then by device.
+    fn parts_of_sums(&self, stage: Stage) -> Result<Vec<Vec<Accumulator>>> {
+        let engines = self.all()?;
+        let part = |engine: &Lent<'_>, turn: usize| -> Result<Accumulator> {
+            Ok(engine.stage(stage)?.accumulators[turn].clone())
+        };
+        let of_turn = |turn| engines.iter().map(|engine| part(engine, turn as usize)).collect();
+        (0..self.manifest.steps_at_once()).map(of_turn).collect()
     }
 
     /// The devices that compute a pass that this device is named for.
@@ -117,7 +134,7 @@ impl Several {
     ) -> Result<()> {
         let Some(key) = counts else { return self.workers[device].run(work) };
         let place = (key.stage, self.turn(key.step));
-        if self.has_gpus {
+        if self.has_gpus && !self.is_together {
             self.counted.insert((device, place));
         }
         let addition = self.additions.begin(place);
@@ -148,12 +165,12 @@ impl Several {
         };
         match &hosted[..] {
             [] => Err(EngineError::NotHosted(stages[0])),
-            [only] => self.sums[only][turn].read(place(only)?, read),
+            [only] => self.sums[only].read(turn, place(only)?, read),
             several => {
                 let mut all = vec![0i64; range.len()];
                 for stage in several {
                     let add = |part: &[u8]| add_words(&mut all, part);
-                    self.sums[stage][turn].read(place(stage)?, add)?;
+                    self.sums[stage].read(turn, place(stage)?, add)?;
                 }
                 Ok(read(bytemuck::cast_slice(&all)))
             }
@@ -163,10 +180,10 @@ impl Several {
     /// Moves what GPUs have in accumulators of their own.
     fn collect(&mut self, (stage, turn): SumsKey) -> Result<()> {
         for (device, worker) in self.workers.iter().enumerate() {
+            let Sums::Joined(sums) = &self.sums[&stage] else { return Ok(()) };
             if self.counted.contains(&(device, (stage, turn))) {
                 worker.ask()?;
-                self.sums[&stage][turn]
-                    .take(&worker.receive()?.stage(stage)?.accumulators[turn])?;
+                sums[turn].take(&worker.receive()?.stage(stage)?.accumulators[turn])?;
                 self.counted.remove(&(device, (stage, turn)));
             }
         }
@@ -248,7 +265,7 @@ impl Several {
     pub(super) fn read_stage(&mut self, stage: Stage, version: Step, folder: &Path) -> Result<()> {
         let state = checkpoint::read_stage(folder, &self.manifest, stage)?;
         self.each(|engine| engine.set_state(stage, version, &state))?;
-        self.forget_sums(stage, 0..self.sums[&stage].len())
+        self.forget_sums(stage, 0..self.manifest.steps_at_once() as usize)
     }
 
     /// Borrows the engines of all devices, once the work that they have is done.
@@ -268,7 +285,7 @@ impl Several {
     /// Forgets what was counted in accumulators of a stage, which the devices have cleared on their side.
     fn forget_sums(&mut self, stage: Stage, turns: Range<usize>) -> Result<()> {
         self.counted.retain(|(_, (of, turn))| *of != stage || !turns.contains(turn));
-        self.sums[&stage][turns].iter().try_for_each(Accumulator::clear)
+        self.sums[&stage].clear(turns)
     }
 }
 

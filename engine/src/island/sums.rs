@@ -1,0 +1,42 @@
+//! The sums of a stage over the devices of an island.
+
+use std::ops::Range;
+
+use crate::accumulator::Accumulator;
+use crate::error::Result;
+
+/// The sums of each step that can run at the same time, used in turn.
+#[derive(Debug)]
+pub(super) enum Sums {
+    /// In the machine's memory.
+    Joined(Vec<Accumulator>),
+    /// On the devices, each with its part, in their order: those that compute slices together add to no sum twice.
+    Parts(Vec<Vec<Accumulator>>),
+}
+
+impl Sums {
+    /// Passes the sums of a range of the stage's flat vector to a function: i64, little-endian.
+    pub(super) fn read<T>(
+        &self,
+        turn: usize,
+        range: Range<usize>,
+        read: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T> {
+        match self {
+            Self::Joined(sums) => sums[turn].read(range, read),
+            Self::Parts(parts) => {
+                let mut all = vec![0i64; range.len()];
+                parts[turn].iter().try_for_each(|part| part.add_to(&range, &mut all))?;
+                Ok(read(bytemuck::cast_slice(&all)))
+            }
+        }
+    }
+
+    /// Clears some of them.
+    pub(super) fn clear(&self, turns: Range<usize>) -> Result<()> {
+        match self {
+            Self::Joined(sums) => sums[turns].iter().try_for_each(Accumulator::clear),
+            Self::Parts(parts) => parts[turns].iter().flatten().try_for_each(Accumulator::clear),
+        }
+    }
+}
