@@ -2,6 +2,7 @@
 # The checks that need an NVIDIA GPU; skipped, with the reason, where there is none.
 #
 #   same bits   a swarm of two peers on one GPU, and one process on it: equal checkpoint hashes
+#   islands     two workers on one GPU, replicas or slices: the state of one worker
 #   speed       tokens/s and MFU of a larger model in bf16, beside eager PyTorch
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,6 +19,8 @@ gpus=$(nvidia-smi -L 2>/dev/null) || skip "no CUDA device here (nvidia-smi finds
 scripts/setup.sh --tests
 .venv/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
     || skip "the PyTorch in .venv finds no CUDA device: is the driver older than its CUDA?"
+
+SHOAL_TEST_DEVICE=cuda:0 cargo test --quiet -p shoal-engine --test islands --test slices -- compute_the_bits_of_one
 
 target=${CARGO_TARGET_DIR:-target}
 cargo build --quiet --release -p shoal-node

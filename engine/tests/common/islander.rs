@@ -5,12 +5,12 @@ use std::sync::mpsc::channel;
 
 use bytes::Bytes;
 use shoal_engine::{
-    DeviceChoice, Engine, FixedPoint, ForwardOutput, Island, Samples, StageState, group_elements,
+    Engine, FixedPoint, ForwardOutput, Island, Samples, StageState, group_elements,
 };
 use shoal_protocol::ids::{Microbatch, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 
-use super::{each_update, key};
+use super::{device, each_update, key};
 
 /// One run on an island of so many workers of the processor.
 pub(crate) struct Islander {
@@ -23,7 +23,7 @@ pub(crate) struct Islander {
 impl Islander {
     pub(crate) fn new(manifest: &Manifest, samples: Samples, devices: usize) -> Self {
         let span = StageSpan::all(manifest.training.stages);
-        let island = Island::new(manifest, span, &vec![DeviceChoice::Cpu; devices], 1);
+        let island = Island::new(manifest, span, &vec![device(); devices], 1);
         Self { manifest: manifest.clone(), island: island.expect("room"), samples, devices }
     }
 

@@ -83,6 +83,12 @@ pub(crate) fn text() -> Vec<u8> {
     include_bytes!("../../../LICENSE-APACHE").to_vec()
 }
 
+/// The device of trainers and islands: the processor, or that of `SHOAL_TEST_DEVICE` (as `cuda:0`).
+pub(crate) fn device() -> DeviceChoice {
+    let named = std::env::var("SHOAL_TEST_DEVICE");
+    named.map_or(DeviceChoice::Cpu, |name| name.parse().expect("the name of a device"))
+}
+
 /// One run and its state.
 pub(crate) struct Trainer {
     pub(crate) manifest: Manifest,
@@ -100,7 +106,7 @@ pub(crate) struct Trainer {
 
 impl Trainer {
     pub(crate) fn new(manifest: &Manifest, samples: Samples) -> Self {
-        let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
+        let device = Device::open(device(), 1).expect("the device works");
         let span = StageSpan::all(manifest.training.stages);
         let engine = Engine::new(manifest, span, device).expect("room for a small model");
         Self::with_engine(manifest, samples, engine)
@@ -113,7 +119,7 @@ impl Trainer {
         folder: &Path,
         memory: units::Bytes,
     ) -> Self {
-        let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
+        let device = Device::open(device(), 1).expect("the device works");
         let span = StageSpan::all(manifest.training.stages);
         let engine = Engine::swapping(manifest, span, device, (folder, memory));
         Self::with_engine(manifest, samples, engine.expect("room on the disk"))
