@@ -177,7 +177,7 @@ mod tests {
             ..NetworkScenario::even(Duration::ZERO, Duration::from_micros(200), None)
         };
         let mut scenario = Scenario::plain(Scenario::small_manifest(1, 12, 20), peers, network);
-        scenario.weigh_stages(50_000);
+        scenario.weigh_stages(2_000_000);
         scenario
     }
 

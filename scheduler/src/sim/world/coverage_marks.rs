@@ -120,16 +120,18 @@ impl Marks {
         }
     }
 
+    /// Notes a task that a peer has its engine do.
+    pub(super) fn computes(&mut self, task: &Task) {
+        if let Task::Export { round, parts, .. } = task
+            && !parts.is_empty()
+        {
+            self.rare.rounds.collected += 1;
+            self.rare.rounds.collected_again += u64::from(self.mended.contains(round));
+        }
+    }
+
     /// Notes a peer's actions in response to an input.
     pub(super) fn peer(&mut self, me: Member, input: &PeerInput, actions: &[PeerAction]) {
-        for action in actions {
-            if let PeerAction::Compute(Task::Export { round, parts, .. }) = action
-                && !parts.is_empty()
-            {
-                self.rare.rounds.collected += 1;
-                self.rare.rounds.collected_again += u64::from(self.mended.contains(round));
-            }
-        }
         let PeerInput::FromCoordinator { message, .. } = input else { return };
         for action in actions {
             match (message, action) {

@@ -130,7 +130,10 @@ impl<'a> Swarm<'a> {
                     let stage = part.stage;
                     self.queue.at(at, Event::Kept { to: me, version, stage, weights });
                 }
-                PeerAction::Compute(task) => self.compute(index, task),
+                PeerAction::Compute(task) => {
+                    self.observation.marks.computes(&task);
+                    self.compute(index, task);
+                }
                 PeerAction::Release(id) => {
                     let released = self.nodes[index].payloads.release(id);
                     self.observation.holds("payloads", released)?;
