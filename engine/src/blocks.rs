@@ -171,7 +171,7 @@ impl Blocks {
                 let norm = cutter.norm(LAST_NORM, model)?;
                 let name = if cutter.offsets.contains_key(HEAD) { HEAD } else { EMBEDDING };
                 let matrices = match model.slices {
-                    1 => vec![cutter.view(name, &matrix)?],
+                    1 => vec![cutter.view(cutter.offsets[name], &matrix, WeightPart::Whole)?],
                     _ => cutter.head_slices(name, matrix, own)?,
                 };
                 Some(Head { norm, matrices })
@@ -282,27 +282,26 @@ impl<'a> Cutter<'a> {
         Self { flat, held, offsets, adapters, leaves: Vec::new() }
     }
 
-    /// A weight of the model as a view for passes, which gets a gradient unless it is frozen.
-    fn keep(&mut self, offset: usize, view: Tensor, part: WeightPart) -> Tensor {
-        let is_trained = self.adapters.is_none();
-        let tensor = view.set_requires_grad(is_trained);
-        if is_trained {
-            self.leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part });
+    /// A part of a weight of the model as a view for passes, which gets a gradient unless it is frozen: the elements
+    /// from an offset on, in this shape.
+    fn view(&self, offset: usize, shape: &[i64], part: WeightPart) -> Result<Leaf> {
+        let (place, _) = locate(self.held, offset, 1);
+        let tensor = cut(self.flat, place, shape)?.set_requires_grad(self.adapters.is_none());
+        Ok(Leaf { offset, tensor, part })
+    }
+
+    /// Notes that a view is read by the layers.
+    fn keep(&mut self, leaf: Leaf) -> Tensor {
+        let tensor = leaf.tensor.shallow_clone();
+        if self.adapters.is_none() {
+            self.leaves.push(leaf);
         }
         tensor
     }
 
-    /// The elements from the beginning of a weight of the model on, in this shape.
-    fn view(&self, name: &str, shape: &[i64]) -> Result<Leaf> {
-        let offset = self.offsets[name];
-        let (place, _) = locate(self.held, offset, 1);
-        let tensor = cut(self.flat, place, shape)?.set_requires_grad(self.adapters.is_none());
-        Ok(Leaf { offset, tensor, part: WeightPart::Whole })
-    }
-
     fn leaf(&mut self, name: &str, shape: &[i64]) -> Result<Tensor> {
-        let Leaf { offset, tensor, part } = self.view(name, shape)?;
-        Ok(self.keep(offset, tensor, part))
+        let leaf = self.view(self.offsets[name], shape, WeightPart::Whole)?;
+        Ok(self.keep(leaf))
     }
 
     /// The adapters of a layer's joined matrix.
@@ -399,9 +398,8 @@ impl<'a> Cutter<'a> {
     fn rows(&mut self, name: &str, shape: &[i64], slice: usize) -> Result<Tensor> {
         let length: i64 = shape.iter().product();
         let offset = self.offsets[name] + slice * length as usize;
-        let (place, _) = locate(self.held, offset, 1);
-        let view = cut(self.flat, place, shape)?;
-        Ok(self.keep(offset, view, WeightPart::Rows))
+        let leaf = self.view(offset, shape, WeightPart::Rows)?;
+        Ok(self.keep(leaf))
     }
 
     /// The rows of each slice of the head, `[V, H]`, that this device has.
@@ -410,11 +408,7 @@ impl<'a> Cutter<'a> {
         let slice = |number| {
             let rows = own.rows_of(number, vocabulary);
             let offset = self.offsets[name] + rows.start * hidden;
-            let (place, _) = locate(self.held, offset, 1);
-            let shape = [rows.len() as i64, matrix[1]];
-            let view = cut(self.flat, place, &shape)?;
-            let tensor = view.set_requires_grad(self.adapters.is_none());
-            Ok(Leaf { offset, tensor, part: WeightPart::Rows })
+            self.view(offset, &[rows.len() as i64, matrix[1]], WeightPart::Rows)
         };
         own.numbers().map(slice).collect()
     }
@@ -430,7 +424,8 @@ impl<'a> Cutter<'a> {
         let (place, stride) = locate(self.held, offset, all as usize);
         let strides = [stride as i64, 1];
         let view = self.flat.f_as_strided([rows, width], strides, Some(place as i64))?;
-        Ok(self.keep(offset, view.f_detach()?, WeightPart::Columns(all as usize)))
+        let tensor = view.f_detach()?.set_requires_grad(self.adapters.is_none());
+        Ok(self.keep(Leaf { offset, tensor, part: WeightPart::Columns(all as usize) }))
     }
 
     /// The rows of one slice of matrices that read the same input, with so many outputs in a slice.

@@ -9,7 +9,7 @@ use crate::blocks::Source;
 use crate::device::Device;
 use crate::error::Result;
 use crate::held::Held;
-use crate::init::fill_initial_weights;
+use crate::init::draw_one;
 use crate::own_slices::OwnSlices;
 use crate::parameters::{Parameter, model_parameters};
 use crate::tensor::kind;
@@ -39,29 +39,22 @@ impl Frozen {
         }
         let _guard = tch::no_grad_guard();
         let parameters = model_parameters(manifest, stage);
-        let count: usize = parameters.iter().map(Parameter::len).sum();
-        let held = match own.are_all() {
-            true => Held::all(count),
-            false => Held::of_passes(&parameters, own),
-        };
+        let held = Held::of_passes(&parameters, own);
         let kind = kind(manifest.training.dtype);
         let flat = Tensor::f_zeros([held.len() as i64], (kind, device.torch))?;
         let has_values = !manifest.model.loads_weights();
         let frozen = Self { flat, held, parameters, has_values };
         if has_values {
             for parameter in &frozen.parameters {
-                let mut values = vec![0.0; parameter.len()];
-                let drawn = std::slice::from_ref(parameter);
-                fill_initial_weights(manifest, drawn, &mut values, device.threads);
-                frozen.take(parameter, &values)?;
+                frozen.take(parameter, &draw_one(manifest, parameter, device.threads)?)?;
             }
         }
         Ok(Some(frozen))
     }
 
     /// Takes what is held of a weight's values.
-    fn take(&self, parameter: &Parameter, values: &[f32]) -> Result<()> {
-        self.held.take(&self.flat, &parameter.range(), &Tensor::f_from_slice(values)?)
+    fn take(&self, parameter: &Parameter, values: &Tensor) -> Result<()> {
+        self.held.take(&self.flat, &parameter.range(), values)
     }
 
     /// Where passes read them.
@@ -85,7 +78,7 @@ impl Frozen {
     pub(crate) fn load(&mut self, files: &StageFiles) -> Result<()> {
         let _guard = tch::no_grad_guard();
         for parameter in &self.parameters {
-            self.take(parameter, &files.values(parameter)?)?;
+            self.take(parameter, &Tensor::f_from_slice(&files.values(parameter)?)?)?;
         }
         self.has_values = true;
         Ok(())

@@ -7,7 +7,7 @@ use tch::Tensor;
 
 use crate::error::Result;
 use crate::own_slices::OwnSlices;
-use crate::parameters::{Parameter, WeightPart};
+use crate::parameters::{Parameter, WeightPart, range_of};
 
 /// The elements of a flat vector that a device holds, one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,14 +62,17 @@ impl Cut {
 
 impl Held {
     /// A whole flat vector of so many elements.
-    pub(crate) fn all(elements: usize) -> Self {
+    fn all(elements: usize) -> Self {
         let cut = Cut { start: 0, rows: 1, width: elements, stride: elements, place: 0 };
         Self { cuts: Vec::from_iter(Some(cut).filter(|_| elements > 0)) }
     }
 
-    /// What a device reads that computes these slices.
+    /// What a device reads that computes these slices: everything, if they are all.
     pub(crate) fn of_passes(parameters: &[Parameter], own: &OwnSlices) -> Self {
-        Self::of(parameters, own, |_| true)
+        match own.are_all() {
+            true => Self::all(range_of(parameters).end),
+            false => Self::of(parameters, own, |_| true),
+        }
     }
 
     /// What a device that computes these slices counts the gradients of.

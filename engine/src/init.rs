@@ -46,10 +46,7 @@ pub(crate) fn draw_weights(
 ) -> Result<()> {
     let _guard = tch::no_grad_guard();
     for parameter in parameters {
-        let length = parameter.len() as i64;
-        let mut values = Tensor::f_zeros([length], (Kind::Float, tch::Device::Cpu))?;
-        let drawn = std::slice::from_ref(parameter);
-        fill_initial_weights(manifest, drawn, elements_mut(&mut values), threads);
+        let values = draw_one(manifest, parameter, threads)?;
         for version in &mut versions {
             version.set_range(&parameter.range(), &values)?;
         }
@@ -62,8 +59,21 @@ pub(crate) fn draw_weights(
     })
 }
 
+/// The initial values of a weight before any constraint: flat f32, on the processor.
+pub(crate) fn draw_one(
+    manifest: &Manifest,
+    parameter: &Parameter,
+    threads: usize,
+) -> Result<Tensor> {
+    let length = parameter.len() as i64;
+    let mut values = Tensor::f_zeros([length], (Kind::Float, tch::Device::Cpu))?;
+    let drawn = std::slice::from_ref(parameter);
+    fill_initial_weights(manifest, drawn, elements_mut(&mut values), threads);
+    Ok(values)
+}
+
 /// Writes the initial values of these weights, one after the other, with several threads.
-pub(crate) fn fill_initial_weights(
+fn fill_initial_weights(
     manifest: &Manifest,
     parameters: &[Parameter],
     mut flat: &mut [f32],

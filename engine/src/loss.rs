@@ -38,43 +38,81 @@ pub(crate) fn cross_entropy(
     targets: &Tensor,
     with_gradients: bool,
 ) -> Result<Loss> {
+    let vocabulary = head.size()[0] as usize;
+    in_chunks(rows, targets, vocabulary, |chunk, targets, scale, heads| {
+        let mut logits = chunk.f_linear(head, None::<Tensor>)?;
+        let losses = row_losses(&mut logits, targets, scale, with_gradients)?;
+        if !with_gradients {
+            return Ok((losses, None));
+        }
+        let gradient = logits;
+        heads.add(0, head, &gradient, chunk)?;
+        Ok((losses, Some(gradient.f_matmul(head)?)))
+    })
+}
+
+/// The sums of the gradients of a head's matrices over all chunks.
+pub(crate) struct HeadGradients {
+    sums: Vec<Tensor>,
+    /// Whether there is one chunk, so that nothing is added.
+    alone: bool,
+}
+
+impl HeadGradients {
+    /// Adds those of one chunk of rows, given the gradient of its logits. Matrices come in their order; a frozen one
+    /// has none.
+    pub(crate) fn add(
+        &mut self,
+        number: usize,
+        matrix: &Tensor,
+        of_logits: &Tensor,
+        rows: &Tensor,
+    ) -> Result<()> {
+        if !matrix.requires_grad() {
+            return Ok(());
+        }
+        let more = of_logits.f_tr()?.f_matmul(rows)?;
+        match self.sums.get_mut(number) {
+            None if self.alone => self.sums.push(more),
+            None => self.sums.push(more.f_to_kind(Kind::Float)?),
+            Some(sum) => _ = sum.f_add_(&more)?,
+        }
+        Ok(())
+    }
+}
+
+/// The loss of rows `[N, H]` from those of chunks of them. `of_chunk` takes the rows and targets of a chunk, and the
+/// factor of losses in their gradients. It gives each row's loss and, if they were asked for, the rows' gradient.
+pub(crate) fn in_chunks(
+    rows: &Tensor,
+    targets: &Tensor,
+    vocabulary: usize,
+    mut of_chunk: impl FnMut(
+        &Tensor,
+        &Tensor,
+        f64,
+        &mut HeadGradients,
+    ) -> Result<(Tensor, Option<Tensor>)>,
+) -> Result<Loss> {
     let _guard = tch::no_grad_guard();
     let (count, _) = rows.size2()?;
     let scale = 1.0 / count as f64;
-    let row_bytes = head.size2()?.0 as usize * head.kind().elt_size_in_bytes();
-    let chunks = chunks(count as usize, row_bytes);
-    let alone = chunks.len() == 1;
-    let mut losses = Vec::with_capacity(chunks.len());
-    let mut row_gradients = Vec::new();
-    let mut head_gradient: Option<Tensor> = None;
+    let chunks = chunks(count as usize, vocabulary * rows.kind().elt_size_in_bytes());
+    let mut heads = HeadGradients { sums: Vec::new(), alone: chunks.len() == 1 };
+    let (mut losses, mut row_gradients) = (Vec::with_capacity(chunks.len()), Vec::new());
     for chunk in chunks {
         let (start, length) = (chunk.start as i64, chunk.len() as i64);
-        let part = rows.f_narrow(0, start, length)?;
-        let mut logits = part.f_linear(head, None::<Tensor>)?;
-        let targets = targets.f_narrow(0, start, length)?;
-        losses.push(row_losses(&mut logits, &targets, scale, with_gradients)?);
-        if !with_gradients {
-            continue;
-        }
-        let gradient = logits;
-        row_gradients.push(gradient.f_matmul(head)?);
-        if head.requires_grad() {
-            let of_head = gradient.f_tr()?.f_matmul(&part)?;
-            head_gradient = Some(match head_gradient.take() {
-                None if alone => of_head,
-                None => of_head.f_to_kind(Kind::Float)?,
-                Some(mut sum) => sum.f_add_(&of_head)?,
-            });
-        }
+        let [part, targets] =
+            [rows.f_narrow(0, start, length)?, targets.f_narrow(0, start, length)?];
+        let (of_rows, gradient) = of_chunk(&part, &targets, scale, &mut heads)?;
+        losses.push(of_rows);
+        row_gradients.extend(gradient);
     }
     let sum = Tensor::f_cat(&losses, 0)?.f_sum(Kind::Double)?;
     let value = sum.f_mul_scalar(scale)?.f_to_kind(Kind::Float)?;
     let gradients = match row_gradients.is_empty() {
         true => None,
-        false => {
-            let rows = Tensor::f_cat(&row_gradients, 0)?;
-            Some(LossGradients { rows, heads: head_gradient.into_iter().collect() })
-        }
+        false => Some(LossGradients { rows: Tensor::f_cat(&row_gradients, 0)?, heads: heads.sums }),
     };
     Ok(Loss { value, gradients })
 }
@@ -116,7 +154,7 @@ fn row_losses_of_any_device(
 }
 
 /// Ranges of rows, as equal as possible.
-pub(crate) fn chunks(rows: usize, row_bytes: usize) -> Vec<Range<usize>> {
+fn chunks(rows: usize, row_bytes: usize) -> Vec<Range<usize>> {
     let most = (CHUNK_BYTES / row_bytes).max(1);
     let number = rows.div_ceil(most).max(1);
     (0..number).map(|index| index * rows / number..(index + 1) * rows / number).collect()

@@ -9,7 +9,7 @@ use std::ops::Range;
 use tch::{Kind, Tensor};
 
 use crate::error::Result;
-use crate::loss::{Loss, LossGradients, chunks};
+use crate::loss::{Loss, in_chunks};
 use crate::own_slices::OwnSlices;
 
 /// The head's slices that a device has.
@@ -30,54 +30,23 @@ impl SlicedHead<'_> {
         targets: &Tensor,
         with_gradients: bool,
     ) -> Result<Loss> {
-        let _guard = tch::no_grad_guard();
-        let (count, _) = rows.size2()?;
-        let scale = 1.0 / count as f64;
-        let row_bytes = self.vocabulary * rows.kind().elt_size_in_bytes();
-        let chunks = chunks(count as usize, row_bytes);
-        let alone = chunks.len() == 1;
-        let (mut losses, mut row_gradients) = (Vec::new(), Vec::new());
-        let mut heads: Vec<Tensor> = Vec::new();
-        for chunk in chunks {
-            let (start, length) = (chunk.start as i64, chunk.len() as i64);
-            let part = rows.f_narrow(0, start, length)?;
-            let targets = targets.f_narrow(0, start, length)?;
-            let gradients = self.chunk(&part, &targets, &mut losses)?;
+        in_chunks(rows, targets, self.vocabulary, |chunk, targets, scale, heads| {
+            let (losses, slices) = self.chunk(chunk, targets)?;
             if !with_gradients {
-                continue;
+                return Ok((losses, None));
             }
             let mut of_rows = Vec::with_capacity(self.slices.len());
-            for (number, ((_, head), gradient)) in self.slices.iter().zip(gradients).enumerate() {
-                let gradient = gradient.f_mul_scalar(scale)?.f_to_kind(rows.kind())?;
+            for (number, ((_, head), slice)) in self.slices.iter().zip(slices).enumerate() {
+                let gradient = slice.gradient()?.f_mul_scalar(scale)?.f_to_kind(rows.kind())?;
+                heads.add(number, head, &gradient, chunk)?;
                 of_rows.push(gradient.f_matmul(head)?);
-                if !head.requires_grad() {
-                    continue;
-                }
-                let of_head = gradient.f_tr()?.f_matmul(&part)?;
-                match heads.get_mut(number) {
-                    None if alone => heads.push(of_head),
-                    None => heads.push(of_head.f_to_kind(Kind::Float)?),
-                    Some(sum) => _ = sum.f_add_(&of_head)?,
-                }
             }
-            row_gradients.push(self.own.sum(&of_rows, None)?);
-        }
-        let sum = Tensor::f_cat(&losses, 0)?.f_sum(Kind::Double)?;
-        let value = sum.f_mul_scalar(scale)?.f_to_kind(Kind::Float)?;
-        let gradients = match row_gradients.is_empty() {
-            true => None,
-            false => Some(LossGradients { rows: Tensor::f_cat(&row_gradients, 0)?, heads }),
-        };
-        Ok(Loss { value, gradients })
+            Ok((losses, Some(self.own.sum(&of_rows, None)?)))
+        })
     }
 
-    /// Adds the losses of some rows to `losses`. The gradients of their sum with respect to each slice's logits, f32.
-    fn chunk(
-        &self,
-        rows: &Tensor,
-        targets: &Tensor,
-        losses: &mut Vec<Tensor>,
-    ) -> Result<Vec<Tensor>> {
+    /// The losses of some rows, and what their gradients follow from.
+    fn chunk(&self, rows: &Tensor, targets: &Tensor) -> Result<(Tensor, Vec<SliceLogits>)> {
         let counts = targets.f_ge(0)?.f_to_kind(Kind::Float)?;
         let mut of_slices = Vec::with_capacity(self.slices.len());
         let mut summaries = Vec::with_capacity(self.slices.len());
@@ -112,15 +81,35 @@ impl SlicedHead<'_> {
             target = target.f_add(found)?;
         }
         let total = largest.f_add(&sum.f_log()?)?;
-        losses.push(total.f_sub(&target)?.f_squeeze_dim(1)?.f_mul(&counts)?);
+        let losses = total.f_sub(&target)?.f_squeeze_dim(1)?.f_mul(&counts)?;
         let counts = counts.f_unsqueeze(1)?;
-        let gradient = |(logits, column, is_here): (Tensor, Tensor, Tensor)| -> Result<Tensor> {
-            let mut gradient = logits.f_sub(&total)?.f_exp_()?;
-            let ones = is_here.f_to_kind(Kind::Float)?.f_neg()?;
-            let mut gradient = gradient.f_scatter_add_(1, &column, &ones)?;
-            Ok(gradient.f_mul_(&counts)?)
+        let slice = |(logits, column, is_here)| {
+            let [total, counts] = [&total, &counts].map(Tensor::shallow_clone);
+            SliceLogits { logits, column, is_here, total, counts }
         };
-        of_slices.into_iter().map(gradient).collect()
+        Ok((losses, of_slices.into_iter().map(slice).collect()))
+    }
+}
+
+/// The logits of some rows in one slice.
+struct SliceLogits {
+    /// f32, `[rows, tokens]`.
+    logits: Tensor,
+    /// Each row's target among them, and whether it is there: `[rows, 1]`.
+    column: Tensor,
+    is_here: Tensor,
+    /// The logarithm of the sum of exponentials over all slices, and whether the row counts: `[rows, 1]`.
+    total: Tensor,
+    counts: Tensor,
+}
+
+impl SliceLogits {
+    /// The gradient of the losses' sum with respect to the logits, f32.
+    fn gradient(self) -> Result<Tensor> {
+        let mut gradient = self.logits.f_sub(&self.total)?.f_exp_()?;
+        let ones = self.is_here.f_to_kind(Kind::Float)?.f_neg()?;
+        let mut gradient = gradient.f_scatter_add_(1, &self.column, &ones)?;
+        Ok(gradient.f_mul_(&self.counts)?)
     }
 }
 

@@ -44,7 +44,7 @@ impl Copies {
         if has_all && dtype == Dtype::F32 {
             return Ok(None);
         }
-        let held = place.held.clone().unwrap_or_else(|| Held::all(count));
+        let held = place.held.clone();
         let zeros =
             |elements: usize, kind| Tensor::f_zeros([elements as i64], (kind, place.device));
         let is_read = stage == Stage(0) && manifest.lora.is_none();
@@ -54,7 +54,7 @@ impl Copies {
                 let found = all.iter().find(|one| one.name == EMBEDDING);
                 let embedding = found.expect("the first stage has an embedding");
                 let (rows, width) = (embedding.shape[0], embedding.shape[1]);
-                let rows = if place.held.is_some() { place.own.rows(rows) } else { 0..rows };
+                let rows = place.own.rows(rows);
                 let range =
                     embedding.offset + rows.start * width..embedding.offset + rows.end * width;
                 Some((range.clone(), zeros(range.len(), Kind::Float)?))

@@ -7,7 +7,7 @@ use shoal_protocol::manifest::{Dtype, Manifest};
 
 use crate::held::Held;
 use crate::own_slices::OwnSlices;
-use crate::parameters::{Parameter, parameter_count, range_of};
+use crate::parameters::{Parameter, parameters, range_of};
 use crate::share::Share;
 
 /// A device, and what it has of a stage's weights.
@@ -16,16 +16,15 @@ pub(crate) struct WeightsPlace {
     pub(crate) device: tch::Device,
     /// The range of the flat vector that is here as f32: all, or what this device updates.
     pub(crate) kept: Range<usize>,
-    /// What passes read here, unless they read all of it.
-    pub(crate) held: Option<Held>,
+    /// What passes read here.
+    pub(crate) held: Held,
     pub(crate) own: OwnSlices,
 }
 
 impl WeightsPlace {
     /// All weights of a stage.
     pub(crate) fn whole(manifest: &Manifest, stage: Stage, device: tch::Device) -> Self {
-        let own = OwnSlices::new(&manifest.model, None);
-        Self { device, kept: 0..parameter_count(manifest, stage), held: None, own }
+        Self::of_share(manifest, &parameters(manifest, stage), device, &Share::WHOLE)
     }
 
     /// What a device has that updates this share of a stage's weights.
@@ -36,8 +35,8 @@ impl WeightsPlace {
         share: &Share,
     ) -> Self {
         let own = OwnSlices::new(&manifest.model, share.seat());
-        let held = share.seat().map(|_| Held::of_passes(parameters, &own));
-        let kept = match share.is_whole() || held.is_none() && keeps_all(manifest) {
+        let held = Held::of_passes(parameters, &own);
+        let kept = match share.is_whole() || own.are_all() && keeps_all(manifest) {
             true => parameters,
             false => &parameters[share.of(parameters)],
         };

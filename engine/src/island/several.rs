@@ -179,8 +179,8 @@ impl Several {
 
     /// Moves what GPUs have in accumulators of their own.
     fn collect(&mut self, (stage, turn): SumsKey) -> Result<()> {
+        let Sums::Joined(sums) = &self.sums[&stage] else { return Ok(()) };
         for (device, worker) in self.workers.iter().enumerate() {
-            let Sums::Joined(sums) = &self.sums[&stage] else { return Ok(()) };
             if self.counted.contains(&(device, (stage, turn))) {
                 worker.ask()?;
                 sums[turn].take(&worker.receive()?.stage(stage)?.accumulators[turn])?;

@@ -70,8 +70,7 @@ impl StageModel {
 
     /// Hash of the stage's state at its version.
     pub(crate) fn state_hash(&self) -> Result<ContentHash> {
-        let weights = [&self.weights].into_iter().chain(&self.stale);
-        let weights = weights.map(|held| (&self.parameters[..], &held.flat));
+        let weights = self.versions().map(|held| (&self.parameters[..], &held.flat));
         let slots = self.optimizer.slots.iter();
         let slots = slots.map(|vector| (&vector.layout.tensors[..], &vector.flat));
         let host = |(parameters, flat): (_, &Tensor)| -> Result<(&[Parameter], Tensor)> {
@@ -84,20 +83,13 @@ impl StageModel {
     }
 }
 
-/// Bytes of the numbers of some tensors.
-#[cfg(test)]
-pub(crate) fn bytes_of_tensors<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> u64 {
-    tensors.into_iter().map(|one| (one.numel() * one.kind().elt_size_in_bytes()) as u64).sum()
-}
-
 #[cfg(test)]
 impl StageModel {
     /// Bytes of the weights of all versions here, and of what the optimizer keeps.
     pub(crate) fn state_bytes(&self) -> [u64; 2] {
-        let weights = [&self.weights].into_iter().chain(&self.stale);
-        let weights = weights.flat_map(Weights::tensors);
-        let slots = self.optimizer.slots.iter().map(|slot| &slot.flat);
-        [bytes_of_tensors(weights), bytes_of_tensors(slots)]
+        let bytes = |one: &Tensor| (one.numel() * one.kind().elt_size_in_bytes()) as u64;
+        let weights = self.versions().flat_map(Weights::tensors).map(bytes).sum();
+        [weights, self.optimizer.slots.iter().map(|slot| bytes(&slot.flat)).sum()]
     }
 }
 

@@ -69,7 +69,7 @@ impl StageModel {
 
     /// The versions of the weights. An update makes the two change places, so all work that needs one
     /// needs both.
-    fn versions(&self) -> impl Iterator<Item = &Weights> {
+    pub(crate) fn versions(&self) -> impl Iterator<Item = &Weights> {
         [&self.weights].into_iter().chain(&self.stale)
     }
 }
