@@ -64,6 +64,8 @@ pub(super) struct Balance {
     missing: BTreeMap<Stage, usize>,
     /// Changes of spans.
     spans: SpanLengths,
+    /// Exchanges of stages that the last comparison of their members found worthwhile.
+    exchanges: BTreeSet<(Member, Stage)>,
 }
 
 impl Balance {
@@ -170,8 +172,14 @@ impl Balance {
     }
 
     /// Two members that exchange stages, if that makes steps shorter by so many thousandths and pays. Only while
-    /// no member migrates or joins: then the stages have as many replicas as they should.
-    fn exchanges(&self, context: &Context, estimates: &Estimates<'_>, gain: u32) -> Vec<Migration> {
+    /// no member migrates or joins: then the stages have as many replicas as they should. Two comparisons in
+    /// succession have to find it, since a busy machine looks like a long link for a while.
+    fn exchanges(
+        &mut self,
+        context: &Context,
+        estimates: &Estimates<'_>,
+        gain: u32,
+    ) -> Vec<Migration> {
         let members = &context.members;
         let step = self.step_times.map(|times| times.mean().as_secs_f64());
         let Some(step) = step.filter(|step| *step > 0.0) else { return Vec::new() };
@@ -186,9 +194,19 @@ impl Balance {
         let Some(found) = found else { return Vec::new() };
         let saved = (found.before - found.after).min(step / 2.0);
         let after = 1.0 / (step / found.kept - saved.max(0.0));
-        let near = |(member, to)| (member, StageSpan::one(to), MoveReason::Nearer);
-        let migrations = found.moves.into_iter().map(near).collect();
-        self.if_worthwhile(context, Gain { before: 1.0 / step, after, least: gain }, migrations)
+        let near = |&(member, to)| (member, StageSpan::one(to), MoveReason::Nearer);
+        let migrations = found.moves.iter().map(near).collect();
+        let gain = Gain { before: 1.0 / step, after, least: gain };
+        let migrations = self.if_worthwhile(context, gain, migrations);
+        let again = found.moves.iter().all(|exchange| self.exchanges.contains(exchange));
+        let compared: BTreeSet<Member> =
+            placed.iter().take(CELL).map(|replica| replica.member).collect();
+        self.exchanges.retain(|(member, _)| !compared.contains(member));
+        if migrations.is_empty() || again {
+            return migrations;
+        }
+        self.exchanges.extend(found.moves);
+        Vec::new()
     }
 
     /// What can be done where stages are as fast as each other.

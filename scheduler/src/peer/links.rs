@@ -8,7 +8,10 @@ use shoal_protocol::limits;
 use shoal_protocol::message::LinkEstimate;
 use shoal_protocol::units::Rate;
 
-/// An estimate is reported again when it changed by more than this factor.
+use crate::locality::ONE_PLACE;
+
+/// An estimate is reported again when it changed by more than this factor, or shows that two peers are, or are not,
+/// at one place.
 const REPORTED_CHANGE: f64 = 2.0;
 
 /// Estimates of the links to other peers.
@@ -98,9 +101,11 @@ fn distance(link: &LinkEstimate) -> u32 {
 }
 
 fn differ(one: &LinkEstimate, other: &LinkEstimate) -> bool {
+    let at_one_place = |link: &LinkEstimate| link.round_trip < ONE_PLACE;
     let apart = |one: f64, other: f64| one.max(other) > REPORTED_CHANGE * one.min(other);
     let rate = |link: &LinkEstimate| link.rate.map_or(0.0, |rate| rate.0 as f64);
-    apart(one.round_trip.as_secs_f64(), other.round_trip.as_secs_f64())
+    at_one_place(one) != at_one_place(other)
+        || apart(one.round_trip.as_secs_f64(), other.round_trip.as_secs_f64())
         || apart(rate(one), rate(other))
 }
 
@@ -140,6 +145,13 @@ mod tests {
         let full: BTreeMap<PeerId, LinkEstimate> =
             (20..36).map(|near| (peer(near), link(1))).collect();
         assert_eq!(reports(&full), []);
+    }
+
+    #[test]
+    fn a_shorter_round_trip_is_reported_when_it_shows_one_place() {
+        let mut links = LinkEstimates::default();
+        let mut reported = |milliseconds| links.update([(peer(1), link(milliseconds))].into()).len();
+        assert_eq!([7, 6, 4, 3].map(&mut reported), [1, 0, 1, 0]);
     }
 
     #[test]

@@ -9,21 +9,21 @@ use crate::action::MoveObstacle;
 const STEP: Duration = Duration::from_secs(10);
 const STEPS: u64 = 10;
 
-/// A run of two stages with one member at the first and so many at the second, all mobile. Steps take 10 s; a
-/// stage's weights and moments are 300 MB, and links carry `rate` bytes per second.
-fn uneven(second: u8, rate: Option<u64>) -> Run {
+/// A run of two stages, whose members host these and are all mobile. Steps take 10 s; a stage's weights and moments are
+/// 300 MB, and `link` is what one member measures to another.
+fn hosting(stages: &[u16], link: impl Fn(u8, u8) -> LinkEstimate) -> Run {
     let mut run = Run::new(2, 1, STEPS);
     run.coordinator.context.config.load =
         Load::with_gradients(Bytes(0), vec![Bytes(100_000_000); 2]);
-    run.coordinator.context.config.wait_for = usize::from(second) + 1;
+    run.coordinator.context.config.wait_for = stages.len();
     run.coordinator.context.config.rebalance = Rebalance::every_so_often(Duration::from_secs(60));
-    for number in 0..=second {
-        let choice = StageChoice::Span(StageSpan::one(Stage(u16::from(number > 0))));
+    for (number, stage) in (0..).zip(stages) {
+        let choice = StageChoice::Span(StageSpan::one(Stage(*stage)));
         let ToCoordinator::Register(candidate) = register(choice) else { unreachable!("it does") };
         run.receive(number, ToCoordinator::Register(Candidate { room: 2, ..candidate }));
-        let other = member(u8::from(number == 0)).peer;
-        let path = LinkEstimate { round_trip: Duration::from_millis(50), rate: rate.map(Rate) };
-        run.receive(number, ToCoordinator::LinkEstimates { link_estimates: vec![(other, path)] });
+    }
+    for number in 0..stages.len() as u8 {
+        run.measure(number, stages.len() as u8, &link);
     }
     for _ in 0..5 {
         run.coordinator.balance.stepped(run.now);
@@ -32,7 +32,22 @@ fn uneven(second: u8, rate: Option<u64>) -> Run {
     run
 }
 
+/// A run with one member at the first stage and so many at the second; links carry `rate` bytes per second.
+fn uneven(second: u8, rate: Option<u64>) -> Run {
+    let stages: Vec<u16> = (0..=second).map(|number| u16::from(number > 0)).collect();
+    let link = LinkEstimate { round_trip: Duration::from_millis(50), rate: rate.map(Rate) };
+    hosting(&stages, |_, _| link)
+}
+
 impl Run {
+    /// A member reports its links to all of `members` members.
+    fn measure(&mut self, number: u8, members: u8, link: &impl Fn(u8, u8) -> LinkEstimate) {
+        let others = (0..members).filter(|other| *other != number);
+        let link_estimates =
+            others.map(|other| (member(other).peer, link(number, other))).collect();
+        self.receive(number, ToCoordinator::LinkEstimates { link_estimates });
+    }
+
     /// The events after so much time.
     fn after_seconds(&mut self, seconds: u64) -> Vec<CoordinatorEvent> {
         self.now = self.now + Duration::from_secs(seconds);
@@ -71,6 +86,38 @@ fn measured_fetches_outweigh_links() {
     let mut run = uneven(3, Some(100_000_000));
     run.coordinator.balance.fetched(Duration::from_secs(500));
     assert_eq!(run.begun(60), []);
+}
+
+/// Two places have one member at each stage, so that gradients take the long link.
+#[test]
+fn members_exchange_stages_when_two_comparisons_find_it_worthwhile() {
+    let link = |milliseconds, rate| LinkEstimate {
+        round_trip: Duration::from_millis(milliseconds),
+        rate: Some(Rate(rate)),
+    };
+    let near = link(10, 1_000_000_000);
+    let apart = |one: u8, other: u8| match (one + other).is_multiple_of(2) {
+        true => near,
+        false => link(100, 100_000_000),
+    };
+    let mut run = hosting(&[0, 0, 1, 1], apart);
+    assert_eq!(run.begun(60), []);
+    let exchanged = run.begun(60);
+    assert_eq!(exchanged.len(), 2);
+    assert!(exchanged.iter().all(|(.., reason)| *reason == MoveReason::Nearer), "{exchanged:?}");
+
+    // The links were slow for a while only.
+    let mut run = hosting(&[0, 0, 1, 1], apart);
+    assert_eq!(run.begun(60), []);
+    for number in 0..4 {
+        run.measure(number, 4, &|_, _| near);
+    }
+    assert_eq!(run.begun(60), []);
+    for number in 0..4 {
+        run.measure(number, 4, &apart);
+    }
+    assert_eq!(run.begun(60), []);
+    assert_eq!(run.begun(60).len(), 2);
 }
 
 #[test]
