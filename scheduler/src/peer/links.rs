@@ -150,7 +150,8 @@ mod tests {
     #[test]
     fn a_shorter_round_trip_is_reported_when_it_shows_one_place() {
         let mut links = LinkEstimates::default();
-        let mut reported = |milliseconds| links.update([(peer(1), link(milliseconds))].into()).len();
+        let mut reported =
+            |milliseconds| links.update([(peer(1), link(milliseconds))].into()).len();
         assert_eq!([7, 6, 4, 3].map(&mut reported), [1, 0, 1, 0]);
     }
 
