@@ -22,10 +22,12 @@ from sizes import size
 STEPS = size(600, 4)
 WORKERS = size(4, 2)
 MICROBATCHES = 8
-# Steps between two meetings, and the precision of a worker's way.
+# Steps between two meetings, the precision of a worker's way, and the moments that a worker begins with.
 RUNS = size([
-    (10, "f32"), (30, "f32"), (100, "f32"), (30, "int8"), (30, "int4"), (30, "int2"), (100, "int2"),
-], [(2, "f32"), (2, "int2")])
+    (10, "f32", "zero"), (30, "f32", "zero"), (100, "f32", "zero"),
+    (10, "f32", "mean"), (30, "f32", "mean"), (100, "f32", "mean"),
+    (30, "int8", "mean"), (30, "int4", "mean"), (30, "int2", "mean"), (30, "int2", "zero"),
+], [(2, "f32", "zero"), (2, "int2", "mean")])
 GOAL = (30, 0.02)
 
 
@@ -39,8 +41,8 @@ def train(shoal, data, steps, run):
 
     section = ""
     if run:
-        every, codec = run
-        section = f'\n[outer]\nworkers = {WORKERS}\nevery = {every}\ncodec = "{codec}"\n'
+        every, codec, moments = run
+        section = f'\n[outer]\nworkers = {WORKERS}\nevery = {every}\ncodec = "{codec}"\nmoments = "{moments}"\n'
     return losses.train(shoal, data, values, lambda text: text + section)
 
 
@@ -60,13 +62,13 @@ def main():
         f"hidden 128, 4 layers, {WORKERS} workers, {options.steps} steps of 2048 tokens, f32; "
         f"{machines.line(machines.describe(sys.executable))}. Loss: the last evaluation with held-out text, nats per "
         f"token; above: relative to all peers together at the same step. Goal: at most {GOAL[1]:.0%} at {GOAL[0]} steps.",
-        ["steps between meetings", "a worker's way", "step", "loss", "all together", "above", "goal"],
+        ["steps between meetings", "a worker's way", "moments", "step", "loss", "all together", "above", "goal"],
         [row(run, evaluated) for run in RUNS],
     )
     if options.plot:
-        curves = [(f"every {every}, {codec}", [(step, loss - evaluated[None][step])
-                                               for step, loss in evaluated[every, codec].items()])
-                  for every, codec in RUNS]
+        curves = [(f"every {every}, {codec}, {moments}", [(step, loss - evaluated[None][step])
+                                                          for step, loss in evaluated[every, codec, moments].items()])
+                  for every, codec, moments in RUNS]
         losses.draw(curves, options.steps, options.plot, "held-out loss above all together, nats per token")
 
 
@@ -78,12 +80,12 @@ def evaluations(steps, run):
 
 
 def row(run, evaluated):
-    every, codec = run
+    every, codec, moments = run
     step, loss = list(evaluated[run].items())[-1]
     together = evaluated[None][step]
     above = loss / together - 1
     judged = ("met" if above <= GOAL[1] else "NOT met") if every == GOAL[0] else ""
-    return [every, codec, step, f"{loss:.4f}", f"{together:.4f}", f"{above:+.2%}", judged]
+    return [every, codec, moments, step, f"{loss:.4f}", f"{together:.4f}", f"{above:+.2%}", judged]
 
 
 if __name__ == "__main__":

@@ -60,7 +60,8 @@ impl Accumulator {
         gradient: &[Piece],
         parameters: &[Parameter],
     ) -> Result<()> {
-        assert!(covers(gradient, parameters), "the gradients are not those of this stage");
+        let elements = self.lock().numel();
+        assert!(covers(gradient, elements), "the gradients are not those of this stage");
         self.add_part(key, gradient, parameters)
     }
 
@@ -208,8 +209,7 @@ fn row_of(piece: &Piece, gradient: &Tensor) -> (usize, usize) {
 
 /// Whether pieces cover all parameters, and no more. A tied matrix is covered twice if embedding and head are in
 /// one stage.
-fn covers(gradient: &[Piece], parameters: &[Parameter]) -> bool {
-    let elements = parameters.last().map_or(0, |last| last.range().end);
+fn covers(gradient: &[Piece], elements: usize) -> bool {
     let mut ranges: Vec<Range<usize>> = gradient.iter().map(Piece::range).collect();
     ranges.sort_by_key(|range| range.start);
     let mut covered = 0;

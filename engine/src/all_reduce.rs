@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use shoal_protocol::codec::{Codec, Rounding, SumCodec};
-use shoal_protocol::ids::ContentHash;
+use shoal_protocol::ids::{ContentHash, Stage};
 use shoal_protocol::limits::ROUND_BLOCK_ELEMENTS as BLOCK;
 use shoal_protocol::manifest::Manifest;
 use tch::{Device, Kind, Tensor};
@@ -12,6 +12,7 @@ use tch::{Device, Kind, Tensor};
 use crate::error::{EngineError, Result};
 use crate::fixed_point::{FixedPoint, add_words};
 use crate::kernel::widest;
+use crate::optimizer::carried_elements;
 use crate::square_norm::square_norm;
 use crate::tensor::{bytes_of, elements, elements_mut};
 
@@ -31,6 +32,8 @@ pub struct AllReduce {
     codec: SumCodec,
     /// f32, flat, on the processor.
     mean: Tensor,
+    /// The elements of weights' gradients, which come first; the norm is that of these.
+    weights: usize,
     /// Hash and norm of each block of the mean, computed as blocks become complete, while others
     /// are in transit.
     blocks: Vec<Block>,
@@ -66,6 +69,7 @@ impl AllReduce {
             fixed_point: FixedPoint::of(manifest),
             codec,
             mean: Tensor::f_zeros([elements as i64], (Kind::Float, Device::Cpu))?,
+            weights: elements - carried_elements(manifest, Stage(0)),
             blocks: empty(elements),
             kept: vec![0.0; kept],
             keeps: vec![0.0; kept],
@@ -180,8 +184,10 @@ impl AllReduce {
             assert!(block.missing >= end - start, "a block's elements arrive once, or all again");
             block.missing -= end - start;
             if block.missing == 0 {
-                let bytes = bytemuck::cast_slice(&elements::<f32>(&self.mean)[whole]);
-                (block.hash, block.square_norm) = (ContentHash::of(bytes), square_norm(bytes));
+                let of_weights = self.weights.clamp(whole.start, whole.end) - whole.start;
+                let bytes: &[u8] = bytemuck::cast_slice(&elements::<f32>(&self.mean)[whole]);
+                let of_weights = &bytes[..of_weights * size_of::<f32>()];
+                (block.hash, block.square_norm) = (ContentHash::of(bytes), square_norm(of_weights));
             }
         }
     }

@@ -6,8 +6,9 @@ use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, Step};
 use shoal_protocol::manifest::Manifest;
 use tch::Tensor;
 
+use crate::carried::CarriedMoments;
 use crate::device::Device;
-use crate::distance;
+use crate::distance::{self, Rounding};
 use crate::error::Result;
 use crate::fixed_point::FixedPoint;
 use crate::gradient::Piece;
@@ -18,7 +19,8 @@ use crate::square_norm::square_norm;
 use crate::stage::{ForwardOutput, StageModel};
 use crate::tensor::elements_mut;
 
-/// The model that a worker trains, of one step at a time. Nothing of it outlives the step.
+/// The model that a worker trains, of one step at a time. Nothing of it outlives the step but the moments that all
+/// workers begin with.
 #[derive(Debug)]
 pub(crate) struct InnerTrainer {
     /// The run of a worker.
@@ -27,6 +29,8 @@ pub(crate) struct InnerTrainer {
     /// Bits of a number of the distance, if it is rounded.
     bits: Option<u32>,
     model: StageModel,
+    /// What all workers' optimizers begin the step with, if not with zeros.
+    pub(crate) moments: Option<CarriedMoments>,
 }
 
 /// The loss over all passes of some updates.
@@ -45,11 +49,13 @@ impl InnerTrainer {
         };
         let model = StageModel::without_weights(&of_worker, stage, (device, Share::WHOLE))?;
         let (updates, bits) = (inner.steps.into(), inner.codec.bits());
-        Ok(Some(Self { manifest: of_worker, updates, bits, model }))
+        let moments = CarriedMoments::new(manifest, stage, device.torch)?;
+        Ok(Some(Self { manifest: of_worker, updates, bits, model, moments }))
     }
 
     /// Makes all updates of a worker in a step, from these weights and with the tokens and labels of all its
-    /// passes. Returns the loss over all of them, and the way back from the last weights to the first.
+    /// passes. Returns the loss over all of them, and what is summed: the way back from the last weights to the first,
+    /// and the moments if they are carried.
     pub(crate) fn train(
         &mut self,
         key: ClaimKey,
@@ -58,25 +64,36 @@ impl InnerTrainer {
     ) -> Result<(ForwardOutput, Vec<Piece>)> {
         let mut losses = Losses::default();
         self.model.begin(weights)?;
+        if let Some(moments) = &self.moments {
+            moments.begin(&mut self.model.optimizer)?;
+        }
         for update in 0..self.updates {
             let step = Step(key.step.0 * self.updates + update);
             let targets =
                 self.run_passes((key.stage, step, update), [input, labels], &mut losses)?;
-            self.update((key.stage, step), update + 1, targets)?;
+            let count = if self.moments.is_some() { step.0 + 1 } else { update + 1 };
+            self.update((key.stage, step), count, targets)?;
         }
-        let distance = self.distance_from(weights, key)?;
+        let dither = self.bits.map(|_| Dither::of(self.manifest.training.seed, key));
+        let distance = self.distance_from(weights, dither)?;
+        let mut pieces = vec![Piece::dense(0, &distance)?];
+        if self.moments.is_some() {
+            let first = weights.numel();
+            let moments = CarriedMoments::to_sum(&self.model.optimizer, first, dither)?;
+            pieces.push(Piece::dense(first, &Tensor::f_from_slice(&moments)?)?);
+        }
         let Losses { share, targets, padded } = losses;
-        Ok((ForwardOutput::Loss { share, targets, padded }, vec![Piece::dense(0, &distance)?]))
+        Ok((ForwardOutput::Loss { share, targets, padded }, pieces))
     }
 
     /// The way from the worker's weights to these, rounded if the manifest says so.
-    fn distance_from(&self, weights: &Tensor, key: ClaimKey) -> Result<Tensor> {
+    fn distance_from(&self, weights: &Tensor, dither: Option<Dither>) -> Result<Tensor> {
         let _guard = tch::no_grad_guard();
         let mut distance = weights.f_sub(&self.model.weights.flat)?;
-        if let Some(bits) = self.bits {
+        if let (Some(bits), Some(dither)) = (self.bits, dither) {
             distance = distance.f_to(tch::Device::Cpu)?;
-            let dither = Dither::of(self.manifest.training.seed, key);
-            distance::round(elements_mut(&mut distance), bits, dither);
+            let rounding = Rounding::Random { dither, first: 0 };
+            distance::round(elements_mut(&mut distance), bits, rounding);
         }
         Ok(distance)
     }

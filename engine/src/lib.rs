@@ -27,6 +27,7 @@ mod base_error;
 mod blocks;
 mod boundary;
 mod cache;
+mod carried;
 pub mod checkpoint;
 mod checkpoint_error;
 mod codec;
@@ -104,7 +105,9 @@ pub use memory::{SwappingFloor, island_overhead, memory_floor, swapping_floor};
 pub use mkl::MklDispatch;
 pub use optimizer::{Slot, Update, clip_scale, learning_rate, optimizer_elements};
 pub use origin::Origin;
-pub use parameters::{Parameter, frozen_count, group_elements, parameter_count, parameters};
+pub use parameters::{
+    Parameter, frozen_count, group_elements, parameter_count, parameters, summed_elements,
+};
 pub use samples::{Batch, Samples};
 pub use sampling::Sampling;
 pub use shim::torch_version;

@@ -5,7 +5,7 @@ use shoal_protocol::manifest::{Dtype, Manifest};
 use shoal_protocol::units::Bytes;
 
 use crate::boundary;
-use crate::optimizer::optimizer_elements;
+use crate::optimizer::{carried_elements, optimizer_elements};
 use crate::parameters::{
     Parameter, WeightPart, frozen_count, model_parameters, parameter_count, parameters,
 };
@@ -33,7 +33,8 @@ const PER_PARAMETER: u64 = 20;
 /// each token, in f32.
 ///
 /// A virtual worker has one microbatch in flight, and beside the run's weights those of its own: for each 16 bytes
-/// (with its accumulator and gradient), 2 for its bf16 copy, and what its optimizer keeps.
+/// (with its accumulator and gradient), 2 for its bf16 copy, and what its optimizer keeps. Where workers carry that,
+/// further 16 for each of these numbers.
 #[must_use]
 pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
     let training = &manifest.training;
@@ -54,7 +55,9 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
             if training.recompute { in_flight * input + graph } else { in_flight * graph };
         let frozen = frozen_count(manifest, stage) as u64 * size;
         let subspace = basis_bytes(manifest) + initial_bytes(manifest);
-        let inner = inner_bytes(manifest, stage);
+        // One worker's moments, their accumulator and their mean.
+        let carried = (4 + 8 + 4) * carried_elements(manifest, stage) as u64;
+        let inner = inner_bytes(manifest, stage) + carried;
         Bytes(weights + optimizer_bytes(manifest, stage) + frozen + activations + subspace + inner)
     };
     span.stages().map(stage_bytes).sum()
@@ -77,7 +80,8 @@ pub fn island_overhead(manifest: &Manifest, span: StageSpan, devices: usize) -> 
     let stage_bytes = |stage| {
         let weights = parameter_count(manifest, stage) as u64;
         let frozen = further_frozen(manifest, stage) * size;
-        let inner = inner_bytes(manifest, stage);
+        let carried = (4 + 4) * carried_elements(manifest, stage) as u64;
+        let inner = inner_bytes(manifest, stage) + carried;
         let copies = manifest.steps_at_once() * further_copies(manifest, stage, devices);
         let gradient = 4 * further * (weights - sliced(manifest, stage));
         Bytes(gradient + further * (frozen + inner) + copies)

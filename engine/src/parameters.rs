@@ -20,6 +20,7 @@ use shoal_protocol::manifest::{
 use crate::adapter::{self, Factor, JOINED, extents};
 use crate::boundary;
 use crate::error::{EngineError, Result};
+use crate::optimizer::carried_elements;
 
 /// Name of the embedding's matrix.
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -292,14 +293,14 @@ pub(crate) fn model_parameters(manifest: &Manifest, stage: Stage) -> Vec<Paramet
     list.parameters
 }
 
-/// The range of a weight group in the flat vector of a stage that has it. Ranges of different groups
+/// The range of a weight group in the vector that replicas of a stage that has it sum up. Ranges of different groups
 /// do not overlap, and together they are the vector.
 pub(crate) fn range_in_stage(
     manifest: &Manifest,
     stage: Stage,
     weights: WeightGroup,
 ) -> Range<usize> {
-    let count = parameter_count(manifest, stage);
+    let count = summed_elements(manifest, stage);
     let shared = manifest.groups_of(stage).nth(1);
     let matrix = match shared {
         Some(_) => manifest.model.vocabulary as usize * manifest.model.hidden as usize,
@@ -327,7 +328,13 @@ pub(crate) fn range_within(group: &Range<usize>, range: Range<usize>) -> Result<
     Ok(group.start + range.start..group.start + range.end)
 }
 
-/// Number of elements of a weight group.
+/// Number of elements of the vector that replicas of a stage sum up: those of its weights, and of what workers carry.
+#[must_use]
+pub fn summed_elements(manifest: &Manifest, stage: Stage) -> usize {
+    parameter_count(manifest, stage) + carried_elements(manifest, stage)
+}
+
+/// Number of elements that are summed for a weight group.
 ///
 /// # Panics
 /// If the run has no such group.

@@ -6,10 +6,10 @@ use std::fs;
 
 use common::{Trainer, key, manifest, muon, numbers, python, samples, text, write};
 use serde_json::{Value, json};
-use shoal_engine::{EngineError, FixedPoint, ForwardOutput, learning_rate};
+use shoal_engine::{Checkpoint, EngineError, FixedPoint, ForwardOutput, StageState, learning_rate};
 use shoal_protocol::ids::{Microbatch, Stage, Step};
 use shoal_protocol::manifest::{
-    DistanceCodec, Dtype, InnerLoop, Manifest, Optimizer, Rule, Schedule, Sgd,
+    DistanceCodec, Dtype, InnerLoop, InnerMoments, Manifest, Optimizer, Rule, Schedule, Sgd,
 };
 
 const OUTER_STEPS: u64 = 4;
@@ -26,8 +26,8 @@ fn workers() -> Manifest {
         gradient_clip: 0.0,
     };
     let optimizer = std::mem::replace(&mut manifest.optimizer, outer);
-    let codec = DistanceCodec::F32;
-    manifest.inner = Some(InnerLoop { steps: 5, microbatches: 2, optimizer, codec });
+    let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
+    manifest.inner = Some(InnerLoop { steps: 5, microbatches: 2, optimizer, codec, moments });
     manifest.training.steps = OUTER_STEPS;
     manifest
 }
@@ -60,9 +60,20 @@ fn updates(trainer: &Trainer, step: u64, worker: u32) -> Vec<Value> {
     (0..updates).map(update).collect()
 }
 
+fn with_moments(moments: InnerMoments) -> Manifest {
+    let mut manifest = workers();
+    manifest.inner.as_mut().expect("workers").moments = moments;
+    manifest
+}
+
 #[test]
 fn a_pytorch_loop_with_workers_has_the_same_losses_and_weights() {
-    let mut manifest = workers();
+    for moments in [InnerMoments::Zero, InnerMoments::Mean] {
+        compare_with_pytorch(with_moments(moments));
+    }
+}
+
+fn compare_with_pytorch(mut manifest: Manifest) {
     let (mut trainer, folder) = trainer(&mut manifest);
     let first = write(&trainer, 0, folder.path());
     let all = |step| -> Vec<_> {
@@ -80,6 +91,7 @@ fn a_pytorch_loop_with_workers_has_the_same_losses_and_weights() {
         "outer_steps": outer_steps,
         "rate": 0.7,
         "momentum": 0.6,
+        "carries_moments": manifest.carried_rule().is_some(),
         "beta1": adam.beta1,
         "beta2": adam.beta2,
         "epsilon": adam.epsilon,
@@ -99,8 +111,11 @@ fn a_pytorch_loop_with_workers_has_the_same_losses_and_weights() {
 
 #[test]
 fn a_worker_starts_from_the_steps_weights_whatever_was_done_before() {
-    for (dtype, rule) in [(Dtype::F32, None), (Dtype::Bf16, None), (Dtype::F32, Some(muon()))] {
-        let mut manifest = workers();
+    let (zero, mean) = (InnerMoments::Zero, InnerMoments::Mean);
+    let runs =
+        [(Dtype::F32, zero, None), (Dtype::Bf16, mean, None), (Dtype::F32, mean, Some(muon()))];
+    for (dtype, moments, rule) in runs {
+        let mut manifest = with_moments(moments);
         manifest.training.dtype = dtype;
         let inner = manifest.inner.as_mut().expect("workers");
         inner.optimizer.rule = rule.unwrap_or(inner.optimizer.rule);
@@ -127,8 +142,14 @@ fn a_worker_starts_from_the_steps_weights_whatever_was_done_before() {
 
 #[test]
 fn a_rounded_way_ends_near_the_exact_one() {
+    for moments in [InnerMoments::Zero, InnerMoments::Mean] {
+        compare_rounded(moments);
+    }
+}
+
+fn compare_rounded(moments: InnerMoments) {
     let trained = |codec| {
-        let mut manifest = workers();
+        let mut manifest = with_moments(moments);
         manifest.inner.as_mut().expect("workers").codec = codec;
         let (mut trainer, _folder) = trainer(&mut manifest);
         let losses: Vec<f64> = (0..OUTER_STEPS).map(|step| trainer.step(step).0).collect();
@@ -139,6 +160,33 @@ fn a_rounded_way_ends_near_the_exact_one() {
         let (weights, rounded) = trained(codec);
         assert!(weights != exact, "{codec:?} rounds");
         assert!((rounded - loss).abs() < most, "{codec:?}: {rounded} instead of {loss}");
+    }
+}
+
+#[test]
+fn carried_moments_are_in_a_checkpoint() {
+    for rule in [None, Some(muon())] {
+        let mut manifest = with_moments(InnerMoments::Mean);
+        let inner = manifest.inner.as_mut().expect("workers");
+        inner.optimizer.rule = rule.unwrap_or(inner.optimizer.rule);
+        let (mut first, folder) = trainer(&mut manifest);
+        (0..2).for_each(|step| _ = first.step(step));
+        let checkpoint = Checkpoint::open(&write(&first, 2, folder.path())).expect("whole");
+        let state = checkpoint.stage(Stage(0)).expect("whole");
+        let hash = |trainer: &Trainer| trainer.engine.state_hash(Stage(0)).expect("hosted");
+        let goes_on = |state: &StageState| {
+            let (mut second, _folder) = trainer(&mut manifest.clone());
+            second.engine.set_state(Stage(0), Step(2), state).expect("the same stage");
+            let _ = second.step(2);
+            hash(&second)
+        };
+        let _ = first.step(2);
+        assert_eq!(goes_on(&state), hash(&first));
+        for slot in state.slots.keys() {
+            let mut without = state.clone();
+            without.slots.remove(slot);
+            assert_ne!(goes_on(&without), hash(&first), "{slot:?}");
+        }
     }
 }
 

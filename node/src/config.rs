@@ -403,7 +403,7 @@ pub(crate) const DECODER: shoal_protocol::decoder::Decoder = shoal_protocol::dec
 mod tests {
     use shoal_protocol::ids::PeerId;
     use shoal_protocol::manifest::{
-        AdmissionMode, Boundary, BoundaryKind, DistanceCodec, GradientRounding, Sgd,
+        AdmissionMode, Boundary, BoundaryKind, DistanceCodec, GradientRounding, InnerMoments, Sgd,
     };
 
     use super::*;
@@ -440,7 +440,8 @@ mod tests {
 
         (other.training.stages, other.model.boundary) = (1, None);
         let codec = DistanceCodec::Int4;
-        other.outer = Some(Outer { rate: 0.5, codec, ..Outer::new(3, 30) });
+        let moments = InnerMoments::Mean;
+        other.outer = Some(Outer { rate: 0.5, codec, moments, ..Outer::new(3, 30) });
         assert_eq!(load(&other.to_toml()).expect("valid"), other);
     }
 

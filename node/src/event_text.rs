@@ -7,11 +7,26 @@ use crate::events::RunEvent;
 /// Describes an event on one line; `None` for an event that is not shown to people.
 pub(crate) fn describe(event: &RunEvent) -> Option<String> {
     Some(match event {
-        RunEvent::Started { run, stages, steps, tokens_per_step, .. } => format!(
-            "run {:.8}: {steps} steps of {tokens_per_step} tokens, {} of the model",
-            run.to_string(),
-            counted(u64::from(*stages), "stage"),
-        ),
+        RunEvent::Started {
+            run,
+            stages,
+            steps,
+            tokens_per_step,
+            microbatches,
+            worker_steps,
+            ..
+        } => {
+            let run = run.to_string();
+            let what = match worker_steps {
+                None => format!("{} of the model", counted(u64::from(*stages), "stage")),
+                Some(worker_steps) => format!(
+                    "in each of which {} make {} of their own: with fewer devices in the swarm some are done in turn",
+                    counted(u64::from(*microbatches), "worker"),
+                    counted(u64::from(*worker_steps), "step"),
+                ),
+            };
+            format!("run {run:.8}: {steps} steps of {tokens_per_step} tokens, {what}")
+        }
         RunEvent::Waiting { stages, members } => waiting(stages, *members),
         RunEvent::Admitted { peer, span } => format!("{} hosts {}", peer.short(), place(*span)),
         RunEvent::Joined { span } => format!("joined, hosting {}", place(*span)),
@@ -200,6 +215,24 @@ mod tests {
         assert_eq!(text.as_deref(), Some("joined, hosting nothing"));
         let text = describe(&RunEvent::Joined { span: StageSpan::all(3) });
         assert_eq!(text.as_deref(), Some("joined, hosting stage 0-2"));
+    }
+
+    #[test]
+    fn a_run_of_workers_says_that_they_may_be_done_in_turn() {
+        let started = |worker_steps| RunEvent::Started {
+            run: shoal_protocol::ids::ContentHash([7; 32]),
+            seed: 0,
+            stages: 1,
+            steps: 10,
+            tokens_per_step: 800,
+            microbatches: 4,
+            worker_steps,
+        };
+        let text = describe(&started(None)).expect("it is shown");
+        assert_eq!(text, "run 07070707: 10 steps of 800 tokens, 1 stage of the model");
+        let text = describe(&started(Some(30))).expect("it is shown");
+        assert!(text.contains("4 workers make 30 steps of their own"), "{text}");
+        assert!(text.ends_with("with fewer devices in the swarm some are done in turn"), "{text}");
     }
 
     #[test]

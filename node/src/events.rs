@@ -26,8 +26,11 @@ pub enum RunEvent {
         steps: u64,
         /// Tokens that one step trains on.
         tokens_per_step: u64,
-        /// Microbatches that one step trains on.
+        /// Microbatches that one step trains on; with virtual workers, these.
         microbatches: u32,
+        /// Steps that each virtual worker makes in one step of the run, if there are workers.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        worker_steps: Option<u32>,
     },
     /// Other peers can join at this address.
     Listening {

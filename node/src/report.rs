@@ -303,6 +303,7 @@ mod tests {
             steps: 10,
             tokens_per_step: 1000,
             microbatches: 4,
+            worker_steps: None,
         }
     }
 

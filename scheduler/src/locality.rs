@@ -155,6 +155,11 @@ impl LinkEstimates {
     }
 }
 
+/// The size of so many numbers of each stage.
+fn bytes_of_each(manifest: &Manifest, numbers: impl Fn(Stage) -> u64) -> Vec<Bytes> {
+    manifest.stages().map(|stage| Bytes(numbers(stage).saturating_mul(NUMBER))).collect()
+}
+
 fn median(mut rates: Vec<Rate>) -> Option<Rate> {
     let middle = rates.len() / 2;
     (!rates.is_empty()).then(|| *rates.select_nth_unstable(middle).1)
@@ -177,22 +182,18 @@ pub struct Load {
 }
 
 impl Load {
-    /// The load of a run whose stages have these numbers of parameters, and of numbers that the optimizer
-    /// keeps beside them.
+    /// The load of a run whose stages sum up so many numbers in a step, and have so many in their state.
     #[must_use]
     pub fn of(
         manifest: &Manifest,
-        parameters: impl Fn(Stage) -> u64,
-        kept: impl Fn(Stage) -> u64,
+        summed: impl Fn(Stage) -> u64,
+        state: impl Fn(Stage) -> u64,
     ) -> Self {
         let microbatches = u64::from(manifest.training.microbatches);
-        let gradient = |stage| Bytes(parameters(stage).saturating_mul(NUMBER));
-        let state =
-            |stage| Bytes(parameters(stage).saturating_add(kept(stage)).saturating_mul(NUMBER));
         Self {
             activations: Bytes(manifest.activation_bytes().0.saturating_mul(microbatches)),
-            gradients: manifest.stages().map(gradient).collect(),
-            states: manifest.stages().map(state).collect(),
+            gradients: bytes_of_each(manifest, summed),
+            states: bytes_of_each(manifest, state),
         }
     }
 

@@ -86,6 +86,36 @@ fn peers_that_share_slices_among_devices_train_beside_others_and_may_die() {
     assert_survives_a_death(&sliced(), ["cpu:2", "cpu", "cpu:2"]);
 }
 
+/// Between stages on peers of unlike devices every activation and gradient crosses once, whatever the number of devices
+/// at either end.
+#[test]
+fn what_peers_of_unlike_devices_send_each_other_crosses_once() {
+    let (steps, microbatches, hidden, tokens) = (4, 6, 64, 2 * 32);
+    let run = Run::tiny(&[
+        ("training.steps", Value::from(steps)),
+        ("training.stages", Value::from(2)),
+        ("training.microbatches", Value::from(microbatches)),
+        ("evaluation.every", Value::from(0)),
+        ("model.hidden", Value::from(hidden)),
+        ("model.key_value_heads", Value::from(4)),
+        ("model.slices", Value::from(4)),
+    ]);
+    let least = (steps * microbatches * 2 * tokens * hidden * 4) as f64;
+    let alone = run.local("alone");
+    for [first, last] in [["cpu:2", "cpu:4"], ["cpu:4", "cpu"], ["cpu", "cpu:2"]] {
+        let flags = |device, stage| ["--device", device, "--stage", stage];
+        let waits = [&["--wait-for", "2"], &flags(first, "0")[..]].concat();
+        let mut swarm = Swarm::start(&run.config(), &waits);
+        swarm.join(&flags(last, "1"));
+        let sent = swarm.peers.iter_mut().map(|peer| {
+            peer.event("finished")["sent"]["tensor"].as_u64().expect("a number") as f64
+        });
+        let share = sent.sum::<f64>() / least;
+        assert!((0.99..1.05).contains(&share), "{share} of the least from {first} to {last}");
+        assert_eq!(swarm.finish().hash(), alone.hash());
+    }
+}
+
 #[test]
 fn devices_that_do_not_divide_the_slices_are_refused() {
     let run = sliced();

@@ -6,11 +6,12 @@ use shoal_tests::swarm::{SLOW, Swarm, own_address};
 use toml::{Table, Value};
 
 /// A run of six outer steps of three workers, each of four steps, with a checkpoint after every second outer step.
-fn run(codec: &str) -> Run {
+fn run(codec: &str, moments: &str) -> Run {
     let outer = Table::from_iter([
         ("workers".to_owned(), Value::from(3)),
         ("every".to_owned(), Value::from(4)),
         ("codec".to_owned(), Value::from(codec)),
+        ("moments".to_owned(), Value::from(moments)),
     ]);
     Run::with_section(
         ("outer", outer),
@@ -24,8 +25,8 @@ fn run(codec: &str) -> Run {
 }
 
 /// Three peers, one of which has two devices, meet; one dies and comes back, and the one with two devices dies.
-fn assert_survives_deaths(codec: &str) {
-    let run = run(codec);
+fn assert_survives_deaths(codec: &str, moments: &str) {
+    let run = run(codec, moments);
     let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "3"], SLOW].concat());
     swarm.join(&[&["--device", "cpu:2"], SLOW].concat());
     swarm.join(SLOW);
@@ -44,17 +45,22 @@ fn assert_survives_deaths(codec: &str) {
 
 #[test]
 fn workers_survive_deaths() {
-    assert_survives_deaths("f32");
+    assert_survives_deaths("f32", "zero");
+}
+
+#[test]
+fn workers_that_carry_moments_survive_deaths() {
+    assert_survives_deaths("f32", "mean");
 }
 
 #[test]
 fn workers_that_round_survive_deaths() {
-    assert_survives_deaths("int4");
+    assert_survives_deaths("int4", "mean");
 }
 
 #[test]
 fn workers_go_on_with_their_only_anchor_from_a_checkpoint() {
-    let run = run("int8");
+    let run = run("int8", "mean");
     let homes = tempfile::tempdir().expect("room for a folder");
     let address = own_address().to_string();
     let start = || {
@@ -87,6 +93,11 @@ fn workers_that_cannot_be_are_refused() {
     assert!(text.contains("a worker is one peer"), "{text}");
     let text = refused(&[("outer.codec", Value::from("int3"))]);
     assert!(text.contains("unknown variant `int3`"), "{text}");
+    let text = refused(&[
+        ("outer.moments", Value::from("mean")),
+        ("codec.all_reduce", Value::from("bf16")),
+    ]);
+    assert!(text.contains("where codec.all_reduce rounds"), "{text}");
     let text = refused(&[("outer.momentum", Value::from(1.5))]);
     assert!(text.contains("outer.momentum = 1.5 is out of range"), "{text}");
 }

@@ -29,7 +29,7 @@ pub use write::{publish, write_index, write_stage};
 
 pub use crate::checkpoint_error::CheckpointError;
 use crate::checkpoint_error::DESCRIPTION;
-use crate::optimizer::{Slot, layout};
+use crate::optimizer::{Slot, layout_of_run};
 use crate::parameters::{Parameter, parameters};
 use crate::safetensors_file::HEADER_CAP;
 
@@ -129,7 +129,7 @@ pub fn optimizer_file(manifest: &Manifest, stage: Stage) -> String {
 /// and the weights of earlier versions that the run's steps read.
 fn optimizer_tensors(manifest: &Manifest, stage: Stage) -> Vec<(&'static str, Vec<Parameter>)> {
     let parameters = parameters(manifest, stage);
-    let slots = layout(&manifest.optimizer.rule, &parameters);
+    let slots = layout_of_run(manifest, &parameters);
     let slots = slots.into_iter().map(|slot| (slot.slot.prefix(), slot.tensors));
     let stale = STALE.iter().take(usize::from(manifest.training.staleness));
     slots.chain(stale.map(|prefix| (*prefix, parameters.clone()))).collect()

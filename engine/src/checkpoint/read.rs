@@ -13,7 +13,7 @@ use super::{
     CheckpointError, CheckpointFile, DESCRIPTION, Description, StageState, TensorHasher,
     optimizer_file, optimizer_tensors, weights_file,
 };
-use crate::optimizer::layout;
+use crate::optimizer::layout_of_run;
 use crate::parameters::{Parameter, parameters};
 use crate::safetensors_file::{FileProblem, FileTensor, HEADER_CAP, SafetensorsFile};
 
@@ -211,7 +211,7 @@ pub fn read_stage(folder: &Path, manifest: &Manifest, stage: Stage) -> Result<St
     let lists = optimizer_tensors(manifest, stage);
     let mut vectors: Vec<Vec<f32>> =
         rest.tensors(&lists)?.iter().map(|pieces| flat(pieces)).collect();
-    let slots = layout(&manifest.optimizer.rule, &parameters(manifest, stage));
+    let slots = layout_of_run(manifest, &parameters(manifest, stage));
     let stale_weights = vectors.split_off(slots.len());
     let slots = slots.iter().map(|layout| layout.slot).zip(vectors).collect();
     Ok(StageState { weights: read_weights(folder, manifest, stage)?, stale_weights, slots })

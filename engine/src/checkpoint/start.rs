@@ -14,7 +14,7 @@ use super::{
     weights_file,
 };
 use crate::base::Find;
-use crate::optimizer::layout;
+use crate::optimizer::layout_of_run;
 use crate::parameters::{Parameter, parameter_count, parameters, source_of};
 
 type Result<T> = std::result::Result<T, CheckpointError>;
@@ -98,7 +98,7 @@ impl StartFiles {
     /// # Errors
     /// If a file is missing or damaged, or has no such weights.
     pub fn read_stage(&self, stage: Stage) -> Result<StageState> {
-        let slots = layout(&self.manifest.optimizer.rule, &parameters(&self.manifest, stage));
+        let slots = layout_of_run(&self.manifest, &parameters(&self.manifest, stage));
         let mut weights = vec![0.0; parameter_count(&self.manifest, stage)];
         let mut vectors: Vec<Vec<f32>> = slots.iter().map(|slot| vec![0.0; slot.len()]).collect();
         let of_checkpoint = &self.description.manifest;

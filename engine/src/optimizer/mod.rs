@@ -26,7 +26,7 @@ use tch::{Device, Kind, Tensor};
 
 pub use self::schedule::{clip_scale, learning_rate};
 pub use self::slots::{Slot, optimizer_elements};
-pub(crate) use self::slots::{SlotLayout, layout};
+pub(crate) use self::slots::{SlotLayout, carried_elements, layout, layout_of_run};
 use crate::error::Result;
 use crate::kernel::widest;
 use crate::parameters::Parameter;
@@ -107,6 +107,15 @@ pub(crate) struct SlotVector {
     pub(crate) flat: Tensor,
     /// The range of each weight's tensor, by the weight's offset in the stage.
     ranges: BTreeMap<usize, Range<usize>>,
+}
+
+impl SlotVector {
+    /// The range of what belongs to the weights in a range of the stage's flat vector.
+    pub(crate) fn part_of(&self, weights: &Range<usize>) -> Range<usize> {
+        let mut parts = self.ranges.range(weights.clone()).map(|(_, range)| range);
+        let Some(first) = parts.next() else { return 0..0 };
+        first.start..parts.next_back().unwrap_or(first).end
+    }
 }
 
 /// What the optimizer keeps beside a stage's weights. AdamW updates on the stage's device and keeps its moments

@@ -18,6 +18,8 @@ pub enum Slot {
     RowFactor,
     /// Means of squared gradients over the columns of a matrix.
     ColumnFactor,
+    /// [`Self::Momentum`] of virtual workers, where they carry it; that of the run is of their ways.
+    WorkerMomentum,
 }
 
 impl Slot {
@@ -30,11 +32,26 @@ impl Slot {
             Self::Momentum => "momentum.",
             Self::RowFactor => "row_factor.",
             Self::ColumnFactor => "column_factor.",
+            Self::WorkerMomentum => "worker_momentum.",
         }
     }
 
+    /// The slot of a run in which it carries this one of its workers.
+    pub(crate) const fn of_worker(self) -> Self {
+        match self {
+            Self::Momentum => Self::WorkerMomentum,
+            // The run's own rule has no other slot.
+            slot => slot,
+        }
+    }
+
+    /// Whether its numbers are means of squares.
+    pub(crate) const fn is_of_squares(self) -> bool {
+        matches!(self, Self::SecondMoment | Self::RowFactor | Self::ColumnFactor)
+    }
+
     /// All slots in order.
-    pub(crate) const ALL: [Self; 5] = [
+    const ALL: [Self; 5] = [
         Self::FirstMoment,
         Self::SecondMoment,
         Self::Momentum,
@@ -97,10 +114,35 @@ pub(crate) fn layout(rule: &Rule, parameters: &[Parameter]) -> Vec<SlotLayout> {
     Slot::ALL.into_iter().map(of_slot).filter(|slot| !slot.tensors.is_empty()).collect()
 }
 
-/// Numbers that the optimizer keeps beside the weights of a stage.
+/// The slots that a run carries from one meeting of its virtual workers to the next, for these weights: those of the
+/// workers' rule, if any.
+fn carried_layout(manifest: &Manifest, parameters: &[Parameter]) -> Vec<SlotLayout> {
+    let Some(rule) = manifest.carried_rule() else { return Vec::new() };
+    let of_worker = |layout: SlotLayout| SlotLayout { slot: layout.slot.of_worker(), ..layout };
+    layout(rule, parameters).into_iter().map(of_worker).collect()
+}
+
+/// All that a run keeps beside these weights, in the order of slots: the slots of its rule, and those that its workers
+/// carry.
+pub(crate) fn layout_of_run(manifest: &Manifest, parameters: &[Parameter]) -> Vec<SlotLayout> {
+    let mut slots = layout(&manifest.optimizer.rule, parameters);
+    slots.extend(carried_layout(manifest, parameters));
+    slots.sort_by_key(|layout| layout.slot);
+    slots
+}
+
+/// Numbers that a run keeps beside the weights of a stage.
 #[must_use]
 pub fn optimizer_elements(manifest: &Manifest, stage: Stage) -> usize {
-    let slots = layout(&manifest.optimizer.rule, &parameters(manifest, stage));
+    elements(&layout_of_run(manifest, &parameters(manifest, stage)))
+}
+
+/// Numbers that a run carries for its virtual workers beside the weights of a stage.
+pub(crate) fn carried_elements(manifest: &Manifest, stage: Stage) -> usize {
+    elements(&carried_layout(manifest, &parameters(manifest, stage)))
+}
+
+fn elements(slots: &[SlotLayout]) -> usize {
     slots.iter().map(SlotLayout::len).sum()
 }
 

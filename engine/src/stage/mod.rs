@@ -14,6 +14,7 @@ use tch::{Kind, Tensor};
 use crate::accumulator::Accumulator;
 use crate::base::{BaseFiles, StageFiles, stage_weights};
 use crate::blocks::{Blocks, Head, Leaf};
+use crate::carried::CarriedMoments;
 use crate::checkpoint::{StageState, StartFiles};
 use crate::codec;
 use crate::device::Device;
@@ -29,7 +30,7 @@ use crate::norm::normalise;
 use crate::optimizer::{OptimizerState, Update};
 use crate::own_slices::OwnSlices;
 use crate::parameters::{
-    Parameter, parameter_count, parameters, range_in_stage, range_of, range_within,
+    Parameter, parameters, range_in_stage, range_of, range_within, summed_elements,
 };
 use crate::share::Share;
 use crate::shim;
@@ -71,7 +72,7 @@ pub(crate) struct StageModel {
     /// The subspace that crosses boundaries, in a run that has one: as numbers for updates, and in passes.
     subspace: Option<(Subspace, Projection)>,
     threads: usize,
-    /// The ranges of the stage's weight groups in the flat vector.
+    /// The ranges of the stage's weight groups in the vector that is summed.
     groups: BTreeMap<WeightGroup, Range<usize>>,
     /// The version of the weights: the number of applied updates.
     version: Step,
@@ -166,7 +167,7 @@ impl StageModel {
         let parameters = parameters(manifest, stage);
         let own = share.of(&parameters);
         let place = WeightsPlace::of_share(manifest, &parameters, device.torch, &share);
-        let count = parameter_count(manifest, stage);
+        let count = summed_elements(manifest, stage);
         let subspace = Subspace::of(manifest, stage);
         let scale = manifest.model.block.embedding_scale;
         let with_projection = |subspace| -> Result<_> {
@@ -548,11 +549,25 @@ impl StageModel {
             &self.manifest,
             update,
         )?;
+        let weights = range_of(&self.parameters).end;
+        if let Some(carried) = self.carried_mut() {
+            let (_, means) = gradients.last().expect("a stage has a weight group");
+            carried.take_means(&means[weights..])?;
+        }
         let own = self.own_elements();
         if let Some((subspace, _)) = &self.subspace {
             subspace.constrain_tensor(own, &mut self.weights.flat, self.threads)?;
         }
         Ok(())
+    }
+
+    /// The moments that the run carries for its workers, if it does.
+    fn carried(&self) -> Option<&CarriedMoments> {
+        self.inner.as_ref()?.moments.as_ref()
+    }
+
+    fn carried_mut(&mut self) -> Option<&mut CarriedMoments> {
+        self.inner.as_mut()?.moments.as_mut()
     }
 
     /// Takes over what another device of the same island updated.

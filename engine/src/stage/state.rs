@@ -1,12 +1,15 @@
 //! A stage's state: its weights, and what the optimizer keeps beside them.
 
+use std::collections::BTreeMap;
+
 use shoal_protocol::ids::{ContentHash, Step};
 use tch::Tensor;
 
 use super::StageModel;
+use crate::carried::CarriedMoments;
 use crate::checkpoint::{StageState, hash_tensors};
 use crate::error::Result;
-use crate::optimizer::{SlotLayout, SlotVector, layout};
+use crate::optimizer::{Slot, SlotLayout, SlotVector, layout};
 use crate::parameters::Parameter;
 use crate::tensor::elements;
 #[cfg(test)]
@@ -18,10 +21,15 @@ impl StageModel {
         self.check_weights()?;
         let own = self.own_elements();
         let slot = |vector: &SlotVector| Ok((vector.layout.slot, copied(&vector.flat)?));
+        let mut slots: BTreeMap<_, _> =
+            self.optimizer.slots.iter().map(slot).collect::<Result<_>>()?;
+        if let Some(carried) = self.carried() {
+            slots.extend(carried.of_weights(&own)?);
+        }
         Ok(StageState {
             weights: self.weights.read(&own)?,
             stale_weights: self.stale.iter().map(|one| one.read(&own)).collect::<Result<_>>()?,
-            slots: self.optimizer.slots.iter().map(slot).collect::<Result<_>>()?,
+            slots,
         })
     }
 
@@ -62,6 +70,9 @@ impl StageModel {
                 None => _ = vector.flat.f_zero_()?,
             }
         }
+        if let Some(carried) = self.carried_mut() {
+            carried.set(&state.slots)?;
+        }
         self.version = version;
         self.has_weights = true;
         self.drop_in_flight();
@@ -71,8 +82,10 @@ impl StageModel {
     /// Hash of the stage's state at its version.
     pub(crate) fn state_hash(&self) -> Result<ContentHash> {
         let weights = self.versions().map(|held| (&self.parameters[..], &held.flat));
-        let slots = self.optimizer.slots.iter();
-        let slots = slots.map(|vector| (&vector.layout.tensors[..], &vector.flat));
+        let slots = self.optimizer.slots.iter().map(|vector| (vector.layout.slot, vector));
+        let carried = self.carried().into_iter().flat_map(CarriedMoments::vectors);
+        let slots: BTreeMap<Slot, &SlotVector> = slots.chain(carried).collect();
+        let slots = slots.values().map(|vector| (&vector.layout.tensors[..], &vector.flat));
         let host = |(parameters, flat): (_, &Tensor)| -> Result<(&[Parameter], Tensor)> {
             Ok((parameters, flat.f_to(tch::Device::Cpu)?))
         };

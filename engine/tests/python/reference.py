@@ -27,12 +27,11 @@ def main():
     print(json.dumps(result))
 
 
-def train(model, run):
-    """Trains the model, and returns each step's loss and gradient norm. A label of -100 does not count; the loss
-    of a step is the mean over those that do."""
+def adamw(model, run):
+    """The optimizer with the run's constants."""
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     vectors = [weight for weight in model.parameters() if weight.dim() == 1]
-    optimizer = torch.optim.AdamW(
+    return torch.optim.AdamW(
         [
             {"params": matrices, "weight_decay": run["weight_decay"]},
             {"params": vectors, "weight_decay": 0.0},
@@ -40,6 +39,12 @@ def train(model, run):
         betas=(run["beta1"], run["beta2"]),
         eps=run["epsilon"],
     )
+
+
+def train(model, run, optimizer=None):
+    """Trains the model, and returns each step's loss and gradient norm. A label of -100 does not count; the loss
+    of a step is the mean over those that do."""
+    optimizer = optimizer or adamw(model, run)
     losses, norms = [], []
     versions = [copy(model)]
     for number, step in enumerate(run["steps"]):

@@ -1,10 +1,11 @@
 """Trains a checkpoint with virtual workers in PyTorch alone, and prints each outer step's mean loss as JSON, and how
 far the weights end from those of another checkpoint.
 
-The one argument is a JSON file: both checkpoints' folders, the outer rate and momentum, AdamW's constants, and per
-outer step each worker's updates, as steps of `reference.py`. DiLoCo (arXiv 2311.08105), with moments that begin anew
-at every meeting."""
+The one argument is a JSON file: both checkpoints' folders, the outer rate and momentum, AdamW's constants, whether
+moments are carried, and per outer step each worker's updates, as steps of `reference.py`. DiLoCo (arXiv 2311.08105),
+with moments that begin anew at every meeting, or with the means of all workers' moments and of their roots."""
 
+import copy as copies
 import json
 import statistics
 import sys
@@ -12,7 +13,7 @@ import sys
 import torch
 
 from model import load
-from reference import copy, train
+from reference import adamw, copy, train
 
 
 def main():
@@ -22,24 +23,39 @@ def main():
     model = load(run["checkpoint"])
     outer = torch.optim.SGD(model.parameters(), lr=run["rate"], momentum=run["momentum"], nesterov=True)
     start = copy(model)
-    losses = []
+    losses, carried = [], None
     for workers in run["outer_steps"]:
-        before, of_step = copy(model), []
+        before, of_step, states = copy(model), [], []
         distances = {name: torch.zeros_like(weight) for name, weight in before.items()}
         for updates in workers:
             model.load_state_dict(before)
-            of_step += train(model, {**run, "staleness": 0, "steps": updates})["losses"]
+            optimizer = adamw(model, run)
+            if carried:
+                optimizer.load_state_dict(copies.deepcopy(carried))
+            of_step += train(model, {**run, "staleness": 0, "steps": updates}, optimizer)["losses"]
+            states.append(copies.deepcopy(optimizer.state_dict()))
             for name, weight in model.state_dict().items():
                 distances[name] += (before[name] - weight) / len(workers)
         model.load_state_dict(before)
         for name, weight in model.named_parameters():
             weight.grad = distances[name]
         outer.step()
+        carried = mean(states) if run["carries_moments"] else None
         losses.append(statistics.fmean(of_step))
     theirs, ours = load(run["trained"]).state_dict(), model.state_dict()
     off = max((ours[name] - theirs[name]).abs().max().item() for name in ours)
     moved = max((ours[name] - start[name]).abs().max().item() for name in ours)
     print(json.dumps({"losses": losses, "off": off, "moved": moved}))
+
+
+def mean(states):
+    """The optimizer's state with the means of first moments, and of the roots of second ones."""
+    result = states[0]
+    for weight, kept in result["state"].items():
+        of_weight = [state["state"][weight] for state in states]
+        kept["exp_avg"] = torch.stack([one["exp_avg"] for one in of_weight]).mean(0)
+        kept["exp_avg_sq"] = torch.stack([one["exp_avg_sq"].sqrt() for one in of_weight]).mean(0).square()
+    return result
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::manifest::{
-    DistanceCodec, InnerLoop, Manifest, ManifestError, Optimizer, Rule, Schedule, Sgd, within,
+    DistanceCodec, InnerLoop, InnerMoments, Manifest, ManifestError, Optimizer, Rule, Schedule,
+    Sgd, within,
 };
 
 /// Virtual workers, each of which makes `every` steps of its own before they meet, and the update of the weights
@@ -24,6 +25,9 @@ pub struct Outer {
     /// The precision of how far a worker came.
     #[serde(default)]
     pub codec: DistanceCodec,
+    /// What a worker's optimizer begins with after a meeting.
+    #[serde(default)]
+    pub moments: InnerMoments,
 }
 
 const fn default_rate() -> f64 {
@@ -38,8 +42,9 @@ impl Outer {
     /// Workers with the usual update.
     #[must_use]
     pub const fn new(workers: u32, every: u32) -> Self {
-        let (rate, momentum, codec) = (default_rate(), default_momentum(), DistanceCodec::F32);
-        Self { workers, every, rate, momentum, codec }
+        let (rate, momentum) = (default_rate(), default_momentum());
+        let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
+        Self { workers, every, rate, momentum, codec, moments }
     }
 
     /// Makes of a run of one worker, whose steps are all of its updates, the run of all workers, whose steps
@@ -48,7 +53,7 @@ impl Outer {
     /// # Errors
     /// If the workers do not meet at the end.
     pub(super) fn apply(&self, manifest: &mut Manifest) -> Result<(), ManifestError> {
-        let Self { workers, every, rate, momentum, codec } = *self;
+        let Self { workers, every, rate, momentum, codec, moments } = *self;
         if (workers, every) == (1, 1) {
             return Ok(());
         }
@@ -76,7 +81,7 @@ impl Outer {
             gradient_clip: 0.0,
         };
         let optimizer = std::mem::replace(&mut manifest.optimizer, outer);
-        manifest.inner = Some(InnerLoop { steps: every, microbatches, optimizer, codec });
+        manifest.inner = Some(InnerLoop { steps: every, microbatches, optimizer, codec, moments });
         if codec != DistanceCodec::F32 && manifest.codec.all_reduce == SumCodec::Exact {
             manifest.codec.all_reduce = SumCodec::Integers;
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use shoal_engine::{group_elements, optimizer_elements, parameter_count};
+use shoal_engine::{group_elements, optimizer_elements, parameter_count, summed_elements};
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{Era, Incarnation, PeerId, Term};
 use shoal_protocol::manifest::Manifest;
@@ -297,8 +297,10 @@ impl AnchorRole {
             return_trip: CHECKPOINT_WAIT,
             load: Load::of(
                 manifest,
-                |stage| parameter_count(manifest, stage) as u64,
-                |stage| optimizer_elements(manifest, stage) as u64,
+                |stage| summed_elements(manifest, stage) as u64,
+                |stage| {
+                    (parameter_count(manifest, stage) + optimizer_elements(manifest, stage)) as u64
+                },
             ),
             rebalance: self.rebalance,
             routing: Routing::default(),

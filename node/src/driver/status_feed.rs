@@ -79,6 +79,7 @@ impl<'a> StatusFeed<'a> {
             steps: training.steps,
             tokens_per_step: manifest.tokens_per_step(),
             microbatches: training.microbatches,
+            worker_steps: manifest.inner.as_ref().map(|inner| inner.steps),
         });
     }
 

@@ -2,16 +2,17 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Manifest, ManifestError, Optimizer, within};
+use super::{Manifest, ManifestError, Optimizer, Rule, within};
 use crate::ids::Microbatch;
 use crate::limits;
 
 /// What a virtual worker does between two meetings, in a run of several (DiLoCo, arXiv 2311.08105).
 ///
 /// A microbatch of such a run is all that one worker does in a step: from the weights of the step it makes
-/// `steps` updates of its own, on its own samples and with moments that begin at zero, and its gradient is how
-/// far it came, from the last weights to the first. The run's optimizer steps on the mean. So the result of a
-/// worker depends on the seed, the step and its number, and not on the peer.
+/// `steps` updates of its own, on its own samples, and its gradient is how far it came, from the last weights to
+/// the first. The run's optimizer steps on the mean. What the worker's optimizer keeps begins with the same
+/// values for all. So the result of a worker depends on the step's version, the seed and its number, and not on
+/// the peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
 #[serde(deny_unknown_fields)]
 pub struct InnerLoop {
@@ -23,6 +24,33 @@ pub struct InnerLoop {
     pub optimizer: Optimizer,
     /// The precision of how far a worker came.
     pub codec: DistanceCodec,
+    /// What the worker's optimizer begins with in each step of the run.
+    pub moments: InnerMoments,
+}
+
+/// What the optimizer of a virtual worker has kept when a step of the run begins: its moments, or what else its rule
+/// keeps beside the weights.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Default,
+    Serialize,
+    Deserialize,
+    bincode::Encode,
+    bincode::Decode,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum InnerMoments {
+    /// Nothing: zeros.
+    #[default]
+    Zero,
+    /// The mean over all workers of what they had at the end of the step before. It is summed with how far they came,
+    /// and belongs to the run's state as its weights do (local AdamW with synchronised states, as in DES-LOC, arXiv
+    /// 2505.22549).
+    Mean,
 }
 
 /// The precision of how far a virtual worker came. A number in few bits is an integer times a power of two, which a
@@ -92,6 +120,13 @@ impl Manifest {
         u64::from(self.training.microbatch_size) * self.passes_of(microbatch)
     }
 
+    /// The optimizer of the workers, if what it keeps is carried from one step of the run to the next.
+    #[must_use]
+    pub fn carried_rule(&self) -> Option<&Rule> {
+        let inner = self.inner.as_ref()?;
+        (inner.moments == InnerMoments::Mean).then_some(&inner.optimizer.rule)
+    }
+
     /// The run of a single worker, whose steps are all of its updates; `None` without workers.
     #[must_use]
     pub fn of_worker(&self) -> Option<Self> {
@@ -120,6 +155,8 @@ impl Manifest {
         alone("training.stages of more than 1: a worker is one peer", self.training.stages > 1)?;
         alone("training.staleness", self.training.staleness > 0)?;
         alone("model.slices of more than 1", self.model.slices > 1)?;
+        let rounds = self.carried_rule().is_some() && self.codec.all_reduce.loses();
+        alone("outer.moments = \"mean\" where codec.all_reduce rounds", rounds)?;
         alone("lora", self.lora.is_some())
     }
 }
@@ -127,16 +164,17 @@ impl Manifest {
 #[cfg(test)]
 mod tests {
     use super::super::example::small;
-    use super::super::{Rule, Schedule, Sgd};
+    use super::super::{Lion, Rule, Schedule, Sgd};
     use super::*;
+    use crate::codec::{Codec, SumCodec};
     use crate::ids::Step;
 
     /// Three workers that meet after every five updates of two microbatches.
     fn workers() -> Manifest {
         let mut manifest = small();
         let optimizer = manifest.optimizer.clone();
-        let codec = DistanceCodec::F32;
-        manifest.inner = Some(InnerLoop { steps: 5, microbatches: 2, optimizer, codec });
+        let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
+        manifest.inner = Some(InnerLoop { steps: 5, microbatches: 2, optimizer, codec, moments });
         manifest.optimizer.rule = Rule::Sgd(Sgd { momentum: 0.9, nesterov: true });
         manifest.optimizer.schedule = Schedule::Constant;
         manifest.training.microbatches = 3;
@@ -162,6 +200,21 @@ mod tests {
     }
 
     #[test]
+    fn a_run_that_carries_moments_goes_on_from_one_that_does() {
+        let zero = workers();
+        let mut mean = workers();
+        mean.inner.as_mut().expect("workers").moments = InnerMoments::Mean;
+        let mut lion = mean.clone();
+        lion.inner.as_mut().expect("workers").optimizer.rule =
+            Rule::Lion(Lion { beta1: 0.9, beta2: 0.99 });
+        assert_eq!(mean.check_goes_on_from(&mean), Ok(()));
+        assert_eq!(zero.check_goes_on_from(&mean), Ok(()));
+        assert_eq!(mean.check_goes_on_from(&zero), Err(ManifestError::StartWithoutMoments));
+        let error = lion.check_goes_on_from(&mean).expect_err("refused").to_string();
+        assert!(error.contains("optimizer.kind = \"adamw\", which lion cannot"), "{error}");
+    }
+
+    #[test]
     fn what_workers_cannot_go_with_is_named() {
         let refusal = |change: &dyn Fn(&mut Manifest)| {
             let mut manifest = workers();
@@ -172,6 +225,11 @@ mod tests {
         assert!(error.contains("outer workers do not go with training.stages"), "{error}");
         let error = refusal(&|manifest| manifest.training.staleness = 1);
         assert!(error.contains("training.staleness"), "{error}");
+        let error = refusal(&|manifest| {
+            manifest.inner.as_mut().expect("workers").moments = InnerMoments::Mean;
+            manifest.codec.all_reduce = SumCodec::Rounded(Codec::Bf16);
+        });
+        assert!(error.contains("where codec.all_reduce rounds"), "{error}");
         let error = refusal(&|manifest| {
             manifest.inner.as_mut().expect("workers").steps = 1 << 17;
         });

@@ -35,7 +35,7 @@ pub use block::{
 pub use boundary::{Boundary, BoundaryKind};
 pub use codecs::{ChunkPacking, Codecs, GradientRounding};
 pub use data::{Data, Prepared, TokenWidth, Tokenizer, Tokens};
-pub use inner::{DistanceCodec, InnerLoop};
+pub use inner::{DistanceCodec, InnerLoop, InnerMoments};
 pub use lora::{Lora, LoraTarget};
 pub use model::{Base, Model};
 pub use optimizer::{
@@ -279,6 +279,12 @@ pub enum ManifestError {
         /// The rule of this run.
         here: &'static str,
     },
+    /// A start without moments of workers, in a run whose workers begin with those of the step before.
+    #[error(
+        "the checkpoint to go on from has no moments of workers: set outer.moments = \"zero\", or export its \
+         model and import it as a base"
+    )]
+    StartWithoutMoments,
     /// A checkpoint of adapters in a run that trains all weights.
     #[error(
         "the checkpoint to go on from has adapters alone, and this run trains all weights: add its \

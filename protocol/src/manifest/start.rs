@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Manifest, ManifestError, Model, within};
+use super::{Manifest, ManifestError, Model, Rule, within};
 use crate::ids::{ContentHash, Step};
 use crate::limits;
 
@@ -122,14 +122,22 @@ impl Manifest {
             return differs(key, old, new);
         }
         self.check_same_boundary(earlier)?;
-        let [old, new] = [earlier, self].map(|manifest| &manifest.optimizer.rule);
-        match new.takes_state_of(old) {
-            true => Ok(()),
-            false => Err(ManifestError::StartOfAnotherOptimizer {
-                earlier: old.name(),
-                here: new.name(),
-            }),
+        for (old, new) in earlier.kept_rules().into_iter().zip(self.kept_rules()) {
+            match (old, new) {
+                (Some(old), Some(new)) if !new.takes_state_of(old) => {
+                    let (earlier, here) = (old.name(), new.name());
+                    return Err(ManifestError::StartOfAnotherOptimizer { earlier, here });
+                }
+                (None, Some(_)) => return Err(ManifestError::StartWithoutMoments),
+                _ => {}
+            }
         }
+        Ok(())
+    }
+
+    /// The rules whose state a checkpoint has: the run's, and that of its workers.
+    fn kept_rules(&self) -> [Option<&Rule>; 2] {
+        [Some(&self.optimizer.rule), self.carried_rule()]
     }
 
     pub(super) fn check_start(&self) -> Result<(), ManifestError> {
@@ -166,7 +174,7 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::super::example::small;
-    use super::super::{Lion, Lora, LoraTarget, Rule};
+    use super::super::{Lion, Lora, LoraTarget};
     use super::*;
 
     fn start(step: u64, samples: u64) -> Option<Start> {

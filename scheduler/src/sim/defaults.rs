@@ -102,7 +102,7 @@ impl Scenario {
         let elements = |weights| self.parameters.get(&weights).map_or(0, |count| *count as u64);
         let of_stage = |stage| self.manifest.groups_of(stage).map(elements).sum::<u64>();
         let parameters = |stage| of_stage(stage).saturating_mul(self.weight);
-        Load::of(&self.manifest, parameters, |stage| parameters(stage).saturating_mul(MOMENTS))
+        Load::of(&self.manifest, parameters, |stage| parameters(stage).saturating_mul(1 + MOMENTS))
     }
 }
 

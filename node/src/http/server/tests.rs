@@ -97,6 +97,7 @@ async fn a_node_is_ready_while_it_serves_and_until_it_leaves() {
             steps: 1,
             tokens_per_step: 1,
             microbatches: 1,
+            worker_steps: None,
         };
         status.note(&again);
         status.see(serving());

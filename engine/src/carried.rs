@@ -1,0 +1,107 @@
+//! Moments that a run carries for its virtual workers from one meeting to the next.
+//!
+//! Every worker begins an outer step with the same moments. What it has at the end follows how far it came in the
+//! vector that the workers sum, and the mean is what all begin the next step with. Means of squares travel as roots:
+//! the squares of small gradients would be lost in the resolution of the sums.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use shoal_protocol::codec::Dither;
+use shoal_protocol::ids::Stage;
+use shoal_protocol::manifest::Manifest;
+use tch::{Device, Tensor};
+
+use crate::distance::{self, Rounding};
+use crate::error::Result;
+use crate::optimizer::{OptimizerState, Slot, SlotVector};
+use crate::parameters::parameters;
+use crate::tensor::elements;
+
+/// Bits of a carried number where the workers' ways are rounded: fewer would lose the small ones of a block.
+const BITS: u32 = 8;
+
+/// The carried moments of all weights of a stage.
+#[derive(Debug)]
+pub(crate) struct CarriedMoments {
+    slots: Vec<SlotVector>,
+}
+
+impl CarriedMoments {
+    /// Zeros; `None` if the run carries none.
+    pub(crate) fn new(manifest: &Manifest, stage: Stage, device: Device) -> Result<Option<Self>> {
+        let Some(rule) = manifest.carried_rule() else { return Ok(None) };
+        let zeros = OptimizerState::new(rule, &parameters(manifest, stage), device, 1)?;
+        Ok(Some(Self { slots: zeros.slots }))
+    }
+
+    /// A worker's optimizer begins with these moments.
+    pub(crate) fn begin(&self, worker: &mut OptimizerState) -> Result<()> {
+        for (carried, vector) in self.slots.iter().zip(&mut worker.slots) {
+            vector.flat.f_copy_(&carried.flat)?;
+        }
+        Ok(())
+    }
+
+    /// What a worker adds to the sums: its moments at the end of a step, with roots of squares, in the order of slots.
+    /// They are rounded if the workers' ways are. `first` is their place in the vector that is summed.
+    pub(crate) fn to_sum(
+        worker: &OptimizerState,
+        first: usize,
+        dither: Option<Dither>,
+    ) -> Result<Vec<f32>> {
+        let mut all = Vec::new();
+        for SlotVector { layout, flat, .. } in &worker.slots {
+            let is_of_squares = layout.slot.is_of_squares();
+            let numbers = if is_of_squares { flat.f_sqrt()? } else { flat.shallow_clone() };
+            let start = all.len();
+            all.extend_from_slice(elements::<f32>(&numbers.f_to(Device::Cpu)?));
+            let Some(dither) = dither else { continue };
+            let rounding = match is_of_squares {
+                // A root that becomes zero beside a moment that does not would make an update without bound.
+                true => Rounding::Up,
+                false => Rounding::Random { dither, first: (first + start) as u32 },
+            };
+            distance::round(&mut all[start..], BITS, rounding);
+        }
+        Ok(all)
+    }
+
+    /// Takes the means of what all workers added to the sums.
+    pub(crate) fn take_means(&mut self, mut means: &[f32]) -> Result<()> {
+        for SlotVector { layout, flat, .. } in &mut self.slots {
+            let (own, rest) = means.split_at(layout.len());
+            means = rest;
+            let own = Tensor::f_from_slice(own)?;
+            flat.f_copy_(&if layout.slot.is_of_squares() { own.f_square()? } else { own })?;
+        }
+        assert!(means.is_empty(), "the sums are of ways and moments");
+        Ok(())
+    }
+
+    /// What is carried for the weights in a range of the stage's flat vector, by slot of the run.
+    pub(crate) fn of_weights(&self, range: &Range<usize>) -> Result<BTreeMap<Slot, Vec<f32>>> {
+        let part = |vector: &SlotVector| -> Result<_> {
+            let all = vector.flat.f_to(Device::Cpu)?;
+            let values = elements::<f32>(&all)[vector.part_of(range)].to_vec();
+            Ok((vector.layout.slot.of_worker(), values))
+        };
+        self.slots.iter().map(part).collect()
+    }
+
+    /// Takes the values of a state of the stage, or zeros where it has none.
+    pub(crate) fn set(&mut self, slots: &BTreeMap<Slot, Vec<f32>>) -> Result<()> {
+        for SlotVector { layout, flat, .. } in &mut self.slots {
+            match slots.get(&layout.slot.of_worker()) {
+                Some(values) => flat.f_copy_(&Tensor::f_from_slice(values)?)?,
+                None => _ = flat.f_zero_()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The vectors with their slots of the run.
+    pub(crate) fn vectors(&self) -> impl Iterator<Item = (Slot, &SlotVector)> {
+        self.slots.iter().map(|vector| (vector.layout.slot.of_worker(), vector))
+    }
+}
