@@ -126,7 +126,8 @@ impl Accumulator {
                 let (rows, width) = ((gradient.numel() / width) as i64, width as i64);
                 let strides = [stride as i64, 1];
                 let mut sums = sums.f_as_strided([rows, width], strides, Some(place as i64))?;
-                let rounded = rounded.f_to_kind(Kind::Int64)?;
+                // What a worker rounded is in the machine's memory.
+                let rounded = rounded.f_to_kind(Kind::Int64)?.f_to(sums.device())?;
                 let _ = sums.f_add_(&rounded.f_view([rows, width])?)?;
             }
             Values::Dense(gradient) | Values::Columns(gradient, _) => {

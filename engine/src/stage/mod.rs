@@ -14,7 +14,6 @@ use tch::{Kind, Tensor};
 use crate::accumulator::Accumulator;
 use crate::base::{BaseFiles, StageFiles, stage_weights};
 use crate::blocks::{Blocks, Head, Leaf};
-use crate::carried::CarriedMoments;
 use crate::checkpoint::{StageState, StartFiles};
 use crate::codec;
 use crate::device::Device;
@@ -559,15 +558,6 @@ impl StageModel {
             subspace.constrain_tensor(own, &mut self.weights.flat, self.threads)?;
         }
         Ok(())
-    }
-
-    /// The moments that the run carries for its workers, if it does.
-    fn carried(&self) -> Option<&CarriedMoments> {
-        self.inner.as_ref()?.moments.as_ref()
-    }
-
-    fn carried_mut(&mut self) -> Option<&mut CarriedMoments> {
-        self.inner.as_mut()?.moments.as_mut()
     }
 
     /// Takes over what another device of the same island updated.

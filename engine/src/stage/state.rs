@@ -16,6 +16,15 @@ use crate::tensor::elements;
 use crate::weights::Weights;
 
 impl StageModel {
+    /// The moments that the run carries for its workers, if it does.
+    fn carried(&self) -> Option<&CarriedMoments> {
+        self.inner.as_ref()?.moments.as_ref()
+    }
+
+    pub(super) fn carried_mut(&mut self) -> Option<&mut CarriedMoments> {
+        self.inner.as_mut()?.moments.as_mut()
+    }
+
     /// A copy of the stage's state at its version: of all weights, or of this share of an island.
     pub(crate) fn state(&self) -> Result<StageState> {
         self.check_weights()?;
