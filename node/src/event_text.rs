@@ -7,26 +7,7 @@ use crate::events::RunEvent;
 /// Describes an event on one line; `None` for an event that is not shown to people.
 pub(crate) fn describe(event: &RunEvent) -> Option<String> {
     Some(match event {
-        RunEvent::Started {
-            run,
-            stages,
-            steps,
-            tokens_per_step,
-            microbatches,
-            worker_steps,
-            ..
-        } => {
-            let run = run.to_string();
-            let what = match worker_steps {
-                None => format!("{} of the model", counted(u64::from(*stages), "stage")),
-                Some(worker_steps) => format!(
-                    "in each of which {} make {} of their own: with fewer devices in the swarm some are done in turn",
-                    counted(u64::from(*microbatches), "worker"),
-                    counted(u64::from(*worker_steps), "step"),
-                ),
-            };
-            format!("run {run:.8}: {steps} steps of {tokens_per_step} tokens, {what}")
-        }
+        RunEvent::Started { .. } => return describe_start(event),
         RunEvent::Waiting { stages, members } => waiting(stages, *members),
         RunEvent::Admitted { peer, span } => format!("{} hosts {}", peer.short(), place(*span)),
         RunEvent::Joined { span } => format!("joined, hosting {}", place(*span)),
@@ -87,6 +68,26 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         ),
         RunEvent::Listening { .. } | RunEvent::Committed(_) => return None,
     })
+}
+
+/// Describes a run that this process takes part in.
+fn describe_start(event: &RunEvent) -> Option<String> {
+    let RunEvent::Started {
+        run, stages, steps, tokens_per_step, microbatches, worker_steps, ..
+    } = event
+    else {
+        return None;
+    };
+    let what = match worker_steps {
+        None => format!("{} of the model", counted(u64::from(*stages), "stage")),
+        Some(worker_steps) => format!(
+            "in each of which {} make {} of their own: with fewer devices in the swarm some are done in turn",
+            counted(u64::from(*microbatches), "worker"),
+            counted(u64::from(*worker_steps), "step"),
+        ),
+    };
+    let run = run.to_string();
+    Some(format!("run {run:.8}: {steps} steps of {tokens_per_step} tokens, {what}"))
 }
 
 /// Describes what happened to a whole checkpoint.
