@@ -208,7 +208,7 @@ fn row_of(piece: &Piece, gradient: &Tensor) -> (usize, usize) {
     }
 }
 
-/// Whether pieces cover all parameters, and no more. A tied matrix is covered twice if embedding and head are in
+/// Whether pieces cover all of so many elements, and no more. A tied matrix is covered twice if embedding and head are in
 /// one stage.
 fn covers(gradient: &[Piece], elements: usize) -> bool {
     let mut ranges: Vec<Range<usize>> = gradient.iter().map(Piece::range).collect();

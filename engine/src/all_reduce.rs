@@ -69,6 +69,7 @@ impl AllReduce {
             fixed_point: FixedPoint::of(manifest),
             codec,
             mean: Tensor::f_zeros([elements as i64], (Kind::Float, Device::Cpu))?,
+            // A run that carries moments has one stage.
             weights: elements - carried_elements(manifest, Stage(0)),
             blocks: empty(elements),
             kept: vec![0.0; kept],

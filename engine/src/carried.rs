@@ -91,13 +91,9 @@ impl CarriedMoments {
 
     /// Takes the values of a state of the stage, or zeros where it has none.
     pub(crate) fn set(&mut self, slots: &BTreeMap<Slot, Vec<f32>>) -> Result<()> {
-        for SlotVector { layout, flat, .. } in &mut self.slots {
-            match slots.get(&layout.slot.of_worker()) {
-                Some(values) => flat.f_copy_(&Tensor::f_from_slice(values)?)?,
-                None => _ = flat.f_zero_()?,
-            }
-        }
-        Ok(())
+        self.slots.iter_mut().try_for_each(|vector| {
+            vector.set(slots.get(&vector.layout.slot.of_worker()).map(Vec::as_slice))
+        })
     }
 
     /// The vectors with their slots of the run.

@@ -74,12 +74,16 @@ impl InnerTrainer {
             let count = if self.moments.is_some() { step.0 + 1 } else { update + 1 };
             self.update((key.stage, step), count, targets)?;
         }
-        let dither = self.bits.map(|_| Dither::of(self.manifest.training.seed, key));
-        let distance = self.distance_from(weights, dither)?;
+        let rounded = self.bits.map(|bits| (bits, Dither::of(self.manifest.training.seed, key)));
+        let distance = self.distance_from(weights, rounded)?;
         let mut pieces = vec![Piece::dense(0, &distance)?];
         if self.moments.is_some() {
             let first = weights.numel();
-            let moments = CarriedMoments::to_sum(&self.model.optimizer, first, dither)?;
+            let moments = CarriedMoments::to_sum(
+                &self.model.optimizer,
+                first,
+                rounded.map(|(_, dither)| dither),
+            )?;
             pieces.push(Piece::dense(first, &Tensor::f_from_slice(&moments)?)?);
         }
         let Losses { share, targets, padded } = losses;
@@ -87,10 +91,10 @@ impl InnerTrainer {
     }
 
     /// The way from the worker's weights to these, rounded if the manifest says so.
-    fn distance_from(&self, weights: &Tensor, dither: Option<Dither>) -> Result<Tensor> {
+    fn distance_from(&self, weights: &Tensor, rounded: Option<(u32, Dither)>) -> Result<Tensor> {
         let _guard = tch::no_grad_guard();
         let mut distance = weights.f_sub(&self.model.weights.flat)?;
-        if let (Some(bits), Some(dither)) = (self.bits, dither) {
+        if let Some((bits, dither)) = rounded {
             distance = distance.f_to(tch::Device::Cpu)?;
             let rounding = Rounding::Random { dither, first: 0 };
             distance::round(elements_mut(&mut distance), bits, rounding);

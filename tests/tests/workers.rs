@@ -51,16 +51,22 @@ fn workers_survive_deaths() {
 #[test]
 fn workers_that_carry_moments_survive_deaths() {
     assert_survives_deaths("f32", "mean");
-}
-
-#[test]
-fn workers_that_round_survive_deaths() {
     assert_survives_deaths("int4", "mean");
 }
 
 #[test]
+fn workers_that_round_survive_deaths() {
+    assert_survives_deaths("int4", "zero");
+}
+
+#[test]
 fn workers_go_on_with_their_only_anchor_from_a_checkpoint() {
-    let run = run("int8", "mean");
+    assert_goes_on_from_a_checkpoint("zero");
+    assert_goes_on_from_a_checkpoint("mean");
+}
+
+fn assert_goes_on_from_a_checkpoint(moments: &str) {
+    let run = run("int8", moments);
     let homes = tempfile::tempdir().expect("room for a folder");
     let address = own_address().to_string();
     let start = || {

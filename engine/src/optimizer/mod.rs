@@ -110,6 +110,15 @@ pub(crate) struct SlotVector {
 }
 
 impl SlotVector {
+    /// Takes these values, or zeros.
+    pub(crate) fn set(&mut self, values: Option<&[f32]>) -> Result<()> {
+        match values {
+            Some(values) => self.flat.f_copy_(&Tensor::f_from_slice(values)?)?,
+            None => _ = self.flat.f_zero_()?,
+        }
+        Ok(())
+    }
+
     /// The range of what belongs to the weights in a range of the stage's flat vector.
     pub(crate) fn part_of(&self, weights: &Range<usize>) -> Range<usize> {
         let mut parts = self.ranges.range(weights.clone()).map(|(_, range)| range);

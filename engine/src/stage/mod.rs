@@ -548,11 +548,8 @@ impl StageModel {
             &self.manifest,
             update,
         )?;
-        let weights = range_of(&self.parameters).end;
-        if let Some(carried) = self.carried_mut() {
-            let (_, means) = gradients.last().expect("a stage has a weight group");
-            carried.take_means(&means[weights..])?;
-        }
+        // A run of workers has one stage and one weight group.
+        self.take_carried(&gradients[0].1)?;
         let own = self.own_elements();
         if let Some((subspace, _)) = &self.subspace {
             subspace.constrain_tensor(own, &mut self.weights.flat, self.threads)?;

@@ -10,7 +10,7 @@ use crate::carried::CarriedMoments;
 use crate::checkpoint::{StageState, hash_tensors};
 use crate::error::Result;
 use crate::optimizer::{Slot, SlotLayout, SlotVector, layout};
-use crate::parameters::Parameter;
+use crate::parameters::{Parameter, range_of};
 use crate::tensor::elements;
 #[cfg(test)]
 use crate::weights::Weights;
@@ -21,8 +21,14 @@ impl StageModel {
         self.inner.as_ref()?.moments.as_ref()
     }
 
-    pub(super) fn carried_mut(&mut self) -> Option<&mut CarriedMoments> {
+    fn carried_mut(&mut self) -> Option<&mut CarriedMoments> {
         self.inner.as_mut()?.moments.as_mut()
+    }
+
+    /// Takes the moments for the run's workers, if it carries them, from the mean of what its replicas summed.
+    pub(super) fn take_carried(&mut self, mean: &[f32]) -> Result<()> {
+        let weights = range_of(&self.parameters).end;
+        self.carried_mut().map_or(Ok(()), |carried| carried.take_means(&mean[weights..]))
     }
 
     /// A copy of the stage's state at its version: of all weights, or of this share of an island.
@@ -47,7 +53,7 @@ impl StageModel {
         let _guard = tch::no_grad_guard();
         self.weights.set(weights)?;
         for vector in &mut self.optimizer.slots {
-            let _ = vector.flat.f_zero_()?;
+            vector.set(None)?;
         }
         for accumulator in &self.accumulators {
             accumulator.clear()?;
@@ -71,13 +77,8 @@ impl StageModel {
             let slot = vector.layout.slot;
             let start =
                 skipped.iter().find(|layout| layout.slot == slot).map_or(0, SlotLayout::len);
-            match state.slots.get(&slot) {
-                Some(values) => {
-                    let own = &values[start..start + vector.layout.len()];
-                    vector.flat.f_copy_(&Tensor::f_from_slice(own)?)?;
-                }
-                None => _ = vector.flat.f_zero_()?,
-            }
+            let values = state.slots.get(&slot);
+            vector.set(values.map(|values| &values[start..start + vector.layout.len()]))?;
         }
         if let Some(carried) = self.carried_mut() {
             carried.set(&state.slots)?;

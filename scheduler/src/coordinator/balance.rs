@@ -198,15 +198,29 @@ impl Balance {
         let migrations = found.moves.iter().map(near).collect();
         let gain = Gain { before: 1.0 / step, after, least: gain };
         let migrations = self.if_worthwhile(context, gain, migrations);
-        let again = found.moves.iter().all(|exchange| self.exchanges.contains(exchange));
-        let compared: BTreeSet<Member> =
-            placed.iter().take(CELL).map(|replica| replica.member).collect();
-        self.exchanges.retain(|(member, _)| !compared.contains(member));
-        if migrations.is_empty() || again {
-            return migrations;
+        let compared = placed.iter().take(CELL).map(|replica| replica.member).collect();
+        let worthwhile = if migrations.is_empty() { Vec::new() } else { found.moves };
+        match self.found_again(context, &compared, worthwhile) {
+            true => migrations,
+            false => Vec::new(),
         }
-        self.exchanges.extend(found.moves);
-        Vec::new()
+    }
+
+    /// Whether the last comparison of these members found the same exchanges worthwhile. If not, it is noted that this
+    /// one does.
+    fn found_again(
+        &mut self,
+        context: &Context,
+        compared: &BTreeSet<Member>,
+        worthwhile: Vec<(Member, Stage)>,
+    ) -> bool {
+        let again = worthwhile.iter().all(|exchange| self.exchanges.contains(exchange));
+        let is_here = |member: Member| context.members.current.record(member).is_some();
+        self.exchanges.retain(|(member, _)| !compared.contains(member) && is_here(*member));
+        if !again {
+            self.exchanges.extend(worthwhile);
+        }
+        again
     }
 
     /// What can be done where stages are as fast as each other.
