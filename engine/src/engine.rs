@@ -1,7 +1,7 @@
 //! The interface for the driver: the stages of one peer's span.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::Path;
 
@@ -21,7 +21,7 @@ use crate::origin::Origin;
 use crate::parameters::group_elements;
 use crate::share::Share;
 use crate::stage::{ForwardOutput, StageModel};
-use crate::swap::{Part, Place, Swap, SwapStats, Swappable, Use};
+use crate::swap::{LowerTier, Part, Place, Swap, SwapStats, Swappable, Use};
 
 /// The tensor work of one peer. It belongs to one thread and never blocks on other peers.
 #[derive(Debug)]
@@ -31,7 +31,9 @@ pub struct Engine {
     /// The part of each stage's weights that is updated here.
     share: Share,
     stages: BTreeMap<Stage, StageModel>,
-    /// The tensors of all stages, where not all of them are in memory.
+    /// Where stages go that memory does not hold.
+    lower: Option<LowerTier>,
+    /// The tensors of all stages, since more were hosted than memory holds.
     swap: Option<RefCell<Swap>>,
 }
 
@@ -55,11 +57,12 @@ impl Engine {
         device: Device,
         share: Share,
     ) -> Result<Self> {
-        Self::with_swap(manifest, span, (device, share), None)
+        Self::above(manifest, span, (device, share), None)
     }
 
-    /// Like [`Engine::new`], with weights, optimizer state and accumulators in at most `memory`; the rest is in a
-    /// file in `folder`. Graphs are not kept but computed again. No result depends on it.
+    /// Like [`Engine::new`], with a tier below the memory. While it hosts more stages than memory holds, weights,
+    /// optimizer state and accumulators are swapped, and graphs are not kept but computed again. No result depends on
+    /// it.
     ///
     /// # Errors
     /// As [`Engine::new`]; if the disk has no room; if the stages are not on the processor.
@@ -70,30 +73,58 @@ impl Engine {
         manifest: &Manifest,
         span: StageSpan,
         device: Device,
-        (folder, memory): (&Path, units::Bytes),
+        lower: LowerTier,
     ) -> Result<Self> {
         assert!(
             device.torch == tch::Device::Cpu,
             "only stages in the machine's memory are swapped"
         );
         assert!(manifest.inner.is_none(), "a virtual worker's weights are not swapped");
-        let swap = Swap::create(folder, memory)?;
-        Self::with_swap(manifest, span, (device, Share::WHOLE), Some(swap))
+        Self::above(manifest, span, (device, Share::WHOLE), Some(lower))
     }
 
-    fn with_swap(
+    fn above(
         manifest: &Manifest,
         span: StageSpan,
         (device, share): (Device, Share),
-        swap: Option<Swap>,
+        lower: Option<LowerTier>,
     ) -> Result<Self> {
         let (manifest, stages) = (manifest.clone(), BTreeMap::new());
-        let mut engine = Self { manifest, device, share, stages, swap: swap.map(RefCell::new) };
-        span.stages().try_for_each(|stage| engine.host(stage))?;
+        let mut engine = Self { manifest, device, share, stages, lower, swap: None };
+        let hosted = span.stages().collect();
+        engine.divide_memory(&hosted)?;
+        span.stages().try_for_each(|stage| engine.host_in_memory(stage))?;
+        engine.divide_memory(&hosted)?;
         Ok(engine)
     }
 
-    /// What was swapped; `None` where everything is in memory.
+    /// Divides the memory for these stages: begins to swap where it does not hold them, and ends that where it does.
+    fn divide_memory(&mut self, hosted: &BTreeSet<Stage>) -> Result<()> {
+        let Some(lower) = &self.lower else { return Ok(()) };
+        let list: Vec<Stage> = hosted.iter().copied().collect();
+        let budget = lower.budget(&self.manifest, &list);
+        if let Some(budget) = budget.filter(|_| self.swap.is_none()) {
+            let mut swap = Swap::create(&lower.folder, budget)?;
+            for (stage, model) in &self.stages {
+                swap.adopt(*stage, model.swappable(false))?;
+            }
+            self.swap = Some(RefCell::new(swap));
+        }
+        if let Some(swap) = &self.swap {
+            swap.borrow_mut().set_budget(budget.unwrap_or(units::Bytes(u64::MAX)));
+        }
+        let recomputes = budget.is_some() || self.manifest.training.recompute;
+        self.stages.values_mut().for_each(|model| model.recomputes = recomputes);
+        Ok(())
+    }
+
+    /// Whether not all hosted stages are in memory.
+    #[must_use]
+    pub fn swaps(&self) -> bool {
+        self.lower.as_ref().is_some_and(|lower| self.stages.len() > lower.resident)
+    }
+
+    /// What was swapped; `None` if everything was in memory all the time.
     #[must_use]
     pub fn swap_stats(&self) -> Option<SwapStats> {
         self.swap.as_ref().map(|swap| swap.borrow().stats())
@@ -124,6 +155,21 @@ impl Engine {
             swap.borrow_mut().adopt(stage, vec![Swappable { part, tensor, is_zero: true }])?;
         }
         Ok(all_reduce)
+    }
+
+    /// Takes over the mean gradient of an all-reduce that began before the stages were swapped.
+    ///
+    /// # Errors
+    /// If there is too little memory or disk.
+    pub fn take_over(&self, weights: WeightGroup, all_reduce: &AllReduce) -> Result<()> {
+        let Some(swap) = &self.swap else { return Ok(()) };
+        let (stage, part) = self.mean_of(weights)?;
+        let mut swap = swap.borrow_mut();
+        if swap.holds((stage, part)) {
+            return Ok(());
+        }
+        let tensor = all_reduce.mean_tensor();
+        swap.adopt(stage, vec![Swappable { part, tensor, is_zero: false }])
     }
 
     /// Brings the mean gradient of an all-reduce into memory. To be called before [`AllReduce::install`].
@@ -402,19 +448,26 @@ impl Engine {
     /// # Errors
     /// If the device has too little memory.
     pub fn host(&mut self, stage: Stage) -> Result<()> {
-        if !self.stages.contains_key(&stage) {
-            let model = StageModel::new(&self.manifest, stage, self.device, self.share.clone())?;
-            self.take_in(stage, model)?;
+        if self.stages.contains_key(&stage) {
+            return Ok(());
         }
-        Ok(())
+        let hosted = self.stages.keys().copied().chain([stage]).collect();
+        self.divide_memory(&hosted)?;
+        self.host_in_memory(stage)?;
+        self.divide_memory(&hosted)
+    }
+
+    /// Adds a stage for which the memory is divided.
+    fn host_in_memory(&mut self, stage: Stage) -> Result<()> {
+        let model = StageModel::new(&self.manifest, stage, self.device, self.share.clone())?;
+        self.take_in(stage, model)
     }
 
     /// Hosts a stage without anything in its accumulators, in place of the one that was there.
-    fn take_in(&mut self, stage: Stage, mut model: StageModel) -> Result<()> {
+    fn take_in(&mut self, stage: Stage, model: StageModel) -> Result<()> {
         if let Some(swap) = &self.swap {
             let mut swap = swap.borrow_mut();
             swap.forget(stage)?;
-            model.recomputes = true;
             swap.adopt(stage, model.swappable(true))?;
         }
         self.stages.insert(stage, model);
@@ -427,7 +480,10 @@ impl Engine {
     /// If the file of swapped weights fails.
     pub fn leave(&mut self, stage: Stage) -> Result<()> {
         self.stages.remove(&stage);
-        self.swap.as_ref().map_or(Ok(()), |swap| swap.borrow_mut().forget(stage))
+        if let Some(swap) = &self.swap {
+            swap.borrow_mut().forget(stage)?;
+        }
+        self.divide_memory(&self.stages.keys().copied().collect())
     }
 
     /// Loads a stage's weights and optimizer state of a version from files written by
@@ -458,6 +514,7 @@ impl Engine {
             (None, _) => StageModel::new(&manifest, stage, place.0, place.1)?,
         };
         self.take_in(stage, initial)?;
+        self.divide_memory(&self.stages.keys().copied().collect())?;
         self.load(stage, origin)
     }
 

@@ -113,4 +113,4 @@ pub use sampling::Sampling;
 pub use shim::torch_version;
 pub use square_norm::square_norm;
 pub use stage::ForwardOutput;
-pub use swap::SwapStats;
+pub use swap::{LowerTier, SwapStats, swap_rate};

@@ -130,7 +130,7 @@ fn embedding(manifest: &Manifest, stage: Stage) -> u64 {
     if is_there { u64::from(model.vocabulary) * u64::from(model.hidden) } else { 0 }
 }
 
-/// The memory of a peer that swaps its stages ([`crate::Engine::swapping`]).
+/// The memory of a peer that swaps its stages ([`crate::LowerTier`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SwappingFloor {
     /// What is always in memory: 8 bytes for every weight if the all-reduce is lossy; of the largest stage one
@@ -143,19 +143,19 @@ pub struct SwappingFloor {
     pub swapped: Bytes,
 }
 
-/// The minimum memory of a peer that swaps the stages of this span, without libtorch itself.
+/// The minimum memory of a peer that swaps these stages, without libtorch itself.
 #[must_use]
-pub fn swapping_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> SwappingFloor {
+pub fn swapping_floor(manifest: &Manifest, stages: &[Stage], in_flight: u32) -> SwappingFloor {
     let size = manifest.training.dtype.size() as u64;
     let narrow = narrow_bytes(manifest);
     let versions = manifest.steps_at_once();
     let input = manifest.boundary_bytes(manifest.codec.activations).0;
     let count = |stage| parameter_count(manifest, stage) as u64;
-    let largest = |of: &dyn Fn(Stage) -> u64| span.stages().map(of).max().unwrap_or(0);
-    let all: u64 = span.stages().map(count).sum();
-    let inputs = span.stages().count() as u64 * u64::from(in_flight) * versions * input;
+    let largest = |of: &dyn Fn(Stage) -> u64| stages.iter().copied().map(of).max().unwrap_or(0);
+    let all: u64 = stages.iter().copied().map(count).sum();
+    let inputs = stages.len() as u64 * u64::from(in_flight) * versions * input;
     let kept = |stage| optimizer_bytes(manifest, stage);
-    let subspace = span.stages().count() as u64 * basis_bytes(manifest) + initial_bytes(manifest);
+    let subspace = stages.len() as u64 * basis_bytes(manifest) + initial_bytes(manifest);
     let passing =
         largest(&|stage| (4 + 4) * count(stage) + kept(stage) + graph_bytes(manifest, stage));
     let update = |stage| count(stage) * (4 + versions * (4 + narrow)) + kept(stage);

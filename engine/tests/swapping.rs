@@ -2,12 +2,15 @@
 
 mod common;
 
-use shoal_engine::{Engine, Origin, optimizer_elements, parameter_count, swapping_floor};
-use shoal_protocol::ids::{ContentHash, Stage, StageSpan, Step};
+use shoal_engine::{
+    Engine, ForwardOutput, Origin, group_elements, optimizer_elements, parameter_count,
+    swapping_floor,
+};
+use shoal_protocol::ids::{ContentHash, Stage, Step, WeightGroup};
 use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Manifest};
 use shoal_protocol::units::Bytes;
 
-use self::common::{Trainer, manifest, samples, text};
+use self::common::{Trainer, key, manifest, samples, text};
 
 /// A run of four stages, with its samples' folder.
 fn run(change: impl FnOnce(&mut Manifest)) -> (tempfile::TempDir, Manifest) {
@@ -21,7 +24,8 @@ fn run(change: impl FnOnce(&mut Manifest)) -> (tempfile::TempDir, Manifest) {
 
 /// The least memory for the stages' tensors, in whole pages for each of a stage's tensors.
 fn least(manifest: &Manifest) -> Bytes {
-    let floor = swapping_floor(manifest, StageSpan::all(manifest.training.stages), 1);
+    let stages: Vec<Stage> = manifest.stages().collect();
+    let floor = swapping_floor(manifest, &stages, 1);
     floor.swapped + Bytes(8 * 4096)
 }
 
@@ -36,7 +40,7 @@ fn compare(change: impl FnOnce(&mut Manifest)) {
     let [one, other] = [make(), make()];
     let mut resident = Trainer::new(&manifest, one);
     let memory = least(&manifest);
-    let mut swapped = Trainer::swapping(&manifest, other, folder.path(), memory);
+    let mut swapped = Trainer::swapping(&manifest, other, folder.path(), (memory, 0));
     for step in 0..4 {
         assert_eq!(resident.step(step), swapped.step(step), "step {step}");
     }
@@ -86,7 +90,7 @@ fn swapped_stages_with_other_optimizers_compute_the_bits_of_resident_ones() {
 fn checkpoints_restarts_and_leaving_work_where_stages_are_swapped() {
     let (folder, mut manifest) = run(|_| {});
     let samples = samples(&mut manifest, folder.path(), &text());
-    let mut trainer = Trainer::swapping(&manifest, samples, folder.path(), least(&manifest));
+    let mut trainer = Trainer::swapping(&manifest, samples, folder.path(), (least(&manifest), 0));
     let initial = hashes(&trainer.engine, &manifest);
     trainer.step(0);
     let trained = hashes(&trainer.engine, &manifest);
@@ -105,4 +109,54 @@ fn checkpoints_restarts_and_leaving_work_where_stages_are_swapped() {
     assert!(trainer.engine.state_hash(Stage(2)).is_err());
     trainer.engine.host(Stage(2)).expect("room");
     assert_eq!(trainer.engine.state_hash(Stage(2)).expect("hosted"), initial[2]);
+}
+
+/// A stage comes during a step, so that all are swapped, and goes again: graphs and sums of before are still of use.
+#[test]
+fn stages_may_be_swapped_for_a_while() {
+    let (folder, mut manifest) = run(|_| {});
+    let mut make = || samples(&mut manifest, folder.path(), &text());
+    let [one, other] = [make(), make()];
+    let mut whole = Trainer::new(&manifest, one);
+    let room = (least(&manifest), 3);
+    let mut part = Trainer::swapping(&manifest, other, folder.path(), room);
+    let last = Stage(3);
+    part.engine.leave(last).expect("hosted");
+    for microbatch in 0..manifest.training.microbatches {
+        let batch = part.batch(0, microbatch);
+        whole.forward(0, microbatch);
+        let mut input = batch.inputs;
+        for stage in [0, 1, 2].map(Stage) {
+            let output = part.engine.forward(key(0, stage, microbatch), &input, None);
+            let Ok(ForwardOutput::Activation(activation)) = output else { panic!("{output:?}") };
+            input = activation;
+        }
+        let swaps = microbatch % 2 == 0;
+        if swaps {
+            part.engine.host(last).expect("room");
+        }
+        assert_eq!(part.engine.swaps(), swaps);
+        let key = |stage| key(0, stage, microbatch);
+        let mut gradient = whole.engine.backward(key(last), None).expect("it was just forward");
+        for stage in [2, 1, 0].map(Stage) {
+            let [here, there] = [&mut part, &mut whole].map(|trainer| {
+                let passed = trainer.engine.backward(key(stage), gradient.as_ref());
+                trainer.engine.accumulate(key(stage)).expect("in range");
+                passed.expect("it was just forward")
+            });
+            assert_eq!(here, there, "stage {stage}, microbatch {microbatch}");
+            gradient = here;
+        }
+        if swaps {
+            part.engine.leave(last).expect("hosted");
+        }
+    }
+    for stage in [0, 1, 2] {
+        let weights = WeightGroup(stage);
+        let all = 0..group_elements(&manifest, weights);
+        let sums = |trainer: &Trainer| trainer.engine.export(weights, Step(0), all.clone());
+        assert_eq!(sums(&part).expect("hosted"), sums(&whole).expect("hosted"), "stage {stage}");
+    }
+    let stats = part.engine.swap_stats().expect("it swapped");
+    assert!(stats.read > Bytes(0), "{stats:?}");
 }

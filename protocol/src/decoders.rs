@@ -22,7 +22,7 @@ use crate::manifest::{Manifest, Start};
 use crate::message::{
     Candidate, Duties, Envelope, FromCoordinator, LinkEstimate, MemberRecord, Mended, Message,
     Move, MoveReason, RoundGroupChange, RoundGroupMember, RoundId, SavedCheckpoint, StageChoice,
-    StoredFile, StoredStage, TensorTag, ToCoordinator, ViewChange,
+    StageRoom, StoredFile, StoredStage, TensorTag, ToCoordinator, ViewChange,
 };
 use crate::pieces::{HASH, PieceHashes, pieces};
 use crate::units;
@@ -58,7 +58,7 @@ fn newcomer(known: PeerId, addresses: &[SocketAddr]) -> (Candidate, LinkEstimate
         fingerprint: Some(ContentHash([5; 32])),
         duties: Duties::default(),
         devices: std::num::NonZeroU16::MIN,
-        room: 2,
+        room: StageRoom::in_memory(2),
         longest: 1,
         price: Some(units::Price::MAX),
         island: Some("us-east-1".parse().expect("a name")),
@@ -89,7 +89,7 @@ fn mover(member: Member, addresses: &[SocketAddr]) -> MemberRecord {
         serving: true,
         duties: Duties::default(),
         devices: std::num::NonZeroU16::MIN,
-        room: 2,
+        room: StageRoom::in_memory(2),
         longest: 1,
         price: Some(units::Price::MAX),
         island: Some("us-east-1".parse().expect("a name")),

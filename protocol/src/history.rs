@@ -226,7 +226,7 @@ impl History {
 mod tests {
     use super::*;
     use crate::ids::StageSpan;
-    use crate::message::{Duties, FixedLoss, MemberRecord};
+    use crate::message::{Duties, FixedLoss, MemberRecord, StageRoom};
 
     fn commit(era: u32, step: u64) -> LogRecord {
         LogRecord::Commit(CommitRecord {
@@ -249,7 +249,7 @@ mod tests {
             serving: true,
             duties: Duties::default(),
             devices: std::num::NonZeroU16::MIN,
-            room: 0,
+            room: StageRoom::NONE,
             longest: 1,
             price: None,
             island: None,

@@ -10,6 +10,7 @@ pub mod action;
 mod anchors;
 pub mod coordinator;
 mod deadline;
+mod era_spans;
 mod ledger;
 pub mod locality;
 mod membership;

@@ -12,6 +12,7 @@ use shoal_protocol::message::{
     Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, ViewChange,
 };
 
+use crate::era_spans;
 use crate::locality::{LinkEstimates, Load, Locality};
 use crate::paging::CHANGED;
 use crate::placement::{Offer, PlacementError, place};
@@ -96,23 +97,28 @@ impl Membership {
         let draining = BTreeSet::new();
         let mut membership =
             Self { stages, members, expelled, draining, number, unlogged, position };
-        membership.set_position(history.era, history.version);
+        let _ = membership.set_position(history.era, history.version);
         membership
     }
 
     /// The run has reached a version, or gone back to one: members that were to change over by then have done so,
-    /// and members that were not ready for it in an earlier era stay.
-    pub(crate) fn set_position(&mut self, era: Era, version: Step) {
+    /// and members that were not ready for it in an earlier era stay. Returns the members that begin to swap their stages
+    /// or have ended that.
+    pub(crate) fn set_position(&mut self, era: Era, version: Step) -> Vec<Member> {
         self.position = (era, version);
+        let mut others = Vec::new();
         for (peer, known) in &mut self.members {
             let Some(moves) = known.record.moves else { continue };
             let span = known.record.span_at(era, version);
             if span != known.record.span || moves.era < era {
                 let record = Arc::make_mut(&mut known.record);
+                let swaps = [record.span, span].map(|span| record.swaps(span));
+                others.extend((swaps[0] != swaps[1]).then_some(record.member));
                 (record.span, record.moves) = (span, None);
                 self.unlogged.here.insert(*peer);
             }
         }
+        others
     }
 
     /// Forgets that any incarnation of a peer was expelled.
@@ -163,7 +169,7 @@ impl Membership {
             newcomer: member.peer,
             choice,
             fits: &fits,
-            longest: room.min(longest),
+            longest: room.in_memory.min(longest),
             to_come: wait_for.saturating_sub(present).max(1),
         };
         let span = place(&offer, self.stages, &throughput, locality)?;
@@ -325,40 +331,44 @@ impl Membership {
         self.records().map(|record| (record.member, next(record))).collect()
     }
 
-    /// A stage that no member hosts in the next era, and the member to host it: the first that may move, from the
-    /// stage with the most hosts.
-    fn next_cover(&self) -> Option<(Stage, Member)> {
-        let spans = self.next_spans();
-        let count = |stage: Stage| spans.values().filter(|span| span.contains(stage)).count();
-        let stage = (0..self.stages).map(Stage).find(|stage| count(*stage) == 0)?;
-        let spare = self.records().filter(|record| {
-            let span = spans[&record.member];
-            let stays = record.room > 0 && !self.is_draining(record.member);
-            stays && !span.is_empty() && span.stages().all(|stage| count(stage) > 1)
-        });
-        let most = spare.max_by_key(|record| {
-            (count(spans[&record.member].first), std::cmp::Reverse(record.member))
-        })?;
-        Some((stage, most.member))
+    /// The spans of the next era, in which members that may move host stages that otherwise nobody would. If `extends`,
+    /// members also get longer spans.
+    fn covering_spans(&self, extends: bool) -> BTreeMap<Member, StageSpan> {
+        let movable = |record: &&MemberRecord| !self.is_draining(record.member);
+        let movable: Vec<&MemberRecord> = self.records().filter(movable).collect();
+        let mut spans = self.next_spans();
+        era_spans::move_spare(&mut spans, self.stages, &movable);
+        if extends {
+            era_spans::extend(&mut spans, self.stages, &movable);
+        }
+        spans
     }
 
-    /// Whether more stages would be hosted in a new era than in this one.
-    pub(crate) fn can_cover_more(&self) -> bool {
+    /// Whether a stage has no host, with or without its weights, that will stay.
+    pub(crate) fn lacks_hosts(&self) -> bool {
         let stays =
             |record: &MemberRecord, stage| record.span.contains(stage) && !record.leaves(stage);
         let hosted = |stage: Stage| self.records().any(|record| stays(record, stage));
-        let all = (0..self.stages).map(Stage).all(hosted);
-        !all && (self.records().any(MemberRecord::changes_over) || self.next_cover().is_some())
+        !(0..self.stages).map(Stage).all(hosted)
     }
 
-    /// Assigns the stages that no member would host in the next era to members that may move. Returns these.
-    pub(crate) fn cover_all_stages(&mut self) -> Vec<(Member, Stage)> {
-        let mut movers = Vec::new();
-        while let Some((to, member)) = self.next_cover() {
-            let (era, reason) = (self.position.0, MoveReason::StageLost);
-            let moves = Move { to: StageSpan::one(to), era, at: Some(Step(0)), reason };
-            self.record_mut(member).expect("it was just listed").moves = Some(moves);
-            movers.push((member, to));
+    /// Whether more stages would be hosted in a new era than in this one. If `extends`, members may get longer spans.
+    pub(crate) fn can_cover_more(&self, extends: bool) -> bool {
+        self.lacks_hosts()
+            && (self.records().any(MemberRecord::changes_over)
+                || self.covering_spans(extends) != self.next_spans())
+    }
+
+    /// Assigns the stages that no member would host in the next era to members that may move; if `extends`, by longer
+    /// spans too. Returns the members with other spans.
+    pub(crate) fn cover_all_stages(&mut self, extends: bool) -> Vec<(Member, StageSpan)> {
+        let before = self.next_spans();
+        let spans = self.covering_spans(extends).into_iter();
+        let movers: Vec<_> = spans.filter(|(member, span)| before[member] != *span).collect();
+        let (era, at, reason) = (self.position.0, Some(Step(0)), MoveReason::StageLost);
+        for (member, to) in movers.iter().copied() {
+            let record = self.record_mut(member).expect("it was just listed");
+            record.moves = Some(Move { to, era, at, reason });
         }
         movers
     }
@@ -516,7 +526,7 @@ fn take_first<T: Ord>(all: &mut BTreeSet<T>, room: &mut usize) -> BTreeSet<T> {
 
 #[cfg(test)]
 mod tests {
-    use shoal_protocol::message::View;
+    use shoal_protocol::message::{StageRoom, View};
 
     use super::*;
 
@@ -530,7 +540,7 @@ mod tests {
             serving: true,
             duties: Duties::default(),
             devices: std::num::NonZeroU16::MIN,
-            room: 2,
+            room: StageRoom::in_memory(2),
             longest: 1,
             price: None,
             island: None,
@@ -550,9 +560,9 @@ mod tests {
         let left =
             membership(vec![record(1, 0, None), record(2, 0, Some(1)), record(3, 1, Some(0))]);
         assert_eq!(left.uncovered(), [Stage(1)]);
-        assert!(left.can_cover_more());
+        assert!(left.can_cover_more(false));
         let whole = membership(vec![record(1, 0, None), record(2, 1, None), record(3, 1, Some(0))]);
         assert_eq!(whole.uncovered(), []);
-        assert!(!whole.can_cover_more());
+        assert!(!whole.can_cover_more(false));
     }
 }

@@ -4,17 +4,24 @@
 //! but every replica takes part in the all-reduce of the whole model (ATOM, arXiv 2403.10504). The model of a step
 //! when `P` members host spans of `n` of `S` stages each: passes run at the speed of the slowest span, whose stages may
 //! cost more than others; or else activations and gradients take longer on the members' links. A pipeline has `S / n`
-//! positions to fill. The `D = P n / S` replicas of a stage then exchange the sums of `n` stages.
+//! positions to fill. The `D = P n / S` replicas of a stage then exchange the sums of `n` stages. Of a span that memory does
+//! not hold, the stages without room are moved through it once in a step, beside the passes, which compute their forward
+//! passes again.
 
 use std::time::Duration;
 
 use shoal_protocol::ids::{Stage, StageSpan};
+use shoal_protocol::message::StageRoom;
 use shoal_protocol::units::Bytes;
 
 use crate::planner::Link;
 
 /// Beyond so many members for each span, the spans are taken to be equally fast.
 const MANY: usize = 4;
+
+/// The passes of a microbatch that compute their forward pass again, relative to those that do not: a backward pass
+/// takes twice as long as a forward pass.
+const AGAIN: f64 = 4.0 / 3.0;
 
 /// What a step costs a member, apart from the length of its span.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,6 +38,10 @@ pub(crate) struct SpanCosts {
     pub(crate) gradient: Bytes,
     /// The member's link.
     pub(crate) link: Link,
+    /// The stages that the member has room for.
+    pub(crate) room: StageRoom,
+    /// What a step moves of a swapped stage into memory and out of it, the larger of the two.
+    pub(crate) moved: Bytes,
 }
 
 impl SpanCosts {
@@ -44,7 +55,9 @@ impl SpanCosts {
         let delay = self.link.delay.as_secs_f64();
         let transfer = |bytes: f64| self.link.time(Bytes(bytes as u64)).as_secs_f64() - delay;
         let microbatches = f64::from(self.microbatches);
-        let computes = (microbatches * slowest(&spans, self.hosts)).max(longest);
+        let again = if length > self.room.in_memory { AGAIN } else { 1.0 };
+        let passes = microbatches * again * slowest(&spans, self.hosts);
+        let computes = passes.max(longest).max(self.swaps(length).as_secs_f64());
         // One activation and one gradient leave, and as many come, at the same time.
         let travels = if positions > 1.0 { transfer(2.0 * self.activation.0 as f64) } else { 0.0 };
         let share = (microbatches * positions / hosts).max(1.0);
@@ -53,6 +66,12 @@ impl SpanCosts {
         let sums = 2.0 * (replicas - 1.0) / replicas * of_span;
         let reduces = if replicas > 1.0 { transfer(sums) + 4.0 * delay } else { 0.0 };
         Duration::from_secs_f64(computes.max(share * travels) + fills + reduces)
+    }
+
+    /// How long the stages of such a span are moved in a step.
+    fn swaps(&self, length: u16) -> Duration {
+        let moved = u64::from(length.saturating_sub(self.room.in_memory)) * self.moved.0;
+        if moved == 0 { Duration::ZERO } else { self.room.swap_rate.time(Bytes(moved)) }
     }
 
     fn stages(&self) -> u16 {
@@ -65,10 +84,12 @@ impl SpanCosts {
         spans.map(|span| span.iter().sum::<Duration>().as_secs_f64()).collect()
     }
 
-    /// The length with the shortest step among those that divide the stages, at most `room`; the shortest of equals.
-    pub(crate) fn best(&self, room: u16) -> u16 {
+    /// The length with the shortest step among those that divide the stages and have room, at most `longest`; the
+    /// shortest of equals.
+    pub(crate) fn best(&self, longest: u16) -> u16 {
         let stages = self.stages().max(1);
-        let lengths = (1..=room.clamp(1, stages)).filter(|length| stages.is_multiple_of(*length));
+        let most = self.room.most.min(longest).clamp(1, stages);
+        let lengths = (1..=most).filter(|length| stages.is_multiple_of(*length));
         lengths.min_by_key(|length| self.step(*length)).unwrap_or(1)
     }
 }
@@ -119,6 +140,8 @@ mod tests {
             activation: Bytes(1_000_000),
             gradient,
             link,
+            room: StageRoom::in_memory(4),
+            moved: Bytes(0),
         }
     }
 
@@ -145,7 +168,27 @@ mod tests {
         // Large sums cost more than the activations.
         assert_eq!([20, 100].map(|rate| best(rate, gradient)), [1, 1]);
         assert_eq!(costs(20, Bytes(1_000_000)).best(3), 2, "three does not divide four");
+        let small = SpanCosts { room: StageRoom::in_memory(2), ..costs(20, Bytes(1_000_000)) };
+        assert_eq!(small.best(4), 2, "no more have room");
         assert_eq!(costs(20, Bytes(1_000_000)).best(0), 1);
+    }
+
+    #[test]
+    fn a_swapped_span_computes_again_and_moves_the_stages_without_room() {
+        let room = |rate| StageRoom { in_memory: 2, most: 4, swap_rate: Rate(rate) };
+        let of = |rate, microbatches| SpanCosts {
+            room: room(rate),
+            moved: Bytes(100_000_000),
+            microbatches,
+            ..costs(10, Bytes(1_000_000))
+        };
+        // 16 forward passes more at each of four stages. What two stages move takes 20 s, or hides.
+        let reduces = 4_800 + 200;
+        assert_eq!(milliseconds(&of(10_000_000, 16), 4), 20_000 + reduces);
+        assert_eq!(milliseconds(&of(1_000_000_000, 16), 4), 16 * 1_600 / 4 + reduces);
+        let best = |rate, microbatches| of(rate, microbatches).best(4);
+        assert_eq!([best(1_000_000_000, 16), best(10_000_000, 16)], [4, 2], "a slow disk");
+        assert_eq!(best(10_000_000, 160), 4, "many microbatches hide it");
     }
 
     #[test]

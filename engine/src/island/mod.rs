@@ -134,7 +134,16 @@ impl Island {
         }
     }
 
-    /// What was swapped; `None` where everything is in memory.
+    /// See [`Engine::swaps`].
+    #[must_use]
+    pub fn swaps(&self) -> bool {
+        match &self.0 {
+            Devices::One(engine) => engine.swaps(),
+            Devices::Several(_) => false,
+        }
+    }
+
+    /// What was swapped; `None` if everything was in memory all the time.
     #[must_use]
     pub fn swap_stats(&self) -> Option<SwapStats> {
         match &self.0 {
@@ -159,6 +168,17 @@ impl Island {
         match &self.0 {
             Devices::One(engine) => engine.all_reduce(weights),
             Devices::Several(_) => AllReduce::new(manifest, group_elements(manifest, weights)),
+        }
+    }
+
+    /// See [`Engine::take_over`].
+    ///
+    /// # Errors
+    /// If there is too little memory or disk.
+    pub fn take_over(&self, weights: WeightGroup, all_reduce: &AllReduce) -> Result<()> {
+        match &self.0 {
+            Devices::One(engine) => engine.take_over(weights, all_reduce),
+            Devices::Several(_) => Ok(()),
         }
     }
 

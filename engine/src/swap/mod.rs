@@ -9,6 +9,7 @@ mod disk;
 mod file;
 mod parts;
 mod region;
+mod tier;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,6 +25,7 @@ use self::disk::{Direction, Disk, Order};
 use self::file::{Extent, SwapFile};
 pub(crate) use self::parts::Use;
 use self::region::{Region, padded};
+pub use self::tier::{LowerTier, swap_rate};
 use crate::error::{EngineError, Result};
 use crate::optimizer::Slot;
 use crate::shim;
@@ -157,10 +159,16 @@ impl Swap {
         self.stats
     }
 
+    /// Changes the memory that tensors may take. What exceeds it leaves when others come.
+    pub(crate) fn set_budget(&mut self, budget: Bytes) {
+        self.budget = usize::try_from(budget.0).unwrap_or(usize::MAX);
+    }
+
     /// Takes over the memory of a stage's tensors, in place of earlier ones.
     pub(crate) fn adopt(&mut self, stage: Stage, tensors: Vec<Swappable>) -> Result<()> {
-        self.needs += 1;
         for Swappable { part, mut tensor, is_zero } in tensors {
+            // Those before it may make room.
+            self.needs += 1;
             self.remove((stage, part))?;
             let bytes = bytes_of(&tensor).len();
             let extent = self.file.reserve(stage, bytes)?;

@@ -15,8 +15,8 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use shoal_engine::checkpoint::write_index;
 use shoal_engine::{
-    BaseFiles, Batch, Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, Origin, Samples,
-    TokenFile, Update, data, group_elements, learning_rate, square_norm,
+    BaseFiles, Batch, Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, LowerTier, Origin,
+    Samples, TokenFile, Update, data, group_elements, learning_rate, square_norm, swapping_floor,
 };
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::label::Label;
@@ -112,16 +112,20 @@ impl Trainer {
         Self::with_engine(manifest, samples, engine)
     }
 
-    /// Like [`Trainer::new`], with its stages swapped within so much memory.
+    /// Like [`Trainer::new`], with its stages swapped within so much memory where there are more than `resident`.
     pub(crate) fn swapping(
         manifest: &Manifest,
         samples: Samples,
         folder: &Path,
-        memory: units::Bytes,
+        (memory, resident): (units::Bytes, usize),
     ) -> Self {
         let device = Device::open(device(), 1).expect("the device works");
         let span = StageSpan::all(manifest.training.stages);
-        let engine = Engine::swapping(manifest, span, device, (folder, memory));
+        let stages: Vec<Stage> = span.stages().collect();
+        let floor = swapping_floor(manifest, &stages, manifest.training.microbatches);
+        let memory = floor.resident + memory;
+        let lower = LowerTier { folder: folder.to_owned(), memory, resident };
+        let engine = Engine::swapping(manifest, span, device, lower);
         Self::with_engine(manifest, samples, engine.expect("room on the disk"))
     }
 

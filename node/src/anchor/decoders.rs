@@ -11,8 +11,8 @@ use shoal_protocol::ids::{
     ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
 };
 use shoal_protocol::message::{
-    CommitRecord, Duties, FixedLoss, Founding, LogRecord, MemberRecord, StoredFile, StoredStage,
-    ViewChange,
+    CommitRecord, Duties, FixedLoss, Founding, LogRecord, MemberRecord, StageRoom, StoredFile,
+    StoredStage, ViewChange,
 };
 use shoal_protocol::units::Bytes;
 use shoal_protocol::wire;
@@ -41,7 +41,7 @@ fn view() -> LogRecord {
         serving: true,
         duties: Duties::default(),
         devices: std::num::NonZeroU16::MIN,
-        room: 0,
+        room: StageRoom::NONE,
         longest: 1,
         price: None,
         island: None,

@@ -15,7 +15,7 @@ use std::time::Duration;
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{ContentHash, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term};
 use shoal_protocol::message::{
-    AnchorMessage, Duties, LogRecord, MemberRecord, StoredFile, StoredStage, ViewChange,
+    AnchorMessage, Duties, LogRecord, MemberRecord, StageRoom, StoredFile, StoredStage, ViewChange,
 };
 use shoal_protocol::units::Bytes;
 use tempfile::TempDir;
@@ -52,7 +52,7 @@ fn record(number: u64, trace: u64) -> LogRecord {
         serving: true,
         duties: Duties::default(),
         devices: std::num::NonZeroU16::MIN,
-        room: 0,
+        room: StageRoom::NONE,
         longest: 1,
         price: None,
         island: None,

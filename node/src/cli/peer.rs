@@ -195,6 +195,10 @@ pub struct PeerArgs {
     /// makes the swarm faster; also soon after peers joined or left. 0: never.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_interval)]
     rebalance: Duration,
+    /// How long stages may be without a host before this peer, as the coordinator, gives them to peers beside their own,
+    /// which then swap what their memory does not hold.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
+    extend_after: Duration,
     /// Milliseconds to wait in each pass over a microbatch, to model a slow peer.
     #[arg(long, value_name = "MS", default_value_t = 0, hide = true)]
     slow_down: u64,
@@ -233,6 +237,8 @@ pub struct PeerOptions {
     pub leaving: Leaving,
     /// When members change their stages, while this peer is the coordinator.
     pub rebalance: Rebalance,
+    /// How long stages may be without a host before members take them beside their own, likewise.
+    pub extend_after: Duration,
     /// Waited in each pass (a forward or a backward) over a microbatch, to model a slow peer.
     pub slow_down: Duration,
 }
@@ -260,6 +266,7 @@ impl PeerArgs {
             mirrors: self.mirrors,
             leaving: Leaving { preempt_file: self.preempt_file, drain_timeout: self.drain_timeout },
             rebalance: Rebalance::every_so_often(self.rebalance),
+            extend_after: self.extend_after,
             slow_down: Duration::from_millis(self.slow_down),
         }
     }

@@ -11,7 +11,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::island_name::IslandName;
-use shoal_protocol::message::StageChoice;
+use shoal_protocol::message::{StageChoice, StageRoom};
 use shoal_protocol::units::{Bytes, Rate};
 use shoal_scheduler::sim::{ElementBytes, Scenario, SpotTrace, SpotUnit, TierScenario};
 
@@ -102,14 +102,14 @@ fn span<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<StageSpan>,
 
 /// Bytes per parameter.
 const ELEMENT: ElementBytes = ElementBytes::ADAMW;
+const ELEMENT_BYTES: u64 = ELEMENT.weights + ELEMENT.moments + ELEMENT.sums;
 
 impl Group {
     /// The device of a peer whose stages have so many parameters each, if not all of them fit.
     fn device(&self, stage: f64, stages: u16) -> Option<TierScenario> {
         let (memory, rate) = (self.device_memory?, self.host_link?);
         let hosted = self.stage.map_or(usize::from(stages), |span| span.stages().count());
-        let each = ELEMENT.weights + ELEMENT.moments + ELEMENT.sums;
-        let swaps = memory < stage * hosted as f64 * each as f64;
+        let swaps = memory < stage * hosted as f64 * ELEMENT_BYTES as f64;
         swaps.then_some(TierScenario {
             memory: Bytes(memory as u64),
             rate: Rate(rate as u64),
@@ -263,11 +263,20 @@ fn form(described: &Described, scenario: &mut Scenario) {
         let stage = described.parameters / f64::from(described.stages);
         if let Some(memory) = group.memory {
             let room = memory / (stage * BYTES_PER_PARAMETER);
-            peer.room = (room as u16).min(described.stages);
+            peer.room = StageRoom::in_memory((room as u16).min(described.stages));
             peer.longest = described.stages;
         }
         peer.tiers = group.device(stage, described.stages);
-        peer.limits.swaps = peer.tiers.is_some();
+        if let Some(tiers) = &peer.tiers {
+            let of_stage = stage * ELEMENT_BYTES as f64;
+            let in_memory = (tiers.memory.0 as f64 / of_stage) as u16;
+            let most = described.stages;
+            peer.room = StageRoom { in_memory, most, swap_rate: tiers.rate };
+            peer.longest = most;
+            // Stages that were chosen do not fit.
+            let resident = if group.stage.is_some() { 0 } else { in_memory };
+            peer.limits.resident = usize::from(resident);
+        }
         peer.start = Some(Duration::ZERO);
         scenario.peers.extend(std::iter::repeat_n(peer.clone(), group.count));
         let Some(spot) = &group.spot else { continue };
@@ -337,7 +346,7 @@ mod tests {
         let span =
             |first, last| StageChoice::Span(StageSpan { first: Stage(first), last: Stage(last) });
         assert_eq!(choices, [span(0, 2), span(3, 3), span(3, 3)]);
-        let swaps: Vec<bool> = scenario.peers.iter().map(|peer| peer.limits.swaps).collect();
+        let swaps: Vec<bool> = scenario.peers.iter().map(|peer| peer.limits.swaps(1)).collect();
         assert_eq!(swaps, [false, true, false, false]);
         let report = sim::run(&scenario).expect("every oracle holds");
         assert!(report.finished && report.swapped.loaded > Bytes(0), "{report:?}");

@@ -194,6 +194,7 @@ async fn take_part(
             anchor: options.anchor.then_some(AnchorStart::Joins),
             wait_for: 0,
             rebalance: options.rebalance,
+            extend_after: options.extend_after,
             archive,
             archive_patience: options.archive_patience,
             founding: None,

@@ -60,6 +60,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
             anchor: Some(AnchorStart::Founds),
             wait_for: 1,
             rebalance: Rebalance::Never,
+            extend_after: std::time::Duration::MAX,
             archive: Some(Archive::in_folder(out.clone())),
             archive_patience: std::time::Duration::ZERO,
             founding: None,

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use shoal_protocol::decoder::Decoder;
 use shoal_protocol::ids::Stage;
 use shoal_protocol::limits;
-use shoal_protocol::message::StageChoice;
+use shoal_protocol::message::{StageChoice, StageRoom};
 use shoal_scheduler::peer::PeerLimits;
 use shoal_scheduler::rebalance::Rebalance;
 use shoal_scheduler::sim::{
@@ -257,6 +257,7 @@ impl Described {
             },
             anchors: self.anchors,
             return_trip: Duration::from_secs(120),
+            extend_after: Duration::from_secs(30),
             rebalance: Rebalance::every_so_often(seconds(self.rebalance)),
             faults: Faults {
                 happen,
@@ -277,7 +278,7 @@ impl Described {
         PeerScenario {
             choice: StageChoice::Auto,
             fits: (0..self.stages).map(Stage).collect(),
-            room: 2,
+            room: StageRoom::in_memory(2),
             longest: 1,
             limits: PeerLimits::default(),
             start: Some(Duration::ZERO),

@@ -254,6 +254,7 @@ async fn take_part(
             anchor: Some(AnchorStart::Founds),
             wait_for: wait_for.map_or(1, NonZeroUsize::get),
             rebalance: options.rebalance,
+            extend_after: options.extend_after,
             archive: Some(archive.clone()),
             archive_patience: options.archive_patience,
             founding: founding.clone(),

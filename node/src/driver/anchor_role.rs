@@ -53,6 +53,7 @@ pub(super) struct AnchorRole {
     wanted: BTreeSet<PeerId>,
     wait_for: usize,
     rebalance: Rebalance,
+    extend_after: Duration,
     /// The history to found, if the log is empty.
     founding: Option<Founding>,
     /// The folder of the log.
@@ -130,6 +131,7 @@ impl AnchorRole {
             wanted: BTreeSet::new(),
             wait_for: role.wait_for,
             rebalance: role.rebalance,
+            extend_after: role.extend_after,
             founding: role.founding.clone(),
             folder,
             founds: matches!(role.anchor, Some(AnchorStart::Founds)),
@@ -295,6 +297,7 @@ impl AnchorRole {
             retry: RETRY,
             patience: patience(manifest),
             return_trip: CHECKPOINT_WAIT,
+            extend_after: self.extend_after,
             load: Load::of(
                 manifest,
                 |stage| summed_elements(manifest, stage) as u64,

@@ -147,7 +147,7 @@ impl CoordinatorContact {
 #[cfg(test)]
 mod tests {
     use shoal_protocol::ids::{Stage, StageSpan};
-    use shoal_protocol::message::{Duties, MemberRecord};
+    use shoal_protocol::message::{Duties, MemberRecord, StageRoom};
 
     use super::*;
 
@@ -164,7 +164,7 @@ mod tests {
             serving: true,
             duties: Duties { anchor: number < 4, archive: false },
             devices: std::num::NonZeroU16::MIN,
-            room: 0,
+            room: StageRoom::NONE,
             longest: 1,
             price: None,
             island: None,

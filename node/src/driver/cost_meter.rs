@@ -43,7 +43,7 @@ mod tests {
     use std::time::Duration;
 
     use shoal_protocol::ids::{Incarnation, Member, PeerId, StageSpan};
-    use shoal_protocol::message::{Duties, MemberRecord};
+    use shoal_protocol::message::{Duties, MemberRecord, StageRoom};
 
     use super::*;
 
@@ -59,7 +59,7 @@ mod tests {
             serving: true,
             duties: Duties::default(),
             devices: std::num::NonZeroU16::MIN,
-            room: 0,
+            room: StageRoom::NONE,
             longest: 1,
             price: price.map(|price| price.parse().expect("a price")),
             island: None,

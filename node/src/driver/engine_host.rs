@@ -18,6 +18,7 @@ use super::passes::Passes;
 use super::payload::Payloads;
 use super::resource_budget::ResourceBudget;
 use super::resume::{FETCHED, STORED};
+use super::startup_probes::HostedRoom;
 
 /// Everything that the engine needs before its stages are known.
 #[derive(Debug)]
@@ -28,8 +29,7 @@ pub(super) struct EngineSetup {
     /// Extra time for each pass, to model a slow peer.
     pub(super) slow_down: Duration,
     pub(super) budget: ResourceBudget,
-    /// The number of stages that the coordinator may have this peer host at once; 0 if it chooses none.
-    pub(super) room: u16,
+    pub(super) room: HostedRoom,
 }
 
 /// Owns the engine's thread and the tensors behind the scheduler's handles.
@@ -70,13 +70,12 @@ impl EngineHost {
         span: StageSpan,
         version: Step,
     ) -> anyhow::Result<()> {
-        let EngineSetup { ref devices, threads, slow_down, ref budget, room } = self.setup;
+        let EngineSetup { ref devices, threads, slow_down, ref budget, ref room } = self.setup;
+        let HostedRoom { most, lower } = room.clone();
         let devices = devices.clone();
-        let spill = budget.spill_file(&context.manifest, span, room);
+        let spill = budget.spill_file(&context.manifest, span, most);
         let spill = spill.context("the disk has no room for the output log")?;
-        self.payloads.spill_into(spill, budget.log_memory_for(&context.manifest, span));
-        let swapped = budget.swapped_memory(&context.manifest, span);
-        let data_dir = context.data_dir.clone();
+        self.payloads.spill_into(spill, budget.log_memory());
         let (manifest, payloads) = (context.manifest.clone(), self.payloads.clone());
         let (stored, fetched) = (context.data_dir.join(STORED), context.data_dir.join(FETCHED));
         let (files, run_files) = (context.files.clone(), context.run_files());
@@ -88,10 +87,11 @@ impl EngineHost {
             } else {
                 None
             };
-            let mut engine = match swapped {
-                Some(memory) => {
+            let cached = lower.is_none();
+            let mut engine = match lower {
+                Some(lower) => {
                     let device = Device::open(devices[0], threads)?;
-                    Engine::swapping(&manifest, span, device, (&data_dir, memory))?.into()
+                    Engine::swapping(&manifest, span, device, lower)?.into()
                 }
                 None => Island::new(&manifest, span, &devices, threads)?,
             };
@@ -100,7 +100,6 @@ impl EngineHost {
                 engine.load(stage, &runtime.block_on(origin)?)?;
             }
             let passes = Passes { manifest: manifest.clone(), payloads, slow_down };
-            let cached = swapped.is_none();
             let parts = PartWriter { manifest, stored, files, cached, failing: Arc::default() };
             Ok(EngineResources { engine, samples, run_files, runtime, passes, parts, fetched })
         };

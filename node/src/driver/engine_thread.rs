@@ -298,7 +298,7 @@ impl EngineWorker {
             Task::Store { version, stage } => {
                 let EngineResources { engine, parts, .. } = &self.resources;
                 let state = engine.state(stage)?;
-                if engine.swap_stats().is_some() {
+                if engine.swaps() {
                     // There is no memory for copies that wait.
                     return Ok(Some(parts.write(version, stage, &state)));
                 }
@@ -382,6 +382,9 @@ impl EngineWorker {
         // Gradients kept since then do not belong to this version.
         self.forget_rounds(stage);
         self.resources.engine.host(stage)?;
+        for (weights, reduction) in &self.rounds {
+            self.resources.engine.take_over(*weights, &reduction.state)?;
+        }
         if stage == Stage(0) && self.resources.samples.is_none() {
             // The token file was fetched with the weights.
             match self.resources.run_files.open_samples(&self.resources.runtime) {

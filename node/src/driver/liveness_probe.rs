@@ -47,7 +47,7 @@ async fn refuses_everywhere(addresses: &[SocketAddr]) -> bool {
 #[cfg(test)]
 mod tests {
     use shoal_protocol::ids::{Incarnation, PeerId, Stage, StageSpan};
-    use shoal_protocol::message::{Duties, MemberRecord};
+    use shoal_protocol::message::{Duties, MemberRecord, StageRoom};
     use tokio::net::TcpListener;
 
     use super::*;
@@ -66,7 +66,7 @@ mod tests {
             serving: true,
             duties: Duties::default(),
             devices: std::num::NonZeroU16::MIN,
-            room: 0,
+            room: StageRoom::NONE,
             longest: 1,
             price: None,
             island: None,

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use anyhow::Context;
 use nix::sys::statvfs::statvfs;
 use shoal_engine::{
-    DeviceChoice, island_overhead, memory_floor, optimizer_elements, parameter_count,
+    DeviceChoice, LowerTier, island_overhead, memory_floor, optimizer_elements, parameter_count,
     swapping_floor,
 };
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::StageChoice;
+use shoal_protocol::message::{StageChoice, StageRoom};
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::placement::NO_ROOM_ADVICE;
 
@@ -30,8 +30,8 @@ const DISK_PER_STALE_PARAMETER: u64 = 8;
 /// a copy in bf16.
 const DISK_PER_SWAPPED_PARAMETER: u64 = 18;
 
-/// A peer that swaps its stages gives this part of its memory to the output log, at most.
-const SWAPPING_LOG_SHARE: u64 = 8;
+/// A peer gives this part of its memory to the output log, at most.
+const LOG_SHARE: u64 = 8;
 
 /// The part of the machine that a peer may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,37 +123,58 @@ impl ResourceBudget {
         (self.memory != Bytes(u64::MAX)).then_some(self.memory)
     }
 
-    /// Returns the memory for the output log of stages that fit into memory.
+    /// Returns the memory for the output log; its rest is on the disk.
     pub(crate) fn log_memory(&self) -> Bytes {
-        self.log_memory
+        self.log_memory.min(Bytes(self.memory.0 / LOG_SHARE))
     }
 
-    /// Returns whether these stages are swapped: they do not fit into memory at once, and the tensors of a
-    /// single device are in this machine's memory. A virtual worker's are not swapped.
-    pub(crate) fn swaps(&self, manifest: &Manifest, span: StageSpan) -> bool {
-        self.workers == 1
-            && manifest.inner.is_none()
-            && self.memory_for(manifest, span, 1) > self.memory
+    /// Returns whether stages are swapped where they do not fit into memory at once: the tensors of a single device
+    /// are in this machine's memory. A virtual worker's are not swapped.
+    fn can_swap(&self, manifest: &Manifest) -> bool {
+        self.workers == 1 && manifest.inner.is_none()
     }
 
-    /// Returns the memory for swapped tensors; `None` where all stages fit.
-    pub(crate) fn swapped_memory(&self, manifest: &Manifest, span: StageSpan) -> Option<Bytes> {
-        self.swaps(manifest, span)
-            .then(|| Bytes(self.memory.0.saturating_sub(self.beside_swapped(manifest, span).0)))
+    /// Returns whether these stages are swapped.
+    fn swaps(&self, manifest: &Manifest, span: StageSpan) -> bool {
+        self.can_swap(manifest) && self.memory_for(manifest, span, 1) > self.memory
     }
 
-    /// Returns the memory that stays as it is where stages are swapped.
-    fn beside_swapped(&self, manifest: &Manifest, span: StageSpan) -> Bytes {
-        let floor = swapping_floor(manifest, span, manifest.training.microbatches);
-        floor.resident + self.log_memory_for(manifest, span)
+    /// Returns where the stages go that memory does not hold; `None` where all that may be hosted fit.
+    pub(crate) fn lower_tier(
+        &self,
+        manifest: &Manifest,
+        resident: u16,
+        room: StageRoom,
+    ) -> Option<LowerTier> {
+        let swaps = resident == 0 || room.most > room.in_memory;
+        (swaps && self.can_swap(manifest)).then(|| LowerTier {
+            folder: self.folder.clone(),
+            memory: self.memory - self.log_memory(),
+            resident: usize::from(resident),
+        })
     }
 
-    /// Returns the memory for the output log of these stages.
-    pub(crate) fn log_memory_for(&self, manifest: &Manifest, span: StageSpan) -> Bytes {
-        match self.swaps(manifest, span) {
-            true => self.log_memory.min(Bytes(self.memory.0 / SWAPPING_LOG_SHARE)),
-            false => self.log_memory,
+    /// Returns how many of the stages that the peer may host memory holds at once.
+    pub(crate) fn resident(&self, manifest: &Manifest, choice: StageChoice) -> u16 {
+        let all = StageSpan::all(manifest.training.stages);
+        let span = match choice {
+            StageChoice::Auto => return self.stages_in_memory(manifest),
+            StageChoice::Span(span) if span.last <= manifest.last_stage() => span,
+            StageChoice::All => all,
+            StageChoice::Span(_) | StageChoice::None => return u16::MAX,
+        };
+        if self.swaps(manifest, span) { 0 } else { u16::MAX }
+    }
+
+    /// Returns how many stages, whichever, memory holds at once.
+    fn stages_in_memory(&self, manifest: &Manifest) -> u16 {
+        let stages = manifest.training.stages;
+        if self.memory_for(manifest, StageSpan::all(stages), 1) <= self.memory {
+            return stages;
         }
+        let each =
+            manifest.stages().map(|stage| self.memory_for(manifest, StageSpan::one(stage), 1));
+        at_once(self.memory, each.max().unwrap_or_default()).min(stages)
     }
 
     /// Returns the stages that fit, each alone.
@@ -181,49 +202,59 @@ impl ResourceBudget {
         Ok(fitting)
     }
 
-    /// Returns the number of microbatches that each of these stages can have in flight in this
-    /// memory, at most `most`.
-    pub(crate) fn window(
+    /// Returns the numbers of microbatches that each stage can have in flight in this memory, at most `most`: of a
+    /// peer that hosts one of these stages, two, and so on up to `resident`; last of one that swaps them.
+    pub(crate) fn windows(
         &self,
         manifest: &Manifest,
         stages: &BTreeSet<Stage>,
-        most: usize,
-    ) -> usize {
-        let window = |stage: &Stage| {
-            let span = StageSpan::one(*stage);
-            let each = memory_floor(manifest, span, 1) - memory_floor(manifest, span, 0);
-            let left = self.memory.0.saturating_sub(self.memory_for(manifest, span, 0).0);
-            usize::try_from(left / each.0.max(1)).unwrap_or(usize::MAX)
+        (resident, most): (u16, usize),
+    ) -> Vec<usize> {
+        let hosted = usize::from(resident.min(manifest.training.stages));
+        let window = |hosted: usize| {
+            let of_stage = |stage: &Stage| {
+                let span = StageSpan::one(*stage);
+                let each = memory_floor(manifest, span, 1) - memory_floor(manifest, span, 0);
+                let part = Bytes(self.memory.0 / hosted as u64);
+                let left = part.0.saturating_sub(self.memory_for(manifest, span, 0).0);
+                usize::try_from(left / each.0.max(1)).unwrap_or(usize::MAX)
+            };
+            stages.iter().map(of_stage).min().unwrap_or(most).clamp(1, most)
         };
-        stages.iter().map(window).min().unwrap_or(most).clamp(1, most)
+        (1..=hosted).map(window).chain([most]).collect()
     }
 
-    /// Returns how many stages, whichever, fit at once, so that the coordinator may assign them; 0 if some stage does
-    /// not fit, or the user chose stages. Swapped stages do not count.
+    /// Returns how many stages, whichever, the coordinator may assign; none if some stage does not fit, or the user
+    /// chose stages.
     pub(crate) fn room(
         &self,
         manifest: &Manifest,
         choice: StageChoice,
         fits: &BTreeSet<Stage>,
-    ) -> u16 {
+    ) -> StageRoom {
         let stages = manifest.training.stages;
         if choice != StageChoice::Auto || fits.len() != usize::from(stages) {
-            return 0;
+            return StageRoom::NONE;
         }
-        let alone = |stage| StageSpan::one(stage);
-        let memory = manifest.stages().map(|stage| self.memory_for(manifest, alone(stage), 1));
-        // The memory for the log is there once.
-        let log = |stage| LogSize::of(manifest, alone(stage)).bytes.min(self.log_memory);
-        let disk = |stage| self.disk_for(manifest, alone(stage)) + log(stage);
-        let disk = manifest.stages().map(disk);
-        let (memory, disk) = (memory.max().unwrap_or_default(), disk.max().unwrap_or_default());
-        let times = |has: Bytes, each: Bytes| has.0.checked_div(each.0).unwrap_or(u64::MAX);
-        let each = times(self.memory, memory).min(times(self.disk, disk));
         let all = StageSpan::all(stages);
-        let whole = self.memory_for(manifest, all, 1) <= self.memory
-            && self.disk_for(manifest, all) <= self.disk;
-        let each = u16::try_from(each).unwrap_or(u16::MAX).min(stages);
-        if whole { stages } else { each }
+        let on_disk = |swapped| {
+            let each = manifest.stages().map(|stage| self.disk_of(manifest, stage, swapped));
+            match self.disk_for(manifest, all, swapped) <= self.disk {
+                true => stages,
+                false => at_once(self.disk, each.max().unwrap_or_default()).min(stages),
+            }
+        };
+        let in_memory = self.stages_in_memory(manifest).min(on_disk(false));
+        let swapped = |count: &u16| {
+            let any: Vec<Stage> = manifest.stages().collect();
+            any.windows(usize::from(*count))
+                .all(|hosted| self.swapping_memory(manifest, hosted) <= self.memory)
+        };
+        let most = match self.can_swap(manifest) {
+            true => (1..=on_disk(true)).take_while(swapped).last().unwrap_or_default(),
+            false => 0,
+        };
+        StageRoom { most: most.max(in_memory), ..StageRoom::in_memory(in_memory) }
     }
 
     /// Creates the file for the output log; `None` where the log fits into its memory.
@@ -237,13 +268,13 @@ impl ResourceBudget {
         room: u16,
     ) -> io::Result<Option<Arc<SpillFile>>> {
         let places = match room {
-            0 => self.spilled(manifest, span),
+            0 => LogSize::of(manifest, span).spilled(manifest, self.log_memory()),
             // Any stages, as many as there is room for.
             room => {
                 let each =
                     manifest.stages().map(|stage| LogSize::of(manifest, StageSpan::one(stage)));
                 let largest = each.max_by_key(|log| log.bytes).unwrap_or_default();
-                largest.times(room).spilled(manifest, self.log_memory_for(manifest, span))
+                largest.times(room).spilled(manifest, self.log_memory())
             }
         };
         match places {
@@ -252,18 +283,12 @@ impl ResourceBudget {
         }
     }
 
-    /// Returns the number of tensors of the fullest output log that do not fit into its memory, each
-    /// as large as the largest.
-    fn spilled(&self, manifest: &Manifest, span: StageSpan) -> u64 {
-        LogSize::of(manifest, span).spilled(manifest, self.log_memory_for(manifest, span))
-    }
-
     fn check(&self, manifest: &Manifest, span: StageSpan) -> Result<(), InsufficientResources> {
         let needs = self.least_memory(manifest, span);
         if needs > self.memory {
             return Err(InsufficientResources::Memory { span, needs, has: self.memory });
         }
-        let needs = self.disk_for(manifest, span);
+        let needs = self.disk_for(manifest, span, self.swaps(manifest, span));
         if needs > self.disk {
             let path = self.folder.clone();
             return Err(InsufficientResources::Disk { span, needs, has: self.disk, path });
@@ -273,38 +298,64 @@ impl ResourceBudget {
 
     /// Returns the least memory for these stages, swapped or not.
     fn least_memory(&self, manifest: &Manifest, span: StageSpan) -> Bytes {
-        let whole = self.memory_for(manifest, span, 1);
+        let whole = memory_floor(manifest, span, 1) + island_overhead(manifest, span, self.workers);
+        let whole = self.with_log(whole, LogSize::of(manifest, span).bytes);
         if !self.swaps(manifest, span) {
             return whole;
         }
-        let floor = swapping_floor(manifest, span, manifest.training.microbatches);
-        let floor = floor.resident + floor.swapped;
-        // The log's part grows with the memory: of the least, it is so much.
-        let log = Bytes(floor.0.div_ceil(SWAPPING_LOG_SHARE - 1));
-        whole.min(floor + self.log_memory.min(log))
+        whole.min(self.swapping_memory(manifest, &span.stages().collect::<Vec<_>>()))
     }
 
-    /// Returns the room on the disk for the output log and the files of the stages.
-    fn disk_for(&self, manifest: &Manifest, span: StageSpan) -> Bytes {
-        let log = self.spilled(manifest, span) * manifest.largest_logged().0;
-        let weights: usize = span.stages().map(|stage| parameter_count(manifest, stage)).sum();
-        let kept: usize = span.stages().map(|stage| optimizer_elements(manifest, stage)).sum();
-        let (weights, kept) = (weights as u64, 4 * kept as u64);
-        let stale = (manifest.steps_at_once() - 1) * DISK_PER_STALE_PARAMETER;
-        let swapped = match self.swaps(manifest, span) {
-            true => weights * (DISK_PER_SWAPPED_PARAMETER + 2 * stale) + kept,
-            false => 0,
-        };
-        Bytes(log + DISK_VERSIONS * (4 * weights + kept) + weights * stale + swapped)
+    /// Returns the least memory in which these stages are swapped.
+    fn swapping_memory(&self, manifest: &Manifest, stages: &[Stage]) -> Bytes {
+        let floor = swapping_floor(manifest, stages, manifest.training.microbatches);
+        self.with_log(floor.resident + floor.swapped, Bytes(u64::MAX))
+    }
+
+    /// Returns the least memory that has room for so much beside an output log of this size: the log's part grows with
+    /// the memory.
+    fn with_log(&self, bytes: Bytes, log: Bytes) -> Bytes {
+        bytes + log.min(self.log_memory).min(Bytes(bytes.0.div_ceil(LOG_SHARE - 1)))
+    }
+
+    /// Returns the room on the disk for the output log and the files of the stages, swapped or not.
+    fn disk_for(&self, manifest: &Manifest, span: StageSpan, swapped: bool) -> Bytes {
+        let log = LogSize::of(manifest, span).spilled(manifest, self.log_memory());
+        let log = Bytes(log * manifest.largest_logged().0);
+        log + span.stages().map(|stage| files_of(manifest, stage, swapped)).sum::<Bytes>()
+    }
+
+    /// Returns the room on the disk for each stage like this one, of several.
+    fn disk_of(&self, manifest: &Manifest, stage: Stage, swapped: bool) -> Bytes {
+        // The memory for the log is there once.
+        let span = StageSpan::one(stage);
+        let log = LogSize::of(manifest, span).bytes.min(self.log_memory());
+        self.disk_for(manifest, span, swapped) + log
     }
 
     /// Returns the memory for these stages with so many microbatches in flight.
     pub(crate) fn memory_for(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
-        let log = LogSize::of(manifest, span).bytes.min(self.log_memory);
+        let log = LogSize::of(manifest, span).bytes.min(self.log_memory());
         memory_floor(manifest, span, in_flight)
             + island_overhead(manifest, span, self.workers)
             + log
     }
+}
+
+/// How many things of a size have room in so many bytes.
+fn at_once(has: Bytes, each: Bytes) -> u16 {
+    let count = has.0.checked_div(each.0).unwrap_or(u64::MAX);
+    u16::try_from(count).unwrap_or(u16::MAX)
+}
+
+/// The room on the disk for the files of a stage, swapped or not.
+fn files_of(manifest: &Manifest, stage: Stage, swapped: bool) -> Bytes {
+    let weights = parameter_count(manifest, stage) as u64;
+    let kept = 4 * optimizer_elements(manifest, stage) as u64;
+    let stale = (manifest.steps_at_once() - 1) * DISK_PER_STALE_PARAMETER;
+    let below = weights * (DISK_PER_SWAPPED_PARAMETER + 2 * stale) + kept;
+    let below = if swapped { below } else { 0 };
+    Bytes(DISK_VERSIONS * (4 * weights + kept) + weights * stale + below)
 }
 
 /// The fullest output log of stages.
@@ -402,8 +453,7 @@ mod tests {
         let manifest = manifest();
         let span = StageSpan::one(Stage(1));
         let one = manifest.largest_logged();
-        let spilled =
-            |log_memory| ResourceBudget { log_memory, ..budget(0, 0) }.spilled(&manifest, span);
+        let spilled = |log_memory| LogSize::of(&manifest, span).spilled(&manifest, log_memory);
         // Eight activations and eight gradients, which are a little smaller.
         assert_eq!(spilled(Bytes(0)), 16);
         assert_eq!(spilled(Bytes(3 * one.0)), 13);
@@ -414,9 +464,9 @@ mod tests {
     fn a_peer_with_room_for_one_stage_and_not_for_two_keeps_its_first() {
         let manifest = manifest();
         let all: BTreeSet<Stage> = manifest.stages().collect();
-        let alone = |stage: &Stage| budget(0, 0).disk_for(&manifest, StageSpan::one(*stage));
+        let alone = |stage: &Stage| budget(0, 0).disk_for(&manifest, StageSpan::one(*stage), false);
         let largest = all.iter().map(alone).max().expect("there are stages").0;
-        let auto = |disk| budget(1 << 40, disk).room(&manifest, StageChoice::Auto, &all);
+        let auto = |disk| budget(1 << 40, disk).room(&manifest, StageChoice::Auto, &all).in_memory;
         let one = budget(1 << 40, largest);
         assert_eq!(one.fits(&manifest, StageChoice::Auto), Ok(all.clone()));
         assert_eq!([largest, 2 * largest - 1, 2 * largest].map(auto), [1, 1, 2]);
@@ -431,15 +481,44 @@ mod tests {
     }
 
     #[test]
-    fn the_window_follows_from_the_free_memory() {
+    fn the_windows_follow_from_the_free_memory() {
         let manifest = manifest();
         let stages = BTreeSet::from([Stage(1)]);
         let span = StageSpan::one(Stage(1));
-        let window = |budget: &ResourceBudget| budget.window(&manifest, &stages, 64);
+        let windows =
+            |memory, resident| budget(memory, 0).windows(&manifest, &stages, (resident, 64));
         let four = memory_floor(&manifest, span, 4).0;
-        assert_eq!(window(&budget(four, 0)), 4);
-        assert_eq!(window(&budget(four - 1, 0)), 3);
-        assert_eq!(window(&budget(1 << 40, 0)), 64);
-        assert_eq!(window(&budget(0, 0)), 1);
+        assert_eq!(windows(four, 1), [4, 64], "swapped ones keep no graphs");
+        assert_eq!(windows(four - 1, 1), [3, 64]);
+        assert_eq!(windows(2 * four, 2)[1..], [4, 64], "each of two has half of it");
+        assert_eq!(windows(1 << 40, u16::MAX), [64; 4]);
+        assert_eq!(windows(0, 1), [1, 64]);
+        assert_eq!(windows(0, 0), [64]);
+    }
+
+    #[test]
+    fn stages_that_memory_does_not_hold_have_room_on_the_disk() {
+        let manifest = Scenario::small_manifest(8, 8, 1);
+        let all: BTreeSet<Stage> = manifest.stages().collect();
+        let of = |memory, disk| ResourceBudget { workers: 1, ..budget(memory, disk) };
+        let room = |budget: &ResourceBudget| {
+            let room = budget.room(&manifest, StageChoice::Auto, &all);
+            (room.in_memory, room.most)
+        };
+        let alone = |stage| of(0, 0).memory_for(&manifest, StageSpan::one(stage), 1);
+        let largest = manifest.stages().map(alone).max().expect("there are stages").0;
+        let two = of(2 * largest, 1 << 40);
+        assert_eq!(room(&two), (2, 8));
+        assert_eq!(room(&ResourceBudget { workers: 2, ..two.clone() }).1, 0, "several devices");
+        let disk =
+            two.disk_of(&manifest, Stage(0), true).max(two.disk_of(&manifest, Stage(7), true));
+        assert_eq!(room(&of(2 * largest, 5 * disk.0)), (2, 5), "a small disk");
+        assert_eq!(room(&of(1 << 40, 1 << 40)), (8, 8));
+        let tier = |budget: &ResourceBudget| {
+            let resident = budget.resident(&manifest, StageChoice::Auto);
+            let room = budget.room(&manifest, StageChoice::Auto, &all);
+            budget.lower_tier(&manifest, resident, room).map(|tier| tier.resident)
+        };
+        assert_eq!([tier(&two), tier(&of(1 << 40, 1 << 40))], [Some(2), None]);
     }
 }

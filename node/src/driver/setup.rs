@@ -95,6 +95,8 @@ pub struct RoleSetup {
     pub wait_for: usize,
     /// When members change their stages, while this peer is the coordinator.
     pub rebalance: Rebalance,
+    /// How long stages may be without a host before members take them beside their own, likewise.
+    pub extend_after: Duration,
     /// The place of `checkpoint/` and the earlier `checkpoints/`, if it archives.
     pub archive: Option<Archive>,
     /// How long the upload of a checkpoint makes no progress before it is given up.

@@ -286,7 +286,7 @@ impl AbsentAnchors {
 #[cfg(test)]
 mod tests {
     use shoal_protocol::ids::{Incarnation, Stage, StageSpan};
-    use shoal_protocol::message::{Duties, MemberRecord};
+    use shoal_protocol::message::{Duties, MemberRecord, StageRoom};
 
     use super::*;
 
@@ -302,7 +302,7 @@ mod tests {
             addresses: Vec::new(),
             duties: Duties::default(),
             devices: std::num::NonZeroU16::MIN,
-            room: 0,
+            room: StageRoom::NONE,
             longest: 1,
             price: None,
             island: None,

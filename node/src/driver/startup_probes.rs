@@ -2,13 +2,15 @@
 //! the device's known answers and its speed.
 
 use std::num::NonZeroU16;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use shoal_engine::{Device, DeviceChoice, passes_at_once};
-use shoal_protocol::ids::{ContentHash, StageSpan};
+use shoal_engine::{Device, DeviceChoice, LowerTier, passes_at_once, swap_rate};
+use shoal_protocol::ids::ContentHash;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Candidate, Duties, StageChoice};
+use shoal_protocol::units::Rate;
 use shoal_scheduler::peer::{Peer, PeerConfig, PeerLimits};
 use shoal_scheduler::router::Routing;
 
@@ -31,8 +33,17 @@ pub(super) fn passes_of(setup: &Setup) -> anyhow::Result<usize> {
     }
 }
 
+/// What the engine of this process may host.
+#[derive(Debug, Clone)]
+pub(super) struct HostedRoom {
+    /// The number of stages that the coordinator may have it host at once; 0 if it chooses none.
+    pub(super) most: u16,
+    /// Where stages go that memory does not hold.
+    pub(super) lower: Option<LowerTier>,
+}
+
 /// Makes this process's peer, which hosts any stage that the machine has room for, and runs so many passes at
-/// the same time. Returns also how many stages the coordinator may have it host at once.
+/// the same time. Returns also what its engine hosts.
 ///
 /// # Errors
 /// When the machine has no room for the chosen stages, or a known-answer pass fails.
@@ -40,31 +51,29 @@ pub(super) async fn new_peer(
     setup: &Setup,
     budget: &ResourceBudget,
     passes: usize,
-) -> anyhow::Result<(Peer, u16)> {
+) -> anyhow::Result<(Peer, HostedRoom)> {
     let Setup { manifest, me, choice, longest, devices, threads, price, island, .. } = setup;
     let Setup { network, role, .. } = setup;
     let fits = budget.fits(manifest, *choice).exit_with(Exit::NotAdmitted)?;
-    let room = budget.room(manifest, *choice, &fits);
+    let resident = budget.resident(manifest, *choice);
+    let mut room = budget.room(manifest, *choice, &fits);
+    let lower = budget.lower_tier(manifest, resident, room);
+    if let Some(lower) = lower.as_ref().filter(|_| room.most > 0) {
+        room.swap_rate = rate_of(lower.folder.clone()).await?;
+    }
     let fingerprint = match choice {
         StageChoice::None => None,
         _ => Some(known_answers(manifest.clone(), devices[0], *threads).await?),
     };
-    let swaps = match choice {
-        StageChoice::All => budget.swaps(manifest, StageSpan::all(manifest.training.stages)),
-        StageChoice::Span(span) if span.last <= manifest.last_stage() => {
-            budget.swaps(manifest, *span)
-        }
-        StageChoice::Span(_) | StageChoice::Auto | StageChoice::None => false,
-    };
-    let mut limits = PeerLimits { swaps, ..PeerLimits::default() };
-    if swaps {
-        // A visit runs as many microbatches as there are.
-        limits.first_window = manifest.training.microbatches as usize;
-    } else if manifest.inner.is_some() {
+    let mut limits = PeerLimits { resident: usize::from(resident), ..PeerLimits::default() };
+    // A visit runs as many microbatches as there are.
+    limits.first_swapped_window = manifest.training.microbatches as usize;
+    if manifest.inner.is_some() {
         // A worker takes long: it goes to a peer that has nothing to do.
-        (limits.first_window, limits.largest_window) = (passes, passes);
+        (limits.first_window, limits.largest_windows) = (passes, vec![passes]);
     } else {
-        limits.largest_window = budget.window(manifest, &fits, limits.largest_window);
+        let most = limits.largest_window(1);
+        limits.largest_windows = budget.windows(manifest, &fits, (resident, most));
     }
     let candidate = Candidate {
         choice: *choice,
@@ -91,7 +100,13 @@ pub(super) async fn new_peer(
         seed: u64::from_le_bytes(*me.peer.0.first_chunk().expect("32 bytes")),
         routing: Routing::default(),
     });
-    Ok((peer, room))
+    Ok((peer, HostedRoom { most: room.most, lower }))
+}
+
+/// Measures how fast the disk takes and gives the state of stages.
+async fn rate_of(folder: PathBuf) -> anyhow::Result<Rate> {
+    let measured = tokio::task::spawn_blocking(move || swap_rate(&folder)).await;
+    Ok(measured.context("the measurement of the disk panicked")??)
 }
 
 /// Offers files of earlier lives to other peers. Returns the number of checkpoints that are of no

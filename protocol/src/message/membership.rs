@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::LinkEstimate;
 use crate::ids::{ContentHash, Era, Member, PeerId, Stage, StageSpan, Step};
 use crate::island_name::IslandName;
-use crate::units::Price;
+use crate::units::{Price, Rate};
 
 /// Which stages a newcomer wants to host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
@@ -32,6 +32,29 @@ pub struct Duties {
     pub archive: bool,
 }
 
+/// How many stages, whichever, a peer hosts at once at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct StageRoom {
+    /// With all of their state in memory.
+    pub in_memory: u16,
+    /// With a part of it in the tier below, such as the disk: at least as many. 0 if the peer stays with its own
+    /// stages, because some do not fit or its operator chose them.
+    pub most: u16,
+    /// The rate at which state comes from that tier, and the rate at which it goes there; 0 if nothing is swapped.
+    pub swap_rate: Rate,
+}
+
+impl StageRoom {
+    /// That of a peer that stays with its own stages.
+    pub const NONE: Self = Self::in_memory(0);
+
+    /// Room for so many stages in memory, and none below it.
+    #[must_use]
+    pub const fn in_memory(stages: u16) -> Self {
+        Self { in_memory: stages, most: stages, swap_rate: Rate(0) }
+    }
+}
+
 /// A peer that asks for membership, and its offer.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Candidate {
@@ -48,9 +71,8 @@ pub struct Candidate {
     pub duties: Duties,
     /// The number of its devices, each of which runs one pass at a time.
     pub devices: NonZeroU16,
-    /// How many stages, whichever, its memory and disk hold at once; 0 if some do not fit, or its operator
-    /// chose its stages. The coordinator may assign it other stages as far as they fit beside its own.
-    pub room: u16,
+    /// How many stages it has room for. The coordinator may assign it others as far as they fit beside its own.
+    pub room: StageRoom,
     /// How many stages in a row the coordinator may choose for it at most.
     pub longest: u16,
     /// The price of its machine, if its operator stated one. It decides nothing.
@@ -220,8 +242,8 @@ pub struct MemberRecord {
     pub duties: Duties,
     /// The number of its devices, each of which runs one pass at a time.
     pub devices: NonZeroU16,
-    /// How many stages it can host at once, those of a migration included; 0 if it stays with its own.
-    pub room: u16,
+    /// How many stages it can host at once, those of a migration included.
+    pub room: StageRoom,
     /// How many stages in a row the coordinator may choose for it at most.
     pub longest: u16,
     /// The price of its machine, if its operator stated one. It decides nothing.
@@ -316,6 +338,12 @@ impl MemberRecord {
         self.moves.map_or(self.span, |moves| moves.to)
     }
 
+    /// Whether memory does not hold all of these stages, which the coordinator chose for it.
+    #[must_use]
+    pub fn swaps(&self, span: StageSpan) -> bool {
+        self.room.most > 0 && span.stages().count() > usize::from(self.room.in_memory)
+    }
+
     /// Whether the step from which it hosts other stages is decided.
     #[must_use]
     pub fn changes_over(&self) -> bool {
@@ -379,7 +407,7 @@ mod tests {
             serving,
             duties,
             devices: NonZeroU16::MIN,
-            room: 0,
+            room: StageRoom::NONE,
             longest: 1,
             price: None,
             island: None,

@@ -16,7 +16,8 @@ use std::time::Duration;
 
 pub use self::log::{CommitRecord, Founding, LogRecord, SnapshotPart, StoredFile, StoredStage};
 pub use self::membership::{
-    Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, View, ViewChange, is_stopped,
+    Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, StageRoom, View, ViewChange,
+    is_stopped,
 };
 pub use self::peer::{PeerMessage, TensorTag};
 pub use self::round::{

@@ -130,7 +130,7 @@ impl Shape {
             let span = StageSpan::one(Stage(stage));
             let choice = if atom { StageChoice::All } else { StageChoice::Span(span) };
             let mut peer = PeerScenario::plain(choice, PEERS, compute.clone());
-            peer.limits.swaps = atom;
+            peer.limits.resident = if atom { 0 } else { usize::MAX };
             peer.limits.in_flight = Bytes(1 << 50);
             peer.limits.retry = retry;
             peer.tiers = atom.then(|| tiers.clone());

@@ -11,7 +11,7 @@ use shoal_protocol::units::{Bytes, Moment};
 
 use super::context::Context;
 use super::members::Members;
-use super::spans::{self, SpanChanges, SpanLengths};
+use super::spans::{self, SpanChanges, SpanLengths, Verdict};
 use super::work::Work;
 use crate::deadline::Estimate;
 use crate::planner::Link;
@@ -255,7 +255,8 @@ impl Balance {
         self.if_worthwhile(context, gain, migrations)
     }
 
-    /// Members get longer or shorter spans where that makes steps shorter by half as many thousandths, and pays.
+    /// Members get longer or shorter spans where that makes steps shorter by half as many thousandths, and pays; or
+    /// their earlier ones, if the last change made steps longer.
     fn span_changes(
         &mut self,
         context: &Context,
@@ -265,20 +266,25 @@ impl Balance {
         if is_moving(context) {
             return Vec::new();
         }
-        let Some(step) = self.spans.judge(&mut self.step_times, self.committed) else {
-            return Vec::new();
+        let changed = |(member, to)| (member, to, MoveReason::Span);
+        let step = match self.spans.judge(&mut self.step_times, self.committed) {
+            Verdict::Keep => return Vec::new(),
+            Verdict::Undo(spans) => return spans.into_iter().map(changed).collect(),
+            Verdict::Compare(step) => step,
         };
         let SpanChanges { moves, saved } = spans::changes(context, estimates);
         // What the model leaves out stays as it is.
         let [before, after] =
             [step, step - saved.min(step / 2)].map(|step| 1.0 / step.as_secs_f64());
-        let changed = |(member, to)| (member, to, MoveReason::Span);
-        let migrations = moves.into_iter().map(changed).collect();
+        let migrations: Vec<_> = moves.into_iter().map(changed).collect();
         // The next steps show whether the model was right.
         let least = gain / 2;
         let migrations = self.if_worthwhile(context, Gain { before, after, least }, migrations);
         if !migrations.is_empty() {
-            self.spans.begin(step);
+            let spans = migrations.iter().filter_map(|(member, ..)| {
+                Some((*member, context.members.current.span_of(*member)?))
+            });
+            self.spans.begin(step, spans.collect());
         }
         migrations
     }
@@ -337,7 +343,7 @@ impl Balance {
         let movers: Vec<&MemberRecord> = staying(&context.members).filter(moves).collect();
         let mover = movers.get(self.comparisons as usize % movers.len().max(1))?;
         let first = self.comparisons / 2 % stages;
-        let length = 1 + self.comparisons / (2 * stages) % u64::from(mover.room).max(1);
+        let length = 1 + self.comparisons / (2 * stages) % u64::from(mover.room.most).max(1);
         let last = (first + length).min(stages) - 1;
         let to = StageSpan { first: Stage(first as u16), last: Stage(last as u16) };
         let spare = |stage: Stage| replicas.get(&stage).is_some_and(|count| *count > 1);
@@ -374,7 +380,7 @@ fn placed(members: &Members, estimates: &Estimates<'_>) -> Vec<Replica> {
 
 /// Whether a member may be given another stage, with so many replicas that stay at each.
 fn may_migrate(record: &MemberRecord, replicas: &BTreeMap<Stage, usize>) -> bool {
-    record.room > 1
+    record.room.in_memory > 1
         && record.serving
         && record.moves.is_none()
         && record.span.stages().count() == 1
@@ -395,5 +401,5 @@ pub(super) fn may_change_span(manifest: &Manifest, record: &MemberRecord, to: St
     let alone = |changed: Stage| {
         both.iter().all(|other| *other == changed || manifest.may_change_stage(changed, *other))
     };
-    both.len() <= usize::from(record.room) && both.iter().copied().filter(changes).all(alone)
+    both.len() <= usize::from(record.room.most) && both.iter().copied().filter(changes).all(alone)
 }

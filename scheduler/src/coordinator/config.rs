@@ -50,6 +50,8 @@ pub struct CoordinatorConfig {
     /// How long a run that lost a stage waits for holders of its newest checkpoint, before it continues from an
     /// older one.
     pub return_trip: Duration,
+    /// How long stages may be without a host before members take them beside their own.
+    pub extend_after: Duration,
     /// The traffic of a step, from which the locality of members is computed.
     pub load: Load,
     /// When members migrate.

@@ -25,6 +25,12 @@ impl Context {
         self.now + self.config.retry
     }
 
+    /// When members take stages without a host beside their own, unless that waits for other members.
+    pub(super) fn extends_at(&self) -> Option<Moment> {
+        let at = self.progress.lacks_hosts_since? + self.config.extend_after;
+        (at > self.now).then_some(at)
+    }
+
     /// Whether a step's passes can run: the version that it reads is committed.
     pub(super) fn has_weights_of(&self, step: Step) -> bool {
         self.config.manifest.reads(step) <= self.progress.version

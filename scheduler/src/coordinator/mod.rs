@@ -141,6 +141,9 @@ impl Coordinator {
         self.end_when_saved(out);
         self.weights.retry_copies(&self.context, out);
         self.rebalance(out);
+        if self.context.progress.lacks_hosts_since.is_some() {
+            self.open_when_gathered(out);
+        }
     }
 
     /// A round that is open, or whose results are being appended to the log.
@@ -184,7 +187,11 @@ impl Coordinator {
             _ => {}
         }
         let retries = [self.work.next_timeout(), self.weights.next_timeout()];
-        let others = [self.rounds.deadline(), self.balance.next_comparison(&self.context)];
+        let others = [
+            self.rounds.deadline(),
+            self.balance.next_comparison(&self.context),
+            self.context.extends_at(),
+        ];
         retries.into_iter().chain(others).flatten().min()
     }
 

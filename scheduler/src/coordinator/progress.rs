@@ -1,8 +1,11 @@
 //! The position of the run: term, era, version and phase.
 
+use std::time::Duration;
+
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{Era, Stage, Step, Term};
 use shoal_protocol::message::{CommitRecord, ToCoordinator};
+use shoal_protocol::units::Moment;
 
 use super::census::Census;
 use super::lost_stage::Search;
@@ -28,6 +31,10 @@ pub(super) struct Progress {
     pub(super) phase: Phase,
     /// The uncovered stages and the number of missing members in the last `Waiting` event.
     pub(super) last_waiting: Option<(Vec<Stage>, usize)>,
+    /// Since when the run waits for nothing but hosts of stages that have none.
+    pub(super) lacks_hosts_since: Option<Moment>,
+    /// Whether members take those stages beside their own with the next era.
+    pub(super) extends: bool,
 }
 
 /// The state of the run, mostly by the event that the coordinator waits for.
@@ -72,6 +79,8 @@ impl Progress {
             completed: history.completed,
             phase: Phase::Beginning,
             last_waiting: None,
+            lacks_hosts_since: None,
+            extends: false,
         }
     }
 
@@ -143,6 +152,15 @@ impl Progress {
         }
     }
 
+    /// Notes whether the run waits for nothing but hosts of stages that have none. Returns whether it has waited for
+    /// so long.
+    pub(super) fn wait_for_hosts(&mut self, now: Moment, lacks: bool, most: Duration) -> bool {
+        if !lacks {
+            self.lacks_hosts_since = None;
+        }
+        lacks && now.since(*self.lacks_hosts_since.get_or_insert(now)) >= most
+    }
+
     /// The era and the version of a rewind that is to be appended to the log. Nothing after the first call.
     pub(super) fn begin_logging_rewind(&mut self) -> Option<(Era, Step)> {
         let Phase::Rewinding { version, logging } = &mut self.phase else { return None };
@@ -188,6 +206,7 @@ impl Progress {
         self.version = version;
         self.last_commit = None;
         self.last_waiting = None;
+        self.extends = false;
         self.phase = Phase::Gathering;
         steps
     }

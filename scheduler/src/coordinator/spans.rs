@@ -26,11 +26,24 @@ pub(super) struct SpanLengths {
     settled: bool,
 }
 
+/// What follows from the last change of spans.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It is not judged yet, or no other may be made.
+    Keep,
+    /// It was of use: another may be made. A step takes so long.
+    Compare(Duration),
+    /// It made steps longer: these members go back to their earlier spans.
+    Undo(Vec<(Member, StageSpan)>),
+}
+
 /// A change that is made.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Trial {
     /// The duration of a step before.
     before: Duration,
+    /// The earlier spans of the members that changed.
+    spans: Vec<(Member, StageSpan)>,
     /// The number of steps committed when the last member had changed over.
     since: Option<u64>,
 }
@@ -49,29 +62,31 @@ impl SpanLengths {
         *self = Self::default();
     }
 
-    /// Judges the last change by the steps since, while no member is changing. Returns how long a step takes if another
-    /// change may be made.
-    pub(super) fn judge(
-        &mut self,
-        steps: &mut Option<Estimate>,
-        committed: u64,
-    ) -> Option<Duration> {
+    /// Judges the last change by the steps since, while no member is changing.
+    pub(super) fn judge(&mut self, steps: &mut Option<Estimate>, committed: u64) -> Verdict {
         if let Some(trial) = &mut self.last {
             let Some(since) = trial.since else {
                 trial.since = Some(committed);
                 *steps = None;
-                return None;
+                return Verdict::Keep;
             };
-            let step = steps.filter(|_| committed >= since + JUDGED)?.mean();
-            self.settled |= step > trial.before;
+            let Some(step) = steps.filter(|_| committed >= since + JUDGED) else {
+                return Verdict::Keep;
+            };
+            self.settled |= step.mean() > trial.before;
+            let spans = std::mem::take(&mut trial.spans);
             self.last = None;
+            if self.settled {
+                return Verdict::Undo(spans);
+            }
         }
-        steps.map(|times| times.mean()).filter(|_| !self.settled)
+        let step = steps.map(|times| times.mean()).filter(|_| !self.settled);
+        step.map_or(Verdict::Keep, Verdict::Compare)
     }
 
-    /// A change begins, when steps take so long.
-    pub(super) fn begin(&mut self, before: Duration) {
-        self.last = Some(Trial { before, since: None });
+    /// A change begins, when steps take so long and the members that change have these spans.
+    pub(super) fn begin(&mut self, before: Duration, spans: Vec<(Member, StageSpan)>) {
+        self.last = Some(Trial { before, spans, since: None });
     }
 }
 
@@ -81,10 +96,11 @@ pub(super) fn changes(context: &Context, estimates: &Estimates<'_>) -> SpanChang
     let hosts = staying(&context.members).map(|record| (record.member, record.destination()));
     let mut throughput = StageThroughputs::of(stages, hosts, estimates);
     let mut changes = SpanChanges::default();
-    for record in staying(&context.members).filter(|record| record.serving && record.room > 1) {
+    for record in staying(&context.members).filter(|record| record.serving && record.room.most > 1)
+    {
         let Some(costs) = costs(context, estimates, record) else { continue };
         let length = record.span.stages().count() as u16;
-        let best = costs.best(record.room.min(record.longest));
+        let best = costs.best(record.longest);
         let saved = costs.step(length).saturating_sub(costs.step(best));
         if best == length || saved.is_zero() {
             continue;
@@ -120,13 +136,19 @@ fn costs(context: &Context, estimates: &Estimates<'_>, record: &MemberRecord) ->
     let link = context.members.links.typical_link(record.member.peer)?;
     let service = |stage| Duration::from_nanos(estimates.service_time(record.member, stage));
     let gradients = load.gradients.iter().map(|gradient| gradient.0).sum::<u64>();
+    let of_stage = |all: u64| Bytes(all / u64::from(stages.max(1)));
+    let states = manifest.stages().map(|stage| load.state(stage).0).sum::<u64>();
     let hosts: BTreeSet<Member> = staying(&context.members).map(|record| record.member).collect();
     Some(SpanCosts {
         service: manifest.stages().map(service).collect(),
         hosts: hosts.len(),
         microbatches: manifest.training.microbatches,
         activation: Bytes(load.activations.0 / u64::from(manifest.training.microbatches.max(1))),
-        gradient: Bytes(gradients / u64::from(stages.max(1))),
+        gradient: of_stage(gradients),
         link,
+        room: record.room,
+        // Weights twice, for both directions of the passes; accumulators twice, of 8 bytes where a gradient has
+        // 4; and for the update all state and the sums of the all-reduce.
+        moved: of_stage(states + 7 * gradients),
     })
 }

@@ -127,7 +127,8 @@ impl Coordinator {
         self.rounds.end_step();
         self.rounds.retain_links(|member| self.context.members.current.contains(member));
         let (era, version) = (self.context.progress.era, self.context.progress.version);
-        self.context.members.set_position(era, version);
+        let others = self.context.members.set_position(era, version);
+        self.work.forget_service_times(&others);
         self.balance.stepped(self.context.now);
         self.context.members.broadcast(&FromCoordinator::Commit(record.clone()), out);
         // Members that have changed over, by this step or in the last rewind, must be listed at their new stage.

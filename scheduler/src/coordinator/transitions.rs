@@ -331,7 +331,7 @@ impl Coordinator {
     }
 
     /// Opens the first step as soon as all members that it waits for are in the log.
-    fn open_when_gathered(&mut self, out: &mut Out) {
+    pub(super) fn open_when_gathered(&mut self, out: &mut Out) {
         let gathering = matches!(self.context.progress.phase, Phase::Gathering);
         if !gathering || self.context.members.is_pending() {
             return;
@@ -343,7 +343,14 @@ impl Coordinator {
         let wanted = if first { self.context.config.wait_for } else { 0 };
         let members = wanted.saturating_sub(current.len());
         // In a new era, other members host the stages without a replica.
-        if !first && current.can_cover_more() {
+        if !first && current.can_cover_more(false) {
+            return self.begin_search(out);
+        }
+        let lacks = members == 0 && current.lacks_hosts();
+        let (now, most) = (self.context.now, self.context.config.extend_after);
+        let is_late = self.context.progress.wait_for_hosts(now, lacks, most);
+        if is_late && current.can_cover_more(true) {
+            self.context.progress.extends = true;
             return self.begin_search(out);
         }
         if !stages.is_empty() || members > 0 {
@@ -390,7 +397,7 @@ impl Coordinator {
                 }
                 Some(Found::Version(version)) => {
                     context.progress.enter(Phase::Rewinding { version, logging: false });
-                    context.members.assign_next_era(out);
+                    context.members.assign_next_era(context.progress.extends, out);
                 }
             }
         }
@@ -457,9 +464,10 @@ impl Coordinator {
     pub(super) fn rewound(&mut self, era: Era, version: Step, out: &mut Out) {
         let steps = self.context.progress.rewind(era, version);
         self.context.members.report_era_moves(version, out);
-        self.context.members.set_position(era, version);
+        let others = self.context.members.set_position(era, version);
         self.balance.set_level();
         self.work.rewind();
+        self.work.forget_service_times(&others);
         self.rounds.end_step();
         self.weights.rewind(version);
         event(CoordinatorEvent::Rewound { era, version, steps }, out);

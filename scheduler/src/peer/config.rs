@@ -37,10 +37,13 @@ pub struct PeerLimits {
     /// Microbatches in flight at one stage, at first. A stage begins with at least the number that it
     /// needs over links without latency: [`crate::schedule::first_window`].
     pub first_window: usize,
-    /// Microbatches in flight at one stage, at most.
-    pub largest_window: usize,
-    /// Whether the hosted stages do not fit into memory at once.
-    pub swaps: bool,
+    /// The same where stages are swapped.
+    pub first_swapped_window: usize,
+    /// Microbatches in flight at each stage, at most, of a peer that hosts one stage, two and so on; the last one is
+    /// for all further too. Not empty.
+    pub largest_windows: Vec<usize>,
+    /// Stages that memory holds at once. Where a peer hosts more, they are swapped.
+    pub resident: usize,
     /// Offers that wait for room at one stage. With few places, every replica would have a full queue, and
     /// slow replicas would get as much work as fast ones.
     pub offers: usize,
@@ -61,6 +64,22 @@ pub struct PeerLimits {
     pub cut: RoundCut,
     /// The interval at which unanswered messages and offers are repeated.
     pub retry: Duration,
+}
+
+impl PeerLimits {
+    /// Whether so many hosted stages are swapped.
+    #[must_use]
+    pub fn swaps(&self, hosted: usize) -> bool {
+        hosted > self.resident
+    }
+
+    /// Microbatches in flight at each of so many hosted stages, at most.
+    #[must_use]
+    pub fn largest_window(&self, hosted: usize) -> usize {
+        let last = self.largest_windows.last();
+        let window = self.largest_windows.get(hosted.saturating_sub(1)).or(last);
+        *window.expect("there is a limit")
+    }
 }
 
 /// The division of a stage's vector in a round.
@@ -85,8 +104,9 @@ impl Default for PeerLimits {
     fn default() -> Self {
         Self {
             first_window: 1,
-            largest_window: 1 << 10,
-            swaps: false,
+            first_swapped_window: 1,
+            largest_windows: vec![1 << 10],
+            resident: usize::MAX,
             offers: 1 << 10,
             askers: 64,
             cell: 64,

@@ -6,11 +6,11 @@ use std::time::Duration;
 use shoal_protocol::ids::{Stage, Step, WeightGroup};
 use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::StageChoice;
+use shoal_protocol::message::{StageChoice, StageRoom};
 use shoal_protocol::units::Bytes;
 
 use super::peer_scenario::{Clock, ComputeScenario, PeerScenario};
-use super::scenario::{Faults, NetworkScenario, Scenario, SnapshotScenario};
+use super::scenario::{Faults, NO_EXTENSION, NetworkScenario, Scenario, SnapshotScenario};
 use crate::coordinator::round_patience;
 use crate::locality::Load;
 use crate::peer::{PeerLimits, RoundCut};
@@ -52,6 +52,7 @@ impl Scenario {
             patience: Duration::from_secs(30),
             anchors: 1,
             return_trip: Duration::from_secs(10),
+            extend_after: NO_EXTENSION,
             rebalance: Rebalance::Never,
             routing: Routing::default(),
             faults: Faults {
@@ -117,7 +118,7 @@ impl PeerScenario {
         Self {
             choice,
             fits,
-            room: 2,
+            room: StageRoom::in_memory(2),
             longest: 1,
             limits: PeerLimits::default(),
             start: Some(Duration::ZERO),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use shoal_protocol::island_name::IslandName;
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::StageChoice;
+use shoal_protocol::message::{StageChoice, StageRoom};
 use shoal_protocol::units::Bytes;
 
 use super::peer_scenario::{Clock, ComputeScenario, PeerScenario};
@@ -25,7 +25,7 @@ pub(super) fn peer(
     PeerScenario {
         choice,
         fits: manifest.stages().collect(),
-        room: 2,
+        room: StageRoom::in_memory(2),
         longest: 1,
         limits: limits(rng, manifest, cut),
         start: Some(rng.microseconds(0..=100_000)),
@@ -47,7 +47,11 @@ pub(super) fn peer(
 /// A peer that swaps its stages has one device.
 pub(super) fn devices(seed: u64, index: u64, limits: &PeerLimits) -> NonZeroU16 {
     let mut rng = Rng::new(seed ^ (index + 1) << 40 ^ 0x6465_7669);
-    NonZeroU16::MIN.saturating_add(if limits.swaps { 0 } else { rng.pick(&[0, 0, 1, 3]) })
+    NonZeroU16::MIN.saturating_add(if limits.resident < usize::MAX {
+        0
+    } else {
+        rng.pick(&[0, 0, 1, 3])
+    })
 }
 
 /// In half of all scenarios most peers are in one of a few islands.
@@ -66,9 +70,11 @@ fn limits(rng: &mut Rng, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
     let (stages, groups) = (u64::from(training.stages), manifest.weight_groups().count() as u64);
     // The steps that can run, and the one whose work is granted before the first of them ends.
     let steps = manifest.steps_at_once() + 1;
+    let first_window = rng.within(1..=4) as usize;
     PeerLimits {
-        first_window: rng.within(1..=4) as usize,
-        largest_window: rng.pick(&[1, 2, 4, 64]),
+        first_window,
+        first_swapped_window: first_window,
+        largest_windows: vec![rng.pick(&[1, 2, 4, 64])],
         offers: rng.pick(&[0, 1, 3, 64]),
         askers: rng.pick(&[1, 4, 64]),
         cell: rng.pick(&[1, 3, 64]),
@@ -78,6 +84,6 @@ fn limits(rng: &mut Rng, manifest: &Manifest, cut: RoundCut) -> PeerLimits {
         round_bytes: Bytes(8 * cut.piece_elements as u64 * rng.within(0..=8)),
         cut,
         retry: Duration::from_millis(rng.pick(&[100, 700, 2000])),
-        swaps: rng.pick(&[false, false, true]),
+        resident: rng.pick(&[usize::MAX, usize::MAX, 0]),
     }
 }

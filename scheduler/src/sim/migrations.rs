@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shoal_protocol::ids::{Stage, WeightGroup};
-use shoal_protocol::message::{MoveReason, StageChoice};
-use shoal_protocol::units::Bytes;
+use shoal_protocol::message::{MoveReason, StageChoice, StageRoom};
+use shoal_protocol::units::{Bytes, Rate};
 
 use super::{
-    ComputeScenario, Fault, Migrations, NetworkScenario, PeerScenario, Report, Scenario, run,
+    ComputeScenario, ElementBytes, Fault, Migrations, NetworkScenario, PeerScenario, Report,
+    Scenario, TierScenario, run,
 };
 use crate::rebalance::Rebalance;
 
@@ -154,13 +155,60 @@ fn work_released_for_another_member_is_granted_at_once() {
     }
 }
 
+/// Has peers hold one stage of two in memory, and swap over a link of this rate.
+fn swap(peers: &mut [PeerScenario], swap_rate: Rate) {
+    for peer in peers {
+        let element = ElementBytes::ADAMW;
+        // A stage of 64 numbers with its accumulators.
+        let memory = Bytes(64 * (element.weights + element.moments + 2 * element.sums));
+        peer.tiers = Some(TierScenario { memory, rate: swap_rate, element });
+        peer.limits.resident = 1;
+        peer.room = StageRoom { in_memory: 1, most: 2, swap_rate };
+        peer.longest = 2;
+    }
+}
+
+/// Nobody else comes: the member beside the lost stage hosts it too, and swaps both.
+#[test]
+fn a_lost_stage_is_taken_beside_another_and_swapped() {
+    let mut scenario = stages(&[1, 1]);
+    swap(&mut scenario.peers, Rate(1_000_000));
+    scenario.extend_after = Duration::from_secs(10);
+    scenario.rebalance = Rebalance::Never;
+    scenario.faults.happen = at(30, [Fault::Leave { peer: 1 }]);
+    let report = run_whole(&scenario);
+    assert_eq!(report.migrations, one_done(MoveReason::StageLost));
+    assert_eq!(report.recovery.extended, 1);
+    assert!(report.swapped.loaded > Bytes(0));
+    // Without its patience the run would not end.
+    scenario.extend_after = super::scenario::NO_EXTENSION;
+    let violation = run(&scenario).expect_err("nobody hosts the stage");
+    assert_eq!(violation.oracle, "progress");
+}
+
+/// A peer begins alone with both stages, of which it swaps one. When another comes, each gets one.
+#[test]
+fn a_lone_peer_swaps_until_another_comes() {
+    let mut scenario = stages(&[1, 1]);
+    swap(&mut scenario.peers, Rate(100));
+    scenario.extend_after = Duration::from_secs(5);
+    scenario.peers[1].start = None;
+    scenario.faults.happen = at(60, [Fault::Join { peer: 1 }]);
+    let report = run_whole(&scenario);
+    assert_eq!(report.recovery.extended, 1);
+    assert_eq!(report.migrations[&MoveReason::Span].done, 1, "{:?}", report.migrations);
+    let times: Vec<_> = report.steps.values().map(|step| step.last.since(step.first)).collect();
+    let [alone, both] = [times[1], times[times.len() - 1]];
+    assert!(both < alone / 2, "{both:?} instead of {alone:?}");
+}
+
 /// Four peers with room for all four stages, over links of 20 Mb/s and 50 ms: a microbatch takes 0.3 s at a stage, and
 /// its activation and gradient 0.8 s to the next one.
 fn far_apart(gradient: Bytes) -> Scenario {
     let forward = Duration::from_millis(100);
     let compute = ComputeScenario::passes(forward, forward * 2, 1);
     let peer = |_| PeerScenario {
-        room: 4,
+        room: StageRoom::in_memory(4),
         longest: 4,
         ..PeerScenario::plain(StageChoice::Auto, 4, compute.clone())
     };

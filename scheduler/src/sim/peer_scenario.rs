@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use shoal_protocol::ids::Stage;
 use shoal_protocol::island_name::IslandName;
-use shoal_protocol::message::StageChoice;
+use shoal_protocol::message::{StageChoice, StageRoom};
 use shoal_protocol::units::Moment;
 
 use super::tiers::TierScenario;
@@ -48,8 +48,8 @@ pub struct PeerScenario {
     pub choice: StageChoice,
     /// The stages that fit into its memory.
     pub fits: BTreeSet<Stage>,
-    /// The number of stages that it can host at once, if the coordinator chooses them.
-    pub room: u16,
+    /// The stages that it can host at once, if the coordinator chooses them.
+    pub room: StageRoom,
     /// The number of stages in a row that the coordinator may choose for it at most.
     pub longest: u16,
     /// Limits on the work that it accepts.

@@ -75,6 +75,8 @@ pub struct Work {
 pub struct Recovery {
     /// Peers that died.
     pub crashes: u64,
+    /// Members that took stages without a host beside their own.
+    pub extended: u64,
     /// Members that were expelled.
     pub lost: u64,
     /// Newcomers that began to serve.
@@ -243,7 +245,11 @@ impl Report {
             CoordinatorEvent::CheckpointAbandoned { .. } => {
                 self.recovery.checkpoints_abandoned += 1;
             }
-            CoordinatorEvent::MoveBegun { reason, .. } => self.migrations(*reason).begun += 1,
+            CoordinatorEvent::MoveBegun { reason, to, .. } => {
+                self.migrations(*reason).begun += 1;
+                let extends = *reason == MoveReason::StageLost && to.stages().count() > 1;
+                self.recovery.extended += u64::from(extends);
+            }
             CoordinatorEvent::Moves { reason, .. } => self.migrations(*reason).done += 1,
             CoordinatorEvent::MoveCancelled { reason, .. } => {
                 self.migrations(*reason).given_up += 1;

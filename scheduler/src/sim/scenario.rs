@@ -8,7 +8,7 @@ use shoal_protocol::codec::{Codec, SumCodec};
 use shoal_protocol::ids::{ContentHash, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{Evaluation, Manifest, Model, Start, Training, example};
-use shoal_protocol::message::StageChoice;
+use shoal_protocol::message::{StageChoice, StageRoom};
 use shoal_protocol::units::Bytes;
 
 use super::drawn_peer::{devices, island, peer};
@@ -27,6 +27,9 @@ const STAGES: u64 = 8;
 
 /// Maximum number of elements of a stage in a scenario from a seed.
 pub(super) const ELEMENTS: u64 = 40;
+
+/// Members keep their stages, however long others have no host.
+pub(super) const NO_EXTENSION: Duration = Duration::from_secs(1 << 30);
 
 /// A simulated swarm and its conditions.
 #[derive(Debug, Clone)]
@@ -57,6 +60,8 @@ pub struct Scenario {
     pub anchors: usize,
     /// How long a run that lost a stage waits for peers that have its newest checkpoint.
     pub return_trip: Duration,
+    /// How long stages may be without a host before members take them beside their own.
+    pub extend_after: Duration,
     /// When members change their stages.
     pub rebalance: Rebalance,
     /// How peers choose between replicas.
@@ -302,6 +307,7 @@ impl Scenario {
             patience,
             anchors: 1,
             return_trip: Duration::from_secs(10),
+            extend_after: NO_EXTENSION,
             rebalance: Rebalance::Never,
             routing: Routing::default(),
             faults: Faults::default(),
@@ -340,13 +346,23 @@ impl Scenario {
         scenario.return_trip = Duration::from_secs(rng.pick(&[1, 10]));
         let mut other = Rng::new(seed ^ 0x6d6f_7665_0000_0000);
         let every = Duration::from_millis(other.pick(&[30, 300, 3_000]));
+        scenario.extend_after = Duration::from_millis(other.pick(&[1, 300, 3_000]));
         scenario.rebalance = match other.within(0..=3) {
             0 => Rebalance::Never,
             1 => Rebalance::When { every, gain: 50 },
             _ => Rebalance::Restless { every },
         };
         for peer in &mut scenario.peers {
-            peer.room = other.pick(&[1, 2, 2, 3, 8]);
+            let most = other.pick(&[1, 2, 2, 3, 8]);
+            peer.room = StageRoom::in_memory(most);
+            if let Some(tiers) = &peer.tiers {
+                let resident = other.pick(&[0, 1, 2]).min(most);
+                peer.limits.resident = usize::from(resident);
+                peer.room = StageRoom { in_memory: resident, most, swap_rate: tiers.rate };
+                // Fewer microbatches are kept of each stage where there are more.
+                let windows = &mut peer.limits.largest_windows;
+                windows.push(windows[0].div_ceil(2));
+            }
             peer.longest = other.pick(&[1, 2, 8]);
             peer.archive = rng.chance(50);
         }

@@ -26,7 +26,7 @@ fn peer(first: u16, last: u16, forward: Duration, tiers: Option<TierScenario>) -
     let compute = ComputeScenario::passes(forward, forward * 2, 20);
     let span = StageSpan { first: Stage(first), last: Stage(last) };
     let mut peer = PeerScenario::plain(StageChoice::Span(span), STAGES, compute);
-    peer.limits.swaps = tiers.is_some();
+    peer.limits.resident = if tiers.is_some() { 0 } else { usize::MAX };
     peer.tiers = tiers;
     peer
 }

@@ -138,7 +138,7 @@ fn moved(report: &Report, reason: MoveReason) -> u64 {
 fn faulty_swarms_of_all_seeds_satisfy_every_oracle() {
     let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
     let reports = all_hold(results);
-    let marks: [Mark; 47] = [
+    let marks: [Mark; 48] = [
         ("commits", |report| report.commits),
         ("completed runs that lost members", |report| {
             u64::from(report.finished && report.recovery.lost > 0)
@@ -190,6 +190,7 @@ fn faulty_swarms_of_all_seeds_satisfy_every_oracle() {
         ("moves because members were lost", |report| moved(report, MoveReason::MembersGone)),
         ("moves because of uneven throughput", |report| moved(report, MoveReason::Uneven)),
         ("moves because a stage was lost", |report| moved(report, MoveReason::StageLost)),
+        ("stages taken beside others", |report| report.recovery.extended),
         ("bytes of stages loaded onto devices", |report| report.swapped.loaded.0),
         ("cancelled moves", |report| {
             report.migrations.values().map(|counts| counts.given_up).sum()

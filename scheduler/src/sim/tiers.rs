@@ -52,7 +52,7 @@ impl TierScenario {
         parameters: &BTreeMap<WeightGroup, usize>,
         peer: &PeerScenario,
     ) -> Option<Self> {
-        if !peer.limits.swaps {
+        if peer.limits.resident == usize::MAX {
             return None;
         }
         let element = ElementBytes::ADAMW;

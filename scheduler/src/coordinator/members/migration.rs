@@ -34,8 +34,8 @@ impl Members {
     }
 
     /// Stops all serving, cancels migrations under way and gives each stage without a host to a member that can
-    /// move, for the next era.
-    pub(in super::super) fn assign_next_era(&mut self, out: &mut Out) {
+    /// move, for the next era; if `extends`, to members beside their own too.
+    pub(in super::super) fn assign_next_era(&mut self, extends: bool, out: &mut Out) {
         // No membership that is logged from here on lists a replica.
         self.current.stop_serving();
         let members: Vec<Member> = self.current.members().collect();
@@ -45,10 +45,9 @@ impl Members {
                 migration_cancelled(member, moves, MoveObstacle::Rewound, out);
             }
         }
-        for (member, to) in self.current.cover_all_stages() {
+        for (member, to) in self.current.cover_all_stages(extends) {
             let from = self.current.span_of(member).expect("members move");
             let reason = MoveReason::StageLost;
-            let to = StageSpan::one(to);
             event(CoordinatorEvent::MoveBegun { member, from, to, reason }, out);
         }
         self.append_change(out);

@@ -122,9 +122,10 @@ impl Members {
         LoggedChange { present, new, movers, gone }
     }
 
-    /// The run has reached a version, or gone back to one.
-    pub(super) fn set_position(&mut self, era: Era, version: Step) {
-        self.current.set_position(era, version);
+    /// The run has reached a version, or gone back to one. Returns the members that begin to swap their stages or have
+    /// ended that.
+    pub(super) fn set_position(&mut self, era: Era, version: Step) -> Vec<Member> {
+        self.current.set_position(era, version)
     }
 
     /// A newcomer has its weights and serves. Returns whether that is new.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use shoal_protocol::message::{MemberRecord, Mended, View};
+use shoal_protocol::message::{MemberRecord, Mended, StageRoom, View};
 
 use super::*;
 
@@ -362,7 +362,7 @@ fn a_coordinator_that_takes_over_in_the_middle_of_a_rewind_completes_it() {
         serving: false,
         duties: Duties::default(),
         devices: std::num::NonZeroU16::MIN,
-        room: 2,
+        room: StageRoom::in_memory(2),
         longest: 1,
         price: None,
         island: None,

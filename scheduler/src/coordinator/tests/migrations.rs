@@ -1,6 +1,6 @@
 //! Migrations: whether they pay before any fetch was measured, and members that are about to leave.
 
-use shoal_protocol::message::{LinkEstimate, MoveReason};
+use shoal_protocol::message::{LinkEstimate, MoveReason, StageRoom};
 use shoal_protocol::units::Rate;
 
 use super::*;
@@ -20,7 +20,10 @@ fn hosting(stages: &[u16], link: impl Fn(u8, u8) -> LinkEstimate) -> Run {
     for (number, stage) in (0..).zip(stages) {
         let choice = StageChoice::Span(StageSpan::one(Stage(*stage)));
         let ToCoordinator::Register(candidate) = register(choice) else { unreachable!("it does") };
-        run.receive(number, ToCoordinator::Register(Candidate { room: 2, ..candidate }));
+        run.receive(
+            number,
+            ToCoordinator::Register(Candidate { room: StageRoom::in_memory(2), ..candidate }),
+        );
     }
     for number in 0..stages.len() as u8 {
         run.measure(number, stages.len() as u8, &link);
@@ -134,14 +137,17 @@ fn a_draining_member_is_replaced() {
     assert_eq!(run.begun(60), to_first(1, MoveReason::Uneven));
     let moved = Step(0);
     run.coordinator.context.members.current.end_migration(member(1), moved);
-    run.coordinator.context.members.current.set_position(Era(0), moved);
+    let _ = run.coordinator.context.members.current.set_position(Era(0), moved);
     assert_eq!(run.begun(60), []);
     // With a fifth member, the second stage has one more.
     let ToCoordinator::Register(candidate) = register(StageChoice::Span(StageSpan::one(Stage(1))))
     else {
         unreachable!("it does")
     };
-    run.receive(4, ToCoordinator::Register(Candidate { room: 2, ..candidate }));
+    run.receive(
+        4,
+        ToCoordinator::Register(Candidate { room: StageRoom::in_memory(2), ..candidate }),
+    );
     run.coordinator.context.members.current.begin_serving(member(4));
     assert_eq!(run.begun(60), []);
     run.receive(0, ToCoordinator::Draining);

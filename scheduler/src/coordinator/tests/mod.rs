@@ -13,7 +13,7 @@ use shoal_protocol::ids::{
 };
 use shoal_protocol::message::{
     Candidate, Duties, FixedLoss, FromCoordinator, LogRecord, PassTimes, RoundId, RoundOutcome,
-    SnapshotPart, StageChoice, StoredFile, StoredStage, ToCoordinator, proof_of_all,
+    SnapshotPart, StageChoice, StageRoom, StoredFile, StoredStage, ToCoordinator, proof_of_all,
 };
 use shoal_protocol::units::{Bytes, Moment};
 
@@ -58,6 +58,7 @@ impl Run {
             retry: Duration::from_secs(2),
             patience: Duration::from_secs(30),
             return_trip: Duration::from_secs(60),
+            extend_after: Duration::from_secs(30),
             load: Load::of_stages(usize::from(stages)),
             rebalance: Rebalance::Never,
             routing: Routing::default(),
@@ -168,7 +169,7 @@ fn register(choice: StageChoice) -> ToCoordinator {
         fingerprint: Some(ContentHash([0; 32])),
         duties: Duties { anchor: false, archive: true },
         devices: std::num::NonZeroU16::MIN,
-        room: 0,
+        room: StageRoom::NONE,
         longest: 1,
         price: None,
         island: None,

@@ -83,6 +83,11 @@ impl Work {
         counted.map_or(Step(0), |(step, _)| step.next()).max(present.next())
     }
 
+    /// These members begin to swap their stages or have ended that: what was measured of them is over.
+    pub(super) fn forget_service_times(&mut self, members: &[Member]) {
+        members.iter().for_each(|member| self.stragglers.forget_service_times(*member));
+    }
+
     /// Grants the first stage's work to the members that host it, or will within the steps that are open.
     pub(super) fn update_hosts(&mut self, context: &Context) {
         let version = context.progress.version.0;

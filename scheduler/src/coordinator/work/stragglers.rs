@@ -115,6 +115,11 @@ impl Stragglers {
     /// Forgets the measurements of a member that is gone.
     pub(super) fn forget_member(&mut self, member: Member) {
         self.times.forget(member);
+        self.forget_service_times(member);
+    }
+
+    /// Forgets how fast a member is.
+    pub(super) fn forget_service_times(&mut self, member: Member) {
         self.service_times.forget(member);
         self.stealing.set_service_time(None, member, None);
     }

@@ -93,9 +93,12 @@ impl Pipeline {
 
     /// Hosts these stages beside the others.
     pub(super) fn open_stages(&mut self, ctx: &Context<'_>, stages: &[Stage], out: &mut Out) {
-        let count = self.stages.list().len() + stages.len();
-        for stage in stages {
+        let hosted = self.stages.list();
+        let count = hosted.len() + stages.len();
+        for stage in hosted.iter().chain(stages) {
             self.stages.add(ctx.config, *stage, count);
+        }
+        for stage in stages {
             self.downstream.add_stage(ctx, *stage);
         }
         self.downstream.update_routes(ctx);
@@ -165,7 +168,8 @@ impl Pipeline {
     /// The next pass for a device. Where stages are swapped and a visit begins with it, the stage of the next
     /// visit is loaded meanwhile.
     fn next_pass(&mut self, ctx: &Context<'_>, out: &mut Out) -> Option<(Pass, DeviceIndex)> {
-        if !ctx.config.limits.swaps {
+        if !self.stages.are_swapped(ctx.config) {
+            self.queue.visits.rest();
             return self.queue.next(ctx.newest_runnable(), &self.jobs);
         }
         let (stages, jobs) = (&self.stages, &self.jobs);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use shoal_protocol::ids::{ClaimKey, Member, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, Member, Stage, StageSpan, Step};
 use shoal_protocol::message::MemberRecord;
 use shoal_protocol::units::Moment;
 
@@ -86,7 +86,8 @@ impl NextStage {
         }
         let is_here = hosts(&ctx.me());
         // Where stages are swapped activations stay: visits bring the weights to them.
-        if ctx.config.limits.swaps && is_here {
+        let span = ctx.span_at(key.step).unwrap_or(StageSpan::none());
+        if is_here && ctx.config.limits.swaps(span.stages().count()) {
             return self.router.choose_where(|member| *member == ctx.me());
         }
         // A member that hosts both stages takes its part at the earlier one, and nothing has to travel to it.
@@ -181,8 +182,8 @@ fn cell(
 
 #[cfg(test)]
 mod tests {
-    use shoal_protocol::ids::{Incarnation, PeerId, Stage, StageSpan};
-    use shoal_protocol::message::Duties;
+    use shoal_protocol::ids::{Incarnation, PeerId};
+    use shoal_protocol::message::{Duties, StageRoom};
 
     use super::*;
     use crate::rng::mixed;
@@ -197,7 +198,7 @@ mod tests {
             serving: true,
             duties: Duties::default(),
             devices: std::num::NonZeroU16::MIN,
-            room: 0,
+            room: StageRoom::NONE,
             longest: 1,
             price: None,
             island: None,

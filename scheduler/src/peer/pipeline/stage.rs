@@ -55,8 +55,10 @@ impl HostedStage {
         let behind = usize::from(manifest.last_stage().0 - stage.0);
         let largest_window = largest_window(config, hosted);
         let devices = usize::from(config.candidate.devices.get());
-        let window = config.limits.first_window.max(devices * first_window(behind));
-        let window = window.min(largest_window);
+        let limits = &config.limits;
+        let swaps = limits.swaps(hosted);
+        let window = if swaps { limits.first_swapped_window } else { limits.first_window };
+        let window = window.max(devices * first_window(behind)).min(largest_window);
         assert!(window > 0, "a stage has room");
         Self {
             window,
@@ -75,9 +77,18 @@ impl HostedStage {
         self.window
     }
 
-    /// Adapts the upper limit of the window to the number of hosted stages.
+    /// Adapts the window to the number of hosted stages.
     pub(super) fn set_share(&mut self, config: &PeerConfig, hosted: usize) {
         self.largest_window = largest_window(config, hosted);
+        if config.limits.swaps(hosted) {
+            self.window = self.window.max(config.limits.first_swapped_window);
+        }
+        self.narrow();
+    }
+
+    /// Narrows the window to its limit, as far as it is not occupied.
+    fn narrow(&mut self) {
+        self.window = self.window.min(self.largest_window.max(self.accepted()));
     }
 
     /// Widens the window by so many, up to its limit. Returns whether it did.
@@ -152,6 +163,7 @@ impl HostedStage {
         if *occupied == 0 {
             self.occupied.remove(&step);
         }
+        self.narrow();
     }
 
     pub(super) fn note_refused(&mut self, key: ClaimKey) {
@@ -235,7 +247,7 @@ fn largest_window(config: &PeerConfig, hosted: usize) -> usize {
     // again after the loss of a member.
     let steps = manifest.steps_at_once() + 1;
     let share = limits.in_flight.0 / hosted as u64 / steps / round_trip.0;
-    (limits.largest_window as u64).min(share).max(1) as usize
+    (limits.largest_window(hosted) as u64).min(share).max(1) as usize
 }
 
 /// The measured times of the passes of one microbatch.

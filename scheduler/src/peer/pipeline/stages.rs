@@ -25,6 +25,11 @@ impl HostedStages {
         self.by_stage.keys().copied().collect()
     }
 
+    /// Whether the stages are swapped.
+    pub(super) fn are_swapped(&self, config: &PeerConfig) -> bool {
+        config.limits.swaps(self.by_stage.len())
+    }
+
     pub(super) fn get(&self, stage: Stage) -> Option<&HostedStage> {
         self.by_stage.get(&stage)
     }

@@ -77,7 +77,7 @@ fn blocked_work_is_offered_again_after_a_retry_interval() {
 
 #[test]
 fn the_window_widens_by_one_only_when_the_engine_idles() {
-    let (mut probe, _) = Probe::at(0, |limits| limits.largest_window = 6);
+    let (mut probe, _) = Probe::at(0, |limits| limits.largest_windows = vec![6]);
     assert_eq!(probe.peer.load().window[&Stage(0)], 5);
     probe.hand_out(0..5);
     for microbatch in 0..5 {

@@ -15,8 +15,8 @@ use shoal_protocol::ids::{
 };
 use shoal_protocol::message::{
     Candidate, CommitRecord, Duties, FixedLoss, FromCoordinator, MemberRecord, Move, MoveReason,
-    PassTimes, PeerMessage, RoundOutcome, SnapshotPart, StageChoice, StoredStage, TensorTag,
-    ToCoordinator, ViewChange,
+    PassTimes, PeerMessage, RoundOutcome, SnapshotPart, StageChoice, StageRoom, StoredStage,
+    TensorTag, ToCoordinator, ViewChange,
 };
 use shoal_protocol::units::{Bytes, Moment};
 
@@ -77,7 +77,7 @@ impl Probe {
                 fingerprint: Some(ContentHash([0; 32])),
                 duties: Duties::default(),
                 devices,
-                room: 0,
+                room: StageRoom::NONE,
                 longest: 1,
                 price: None,
                 island: None,
@@ -95,7 +95,7 @@ impl Probe {
             serving: true,
             duties: Duties::default(),
             devices,
-            room: 0,
+            room: StageRoom::NONE,
             longest: 1,
             price: None,
             island: None,

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn offers_are_taken_up_to_the_window_then_queued_then_answered_busy() {
     let (mut probe, _) = Probe::at(1, |limits| {
-        limits.largest_window = 1;
+        limits.largest_windows = vec![1];
         limits.offers = 1;
     });
     assert_eq!(probe.offer(1, 3), [accepted(1, 3), claim(3)]);
@@ -21,7 +21,7 @@ fn offers_are_taken_up_to_the_window_then_queued_then_answered_busy() {
 #[test]
 fn the_gradient_releases_room_and_refused_senders_are_notified() {
     let (mut probe, _) = Probe::at(1, |limits| {
-        limits.largest_window = 1;
+        limits.largest_windows = vec![1];
         limits.offers = 1;
     });
     for (from, microbatch) in [(1, 0), (2, 1), (1, 2)] {

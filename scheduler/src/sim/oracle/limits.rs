@@ -40,7 +40,7 @@ impl Limits {
                 .sum::<u64>()
                 + members as u64 * u64::from(most_ahead(piece, limits.round_bytes, members));
             PeerLimit {
-                largest_window: limits.largest_window,
+                largest_window: limits.largest_windows.iter().copied().max().unwrap_or_default(),
                 offers: limits.offers,
                 in_flight: limits.in_flight,
                 logged: scenario.manifest.stages().map(logged).collect(),

@@ -141,6 +141,7 @@ impl Swarm<'_> {
             retry: self.scenario.peers[index].limits.retry,
             patience: self.scenario.patience,
             return_trip: self.scenario.return_trip,
+            extend_after: self.scenario.extend_after,
             load: self.scenario.load(),
             rebalance: self.scenario.rebalance,
             routing: self.scenario.routing,

@@ -6,7 +6,7 @@ use std::ops::{Index, IndexMut};
 use shoal_protocol::ids::{
     ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
 };
-use shoal_protocol::message::{Candidate, Duties, StageChoice};
+use shoal_protocol::message::{Candidate, Duties, StageChoice, StageRoom};
 use shoal_protocol::units::Moment;
 
 use super::deviations::Deviations;
@@ -63,7 +63,7 @@ impl Node {
                 devices: scenario.peers[index].devices,
                 room: match scenario.peers[index].choice {
                     StageChoice::Auto => scenario.peers[index].room,
-                    _ => 0,
+                    _ => StageRoom::NONE,
                 },
                 longest: scenario.peers[index].longest,
                 price: None,

@@ -1,0 +1,70 @@
+//! The tier below a peer's memory.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use shoal_protocol::ids::Stage;
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::units::{Bytes, Rate};
+
+use super::file::{SwapFile, read, write};
+use super::region::Region;
+use crate::error::{EngineError, Result};
+use crate::memory::swapping_floor;
+
+/// Bytes that a measurement writes and reads.
+const MEASURED: usize = 16 << 20;
+
+/// The tier for stages that memory does not hold: a file on a disk.
+#[derive(Debug, Clone)]
+pub struct LowerTier {
+    /// The folder of the file.
+    pub folder: PathBuf,
+    /// The memory of the engine, for all that it holds.
+    pub memory: Bytes,
+    /// Stages that memory holds at once. Where more are hosted, they are swapped.
+    pub resident: usize,
+}
+
+impl LowerTier {
+    /// The memory for the tensors of these stages; `None` where memory holds all of them.
+    pub(crate) fn budget(&self, manifest: &Manifest, stages: &[Stage]) -> Option<Bytes> {
+        let floor = swapping_floor(manifest, stages, manifest.training.microbatches);
+        let budget = Bytes(self.memory.0.saturating_sub(floor.resident.0));
+        (stages.len() > self.resident).then_some(budget)
+    }
+}
+
+/// The rate at which a file in this folder is written or read, the lower of the two.
+///
+/// # Errors
+/// If the disk has no room, or fails.
+pub fn swap_rate(folder: &Path) -> Result<Rate> {
+    let mut file = SwapFile::create(folder)?;
+    let handle = file.handle().map_err(EngineError::SwapMemory)?;
+    let extent = file.reserve(Stage(0), MEASURED)?;
+    let mut region = Region::zeroed(MEASURED).map_err(EngineError::SwapMemory)?;
+    region.bytes_mut().fill(1);
+    let failed = |source| EngineError::SwapFile { folder: folder.to_owned(), source };
+    let start = Instant::now();
+    write(&handle, extent, region.bytes()).map_err(failed)?;
+    let written = start.elapsed();
+    read(&handle, extent, region.bytes_mut()).map_err(failed)?;
+    let slower = written.max(start.elapsed().saturating_sub(written)).max(Duration::from_nanos(1));
+    Ok(Rate((MEASURED as f64 / slower.as_secs_f64()) as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_has_a_rate_and_keeps_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let rate = swap_rate(folder.path()).expect("a disk with room");
+        assert!(rate > Rate(1 << 20), "{rate:?}");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("it is there").count(), 0);
+        let missing = folder.path().join("missing");
+        assert!(swap_rate(&missing).expect_err("no folder").to_string().contains("missing"));
+    }
+}
