@@ -68,3 +68,49 @@ fn peers_get_longer_spans_where_steps_get_shorter() {
     assert_eq!(trained.report["rewinds"], 0);
     assert_eq!(trained.hash(), run.local("alone").hash());
 }
+
+/// A run of six stages of which the peers' memory holds two at once.
+fn for_small_peers(steps: i64) -> Run {
+    Run::of_stages(6, 192, steps)
+}
+
+/// Memory for two of its stages.
+const SMALL: &[&str] = &["--memory", "40MiB", "--rebalance", "2"];
+
+#[test]
+fn a_peer_takes_the_stages_of_one_that_died_and_swaps_them() {
+    let run = for_small_peers(8);
+    let first = &[&["--wait-for", "3", "--extend-after", "1"], SMALL, SLOW].concat();
+    let others = &[SMALL, SLOW].concat();
+    let mut swarm = Swarm::start(&run.config(), first);
+    swarm.join(others);
+    swarm.join(others);
+    let mut begins = spans(&mut swarm);
+    begins.sort();
+    assert_eq!(begins, [[0, 1], [2, 3], [4, 5]]);
+    swarm.reach(2);
+    swarm.peers.remove(1).kill();
+    swarm.peers.remove(1).kill();
+    let moves = swarm.peers[0].event("moves");
+    let all = serde_json::json!([0, 1, 2, 3, 4, 5]);
+    assert_eq!((&moves["to"], &moves["reason"]), (&all, &"stage_lost".into()));
+    let finished = swarm.peers[0].event("finished");
+    assert!(finished["swapped"]["read"].as_u64() > Some(0), "{finished}");
+    let trained = swarm.finish();
+    assert_eq!(trained.report["microbatches"]["missing"], 0);
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
+
+#[test]
+fn a_lone_small_peer_begins_and_others_come() {
+    let run = for_small_peers(12);
+    let first = &[&["--extend-after", "1"], SMALL, SLOW].concat();
+    let mut swarm = Swarm::start(&run.config(), first);
+    assert_eq!(spans(&mut swarm), [[0, 1]]);
+    swarm.reach(2);
+    swarm.join(&[SMALL, SLOW].concat());
+    swarm.join(&[SMALL, SLOW].concat());
+    let trained = swarm.finish();
+    assert_eq!(trained.report["microbatches"]["missing"], 0);
+    assert_eq!(trained.hash(), run.local("alone").hash());
+}
