@@ -249,6 +249,7 @@ mod tests {
             serving: true,
             duties: Duties::default(),
             devices: std::num::NonZeroU16::MIN,
+            devices_per_pass: std::num::NonZeroU16::MIN,
             room: StageRoom::NONE,
             longest: 1,
             price: None,

@@ -100,6 +100,7 @@ mod tests {
                 serving: true,
                 duties: Duties::default(),
                 devices: std::num::NonZeroU16::MIN,
+                devices_per_pass: std::num::NonZeroU16::MIN,
                 room: *room,
                 longest: *longest,
                 price: None,

@@ -141,7 +141,7 @@ impl Membership {
         (link_estimates, load): (&LinkEstimates, &Load),
     ) -> Result<Admission, AdmissionError> {
         let Candidate { choice, fits, addresses, fingerprint, duties, devices, .. } = candidate;
-        let Candidate { room, longest, price, island, .. } = candidate;
+        let Candidate { devices_per_pass, room, longest, price, island, .. } = candidate;
         let mut replaced = None;
         if let Some(known) = self.members.get(&member.peer) {
             let MemberRecord { member: life, span, .. } = *known.record;
@@ -189,6 +189,7 @@ impl Membership {
             serving,
             duties,
             devices,
+            devices_per_pass,
             room,
             longest,
             price,
@@ -540,6 +541,7 @@ mod tests {
             serving: true,
             duties: Duties::default(),
             devices: std::num::NonZeroU16::MIN,
+            devices_per_pass: std::num::NonZeroU16::MIN,
             room: StageRoom::in_memory(2),
             longest: 1,
             price: None,

@@ -52,6 +52,7 @@ fn record(number: u64, trace: u64) -> LogRecord {
         serving: true,
         duties: Duties::default(),
         devices: std::num::NonZeroU16::MIN,
+        devices_per_pass: std::num::NonZeroU16::MIN,
         room: StageRoom::NONE,
         longest: 1,
         price: None,

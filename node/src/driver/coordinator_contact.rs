@@ -164,6 +164,7 @@ mod tests {
             serving: true,
             duties: Duties { anchor: number < 4, archive: false },
             devices: std::num::NonZeroU16::MIN,
+            devices_per_pass: std::num::NonZeroU16::MIN,
             room: StageRoom::NONE,
             longest: 1,
             price: None,

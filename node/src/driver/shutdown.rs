@@ -302,6 +302,7 @@ mod tests {
             addresses: Vec::new(),
             duties: Duties::default(),
             devices: std::num::NonZeroU16::MIN,
+            devices_per_pass: std::num::NonZeroU16::MIN,
             room: StageRoom::NONE,
             longest: 1,
             price: None,

@@ -63,7 +63,7 @@ pub(super) async fn new_peer(
     }
     let fingerprint = match choice {
         StageChoice::None => None,
-        _ => Some(known_answers(manifest.clone(), devices[0], *threads).await?),
+        _ => Some(known_answers_of_all(manifest, devices, *threads).await?),
     };
     let mut limits = PeerLimits { resident: usize::from(resident), ..PeerLimits::default() };
     // A visit runs as many microbatches as there are.
@@ -78,7 +78,8 @@ pub(super) async fn new_peer(
     let candidate = Candidate {
         choice: *choice,
         fits,
-        devices: u16::try_from(passes).ok().and_then(NonZeroU16::new).expect("a few devices"),
+        devices: few(passes),
+        devices_per_pass: few(devices.len() / passes),
         room,
         longest: *longest,
         price: *price,
@@ -103,6 +104,10 @@ pub(super) async fn new_peer(
     Ok((peer, HostedRoom { most: room.most, lower }))
 }
 
+fn few(devices: usize) -> NonZeroU16 {
+    u16::try_from(devices).ok().and_then(NonZeroU16::new).expect("a few devices")
+}
+
 /// Measures how fast the disk takes and gives the state of stages.
 async fn rate_of(folder: PathBuf) -> anyhow::Result<Rate> {
     let measured = tokio::task::spawn_blocking(move || swap_rate(&folder)).await;
@@ -120,6 +125,26 @@ pub(super) async fn offer_kept(context: &Context) -> anyhow::Result<usize> {
     let look =
         move || resume::offer_kept(&data_dir, archive.as_ref().map(Archive::folder), run, &files);
     tokio::task::spawn_blocking(look).await.context("the search for kept files panicked")
+}
+
+/// Computes the fingerprint of the first device, and warns of devices that compute other bits.
+async fn known_answers_of_all(
+    manifest: &Arc<Manifest>,
+    devices: &[DeviceChoice],
+    threads: usize,
+) -> anyhow::Result<ContentHash> {
+    let first = known_answers(manifest.clone(), devices[0], threads).await?;
+    // Workers of one processor are alike.
+    for device in devices[1..].iter().filter(|device| !device.is_processor()) {
+        if known_answers(manifest.clone(), *device, threads).await? != first {
+            tracing::warn!(
+                "{device} computes other bits than {}: the model will depend on which of them does what. Use like \
+                 devices, or one peer for each kind",
+                devices[0]
+            );
+        }
+    }
+    Ok(first)
 }
 
 /// Computes the fingerprint by which peers that compute the same bits recognise each other.

@@ -122,7 +122,7 @@ impl Sources<'_> {
             peer: member.peer,
             incarnation: member.incarnation,
             stages: record.span,
-            devices: record.devices,
+            devices: record.devices.saturating_mul(record.devices_per_pass),
             state,
             moves: record.moves.map(|moves| MoveStatus { to: moves.to, reason: moves.reason }),
             coordinator: self.coordination.contact().coordinator() == Some(member),

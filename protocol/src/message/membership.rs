@@ -69,8 +69,10 @@ pub struct Candidate {
     pub fingerprint: Option<ContentHash>,
     /// The roles that it offers besides hosting stages.
     pub duties: Duties,
-    /// The number of its devices, each of which runs one pass at a time.
+    /// The number of passes that it runs at a time.
     pub devices: NonZeroU16,
+    /// The number of its devices that compute each pass together.
+    pub devices_per_pass: NonZeroU16,
     /// How many stages it has room for. The coordinator may assign it others as far as they fit beside its own.
     pub room: StageRoom,
     /// How many stages in a row the coordinator may choose for it at most.
@@ -240,8 +242,10 @@ pub struct MemberRecord {
     pub serving: bool,
     /// The roles that it has besides hosting stages.
     pub duties: Duties,
-    /// The number of its devices, each of which runs one pass at a time.
+    /// The number of passes that it runs at a time.
     pub devices: NonZeroU16,
+    /// The number of its devices that compute each pass together.
+    pub devices_per_pass: NonZeroU16,
     /// How many stages it can host at once, those of a migration included.
     pub room: StageRoom,
     /// How many stages in a row the coordinator may choose for it at most.
@@ -407,6 +411,7 @@ mod tests {
             serving,
             duties,
             devices: NonZeroU16::MIN,
+            devices_per_pass: NonZeroU16::MIN,
             room: StageRoom::NONE,
             longest: 1,
             price: None,

@@ -152,3 +152,40 @@ fn costs(context: &Context, estimates: &Estimates<'_>, record: &MemberRecord) ->
         moved: of_stage(states + 7 * gradients),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::ids::{Incarnation, PeerId};
+
+    use super::*;
+
+    fn steps(seconds: u64) -> Option<Estimate> {
+        let mut steps = None;
+        for _ in 0..8 {
+            Estimate::note(&mut steps, Duration::from_secs(seconds));
+        }
+        steps
+    }
+
+    #[test]
+    fn a_change_that_makes_steps_longer_is_undone_and_no_other_follows() {
+        let member = Member { peer: PeerId([1; 32]), incarnation: Incarnation(1) };
+        let before = vec![(member, StageSpan::all(4))];
+        let judged = |seconds| {
+            let mut lengths = SpanLengths::default();
+            assert_eq!(lengths.judge(&mut None, 9), Verdict::Keep, "no step is measured");
+            let ten = Duration::from_secs(10);
+            assert_eq!(lengths.judge(&mut steps(10), 9), Verdict::Compare(ten));
+            lengths.begin(ten, before.clone());
+            let mut earlier = steps(10);
+            assert_eq!(lengths.judge(&mut earlier, 10), Verdict::Keep);
+            assert!(earlier.is_none(), "earlier steps do not count");
+            assert_eq!(lengths.judge(&mut steps(seconds), 12), Verdict::Keep, "two steps are few");
+            let first = lengths.judge(&mut steps(seconds), 13);
+            (first, lengths.judge(&mut steps(seconds), 14))
+        };
+        let nine = Duration::from_secs(9);
+        assert_eq!(judged(9), (Verdict::Compare(nine), Verdict::Compare(nine)));
+        assert_eq!(judged(11), (Verdict::Undo(before.clone()), Verdict::Keep));
+    }
+}

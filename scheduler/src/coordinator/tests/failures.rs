@@ -362,6 +362,7 @@ fn a_coordinator_that_takes_over_in_the_middle_of_a_rewind_completes_it() {
         serving: false,
         duties: Duties::default(),
         devices: std::num::NonZeroU16::MIN,
+        devices_per_pass: std::num::NonZeroU16::MIN,
         room: StageRoom::in_memory(2),
         longest: 1,
         price: None,

@@ -169,6 +169,7 @@ fn register(choice: StageChoice) -> ToCoordinator {
         fingerprint: Some(ContentHash([0; 32])),
         duties: Duties { anchor: false, archive: true },
         devices: std::num::NonZeroU16::MIN,
+        devices_per_pass: std::num::NonZeroU16::MIN,
         room: StageRoom::NONE,
         longest: 1,
         price: None,

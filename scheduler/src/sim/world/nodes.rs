@@ -1,6 +1,7 @@
 //! The peers of a run, each with the state of its driver.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::num::NonZeroU16;
 use std::ops::{Index, IndexMut};
 
 use shoal_protocol::ids::{
@@ -61,6 +62,7 @@ impl Node {
                 choice: scenario.peers[index].choice,
                 fits: scenario.peers[index].fits.clone(),
                 devices: scenario.peers[index].devices,
+                devices_per_pass: NonZeroU16::MIN,
                 room: match scenario.peers[index].choice {
                     StageChoice::Auto => scenario.peers[index].room,
                     _ => StageRoom::NONE,
