@@ -71,6 +71,9 @@ fn a_pytorch_loop_with_workers_has_the_same_losses_and_weights() {
     for moments in [InnerMoments::Zero, InnerMoments::Mean] {
         compare_with_pytorch(with_moments(moments));
     }
+    let mut overlapping = workers();
+    overlapping.training.staleness = 1;
+    compare_with_pytorch(overlapping);
 }
 
 fn compare_with_pytorch(mut manifest: Manifest) {
@@ -92,6 +95,7 @@ fn compare_with_pytorch(mut manifest: Manifest) {
         "rate": 0.7,
         "momentum": 0.6,
         "carries_moments": manifest.carried_rule().is_some(),
+        "overlaps": manifest.training.staleness > 0,
         "beta1": adam.beta1,
         "beta2": adam.beta2,
         "epsilon": adam.epsilon,

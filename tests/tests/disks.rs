@@ -183,6 +183,35 @@ fn a_disk_that_is_full_when_the_stages_are_reserved_is_named() {
     assert!(reason.contains(" has no room for ") && reason.contains("--data-dir"), "{reason}");
 }
 
+/// A peer takes the stages of another that died beside its own, and only then needs the disk. As long as that is full the
+/// run waits for a peer with room.
+#[test]
+fn a_disk_that_is_full_when_a_peer_gets_further_stages_is_named() {
+    let disk = match FailingDisk::new() {
+        Ok(disk) => disk,
+        Err(reason) => return skip(&reason),
+    };
+    let run = Run::of_stages(4, 192, 6);
+    let memory = &["--memory", "40MiB"];
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let flags = &[&["--wait-for", "2", "--extend-after", "1"], &memory[..]].concat();
+    let data_dir = homes.path().join("peer-0");
+    let mut command = start_command(&run.config(), &data_dir, &homes.path().join("out"));
+    // The first is the measurement of the disk.
+    disk.fail(&mut command, Call::Reserve, 2, Errno::ENOSPC);
+    let mut swarm = Swarm::started_by(command, homes.path(), &[flags, SLOW].concat());
+    swarm.join(&[memory, SLOW].concat());
+    swarm.reach(1);
+    swarm.peers.remove(1).kill();
+    let reason = swarm.peers.remove(0).end().failure(1);
+    assert!(reason.contains(data_dir.to_str().expect("a plain path")), "{reason}");
+    assert!(reason.contains(" has no room for ") && reason.contains("--data-dir"), "{reason}");
+    let again = Swarm::start_in(homes.path(), &run.config(), flags);
+    let trained = again.finish();
+    assert_eq!(trained.report["microbatches"]["missing"], 0);
+    assert_eq!(trained.hash(), run.local("whole").hash());
+}
+
 /// The swap file has its room, so passes go on. The parts of checkpoints wait.
 #[test]
 fn a_checkpoint_waits_for_room_on_the_disk_of_a_peer_that_swaps() {

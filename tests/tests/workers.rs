@@ -6,12 +6,13 @@ use shoal_tests::swarm::{SLOW, Swarm, own_address};
 use toml::{Table, Value};
 
 /// A run of six outer steps of three workers, each of four steps, with a checkpoint after every second outer step.
-fn run(codec: &str, moments: &str) -> Run {
+fn run(codec: &str, moments: &str, overlap: bool) -> Run {
     let outer = Table::from_iter([
         ("workers".to_owned(), Value::from(3)),
         ("every".to_owned(), Value::from(4)),
         ("codec".to_owned(), Value::from(codec)),
         ("moments".to_owned(), Value::from(moments)),
+        ("overlap".to_owned(), Value::from(overlap)),
     ]);
     Run::with_section(
         ("outer", outer),
@@ -25,8 +26,7 @@ fn run(codec: &str, moments: &str) -> Run {
 }
 
 /// Three peers, one of which has two devices, meet; one dies and comes back, and the one with two devices dies.
-fn assert_survives_deaths(codec: &str, moments: &str) {
-    let run = run(codec, moments);
+fn assert_survives_deaths(run: &Run) {
     let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "3"], SLOW].concat());
     swarm.join(&[&["--device", "cpu:2"], SLOW].concat());
     swarm.join(SLOW);
@@ -45,28 +45,34 @@ fn assert_survives_deaths(codec: &str, moments: &str) {
 
 #[test]
 fn workers_survive_deaths() {
-    assert_survives_deaths("f32", "zero");
+    assert_survives_deaths(&run("f32", "zero", false));
 }
 
 #[test]
 fn workers_that_carry_moments_survive_deaths() {
-    assert_survives_deaths("f32", "mean");
-    assert_survives_deaths("int4", "mean");
+    assert_survives_deaths(&run("f32", "mean", false));
+    assert_survives_deaths(&run("int4", "mean", false));
 }
 
 #[test]
 fn workers_that_round_survive_deaths() {
-    assert_survives_deaths("int4", "zero");
+    assert_survives_deaths(&run("int4", "zero", false));
+}
+
+#[test]
+fn workers_that_train_while_sums_travel_survive_deaths() {
+    assert_survives_deaths(&run("f32", "zero", true));
+    assert_survives_deaths(&run("int4", "zero", true));
 }
 
 #[test]
 fn workers_go_on_with_their_only_anchor_from_a_checkpoint() {
-    assert_goes_on_from_a_checkpoint("zero");
-    assert_goes_on_from_a_checkpoint("mean");
+    assert_goes_on_from_a_checkpoint(&run("int8", "zero", false));
+    assert_goes_on_from_a_checkpoint(&run("int8", "mean", false));
+    assert_goes_on_from_a_checkpoint(&run("int8", "zero", true));
 }
 
-fn assert_goes_on_from_a_checkpoint(moments: &str) {
-    let run = run("int8", moments);
+fn assert_goes_on_from_a_checkpoint(run: &Run) {
     let homes = tempfile::tempdir().expect("room for a folder");
     let address = own_address().to_string();
     let start = || {
@@ -104,6 +110,8 @@ fn workers_that_cannot_be_are_refused() {
         ("codec.all_reduce", Value::from("bf16")),
     ]);
     assert!(text.contains("where codec.all_reduce rounds"), "{text}");
+    let text = refused(&[("training.staleness", Value::from(1))]);
+    assert!(text.contains("in place of which there is outer.overlap"), "{text}");
     let text = refused(&[("outer.momentum", Value::from(1.5))]);
     assert!(text.contains("outer.momentum = 1.5 is out of range"), "{text}");
 }

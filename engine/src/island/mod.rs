@@ -76,7 +76,9 @@ impl Island {
         devices: &[DeviceChoice],
         threads: usize,
     ) -> Result<Self> {
-        if let [device] = devices {
+        // Rounds run beside a worker that trains, where it has a thread of its own.
+        let overlaps = manifest.inner.is_some() && manifest.steps_at_once() > 1;
+        if let ([device], false) = (devices, overlaps) {
             return Ok(Engine::new(manifest, span, Device::open(*device, threads)?)?.into());
         }
         let several = Several::new(manifest, span, devices, threads)?;

@@ -2,7 +2,7 @@
 far the weights end from those of another checkpoint.
 
 The one argument is a JSON file: both checkpoints' folders, the outer rate and momentum, AdamW's constants, whether
-moments are carried, and per outer step each worker's updates, as steps of `reference.py`. DiLoCo (arXiv 2311.08105),
+moments are carried, whether meetings overlap with the next step, and per outer step each worker's updates, as steps of `reference.py`. DiLoCo (arXiv 2311.08105),
 with moments that begin anew at every meeting, or with the means of all workers' moments and of their roots."""
 
 import copy as copies
@@ -24,8 +24,12 @@ def main():
     outer = torch.optim.SGD(model.parameters(), lr=run["rate"], momentum=run["momentum"], nesterov=True)
     start = copy(model)
     losses, carried = [], None
+    late = copy(model)
     for workers in run["outer_steps"]:
-        before, of_step, states = copy(model), [], []
+        newest, of_step, states = copy(model), [], []
+        # Workers start from the weights before the last meeting, while its sums travel.
+        before = late if run["overlaps"] else newest
+        late = newest
         distances = {name: torch.zeros_like(weight) for name, weight in before.items()}
         for updates in workers:
             model.load_state_dict(before)
@@ -36,7 +40,7 @@ def main():
             states.append(copies.deepcopy(optimizer.state_dict()))
             for name, weight in model.state_dict().items():
                 distances[name] += (before[name] - weight) / len(workers)
-        model.load_state_dict(before)
+        model.load_state_dict(newest)
         for name, weight in model.named_parameters():
             weight.grad = distances[name]
         outer.step()

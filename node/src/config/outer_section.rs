@@ -28,6 +28,9 @@ pub struct Outer {
     /// What a worker's optimizer begins with after a meeting.
     #[serde(default)]
     pub moments: InnerMoments,
+    /// Whether workers go on from the weights of the meeting before while the sums of this one travel.
+    #[serde(default)]
+    pub overlap: bool,
 }
 
 const fn default_rate() -> f64 {
@@ -44,7 +47,7 @@ impl Outer {
     pub const fn new(workers: u32, every: u32) -> Self {
         let (rate, momentum) = (default_rate(), default_momentum());
         let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
-        Self { workers, every, rate, momentum, codec, moments }
+        Self { workers, every, rate, momentum, codec, moments, overlap: false }
     }
 
     /// Makes of a run of one worker, whose steps are all of its updates, the run of all workers, whose steps
@@ -53,7 +56,13 @@ impl Outer {
     /// # Errors
     /// If the workers do not meet at the end.
     pub(super) fn apply(&self, manifest: &mut Manifest) -> Result<(), ManifestError> {
-        let Self { workers, every, rate, momentum, codec, moments } = *self;
+        let Self { workers, every, rate, momentum, codec, moments, overlap } = *self;
+        if manifest.training.staleness > 0 {
+            return Err(ManifestError::WorkersWith {
+                other: "training.staleness, in place of which there is outer.overlap",
+            });
+        }
+        manifest.training.staleness = overlap.into();
         if (workers, every) == (1, 1) {
             return Ok(());
         }

@@ -12,7 +12,7 @@ use crate::limits;
 /// `steps` updates of its own, on its own samples, and its gradient is how far it came, from the last weights to
 /// the first. The run's optimizer steps on the mean. What the worker's optimizer keeps begins with the same
 /// values for all. So the result of a worker depends on the step's version, the seed and its number, and not on
-/// the peer.
+/// the peer. With a staleness of 1 the sums of a step travel while the workers of the next one train.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
 #[serde(deny_unknown_fields)]
 pub struct InnerLoop {
@@ -132,6 +132,7 @@ impl Manifest {
     pub fn of_worker(&self) -> Option<Self> {
         let inner = self.inner.as_ref()?;
         let mut manifest = Self { inner: None, start: None, ..self.clone() };
+        manifest.training.staleness = 0;
         manifest.training.steps = self.training.steps * u64::from(inner.steps);
         manifest.training.microbatches = inner.microbatches;
         manifest.optimizer = inner.optimizer.clone();
@@ -153,10 +154,12 @@ impl Manifest {
             false => Ok(()),
         };
         alone("training.stages of more than 1: a worker is one peer", self.training.stages > 1)?;
-        alone("training.staleness", self.training.staleness > 0)?;
+        alone("training.staleness of more than 1", self.training.staleness > 1)?;
         alone("model.slices of more than 1", self.model.slices > 1)?;
         let rounds = self.carried_rule().is_some() && self.codec.all_reduce.loses();
         alone("outer.moments = \"mean\" where codec.all_reduce rounds", rounds)?;
+        let overlaps = self.carried_rule().is_some() && self.training.staleness > 0;
+        alone("outer.moments = \"mean\" with outer.overlap", overlaps)?;
         alone("lora", self.lora.is_some())
     }
 }
@@ -197,6 +200,10 @@ mod tests {
         assert_eq!((of_worker.training.steps, of_worker.training.microbatches), (50, 2));
         assert_eq!(of_worker.optimizer, small().optimizer);
         assert_eq!(of_worker.of_worker(), None);
+        let mut overlaps = manifest;
+        overlaps.training.staleness = 1;
+        assert_eq!(overlaps.check(), Ok(()));
+        assert_eq!(overlaps.of_worker(), Some(of_worker), "a worker waits for its own updates");
     }
 
     #[test]
@@ -223,8 +230,13 @@ mod tests {
         };
         let error = refusal(&|manifest| manifest.training.stages = 2);
         assert!(error.contains("outer workers do not go with training.stages"), "{error}");
-        let error = refusal(&|manifest| manifest.training.staleness = 1);
-        assert!(error.contains("training.staleness"), "{error}");
+        let error = refusal(&|manifest| manifest.training.staleness = 2);
+        assert!(error.contains("training.staleness of more than 1"), "{error}");
+        let error = refusal(&|manifest| {
+            manifest.inner.as_mut().expect("workers").moments = InnerMoments::Mean;
+            manifest.training.staleness = 1;
+        });
+        assert!(error.contains("with outer.overlap"), "{error}");
         let error = refusal(&|manifest| {
             manifest.inner.as_mut().expect("workers").moments = InnerMoments::Mean;
             manifest.codec.all_reduce = SumCodec::Rounded(Codec::Bf16);

@@ -74,6 +74,7 @@ impl Balance {
         self.committed += 1;
         if let Some(before) = self.last_commit_at.replace(now) {
             Estimate::note(&mut self.step_times, now.since(before));
+            self.spans.stepped(now.since(before));
         }
     }
 
@@ -267,7 +268,7 @@ impl Balance {
             return Vec::new();
         }
         let changed = |(member, to)| (member, to, MoveReason::Span);
-        let step = match self.spans.judge(&mut self.step_times, self.committed) {
+        let step = match self.spans.judge(&mut self.step_times) {
             Verdict::Keep => return Vec::new(),
             Verdict::Undo(spans) => return spans.into_iter().map(changed).collect(),
             Verdict::Compare(step) => step,

@@ -14,8 +14,8 @@ use crate::deadline::Estimate;
 use crate::span_length::{SpanCosts, windows};
 use crate::throughput::{Estimates, StageThroughputs};
 
-/// Steps after a change before it is judged.
-const JUDGED: u64 = 3;
+/// Steps after a change by whose median it is judged. The first ones are longer, since peers get to know their new pace.
+const JUDGED: usize = 5;
 
 /// Changes of spans so far.
 #[derive(Debug, Default)]
@@ -44,8 +44,8 @@ struct Trial {
     before: Duration,
     /// The earlier spans of the members that changed.
     spans: Vec<(Member, StageSpan)>,
-    /// The number of steps committed when the last member had changed over.
-    since: Option<u64>,
+    /// The durations of the steps since the last member has changed over.
+    since: Option<Vec<Duration>>,
 }
 
 /// Changes of spans, and what they save.
@@ -62,18 +62,27 @@ impl SpanLengths {
         *self = Self::default();
     }
 
+    /// A step took so long.
+    pub(super) fn stepped(&mut self, took: Duration) {
+        let since = self.last.as_mut().and_then(|trial| trial.since.as_mut());
+        if let Some(since) = since.filter(|since| since.len() < JUDGED) {
+            since.push(took);
+        }
+    }
+
     /// Judges the last change by the steps since, while no member is changing.
-    pub(super) fn judge(&mut self, steps: &mut Option<Estimate>, committed: u64) -> Verdict {
+    pub(super) fn judge(&mut self, steps: &mut Option<Estimate>) -> Verdict {
         if let Some(trial) = &mut self.last {
-            let Some(since) = trial.since else {
-                trial.since = Some(committed);
+            let Some(since) = &mut trial.since else {
+                trial.since = Some(Vec::new());
                 *steps = None;
                 return Verdict::Keep;
             };
-            let Some(step) = steps.filter(|_| committed >= since + JUDGED) else {
+            if since.len() < JUDGED {
                 return Verdict::Keep;
-            };
-            self.settled |= step.mean() > trial.before;
+            }
+            since.sort_unstable();
+            self.settled |= since[JUDGED / 2] > trial.before;
             let spans = std::mem::take(&mut trial.spans);
             self.last = None;
             if self.settled {
@@ -171,21 +180,24 @@ mod tests {
     fn a_change_that_makes_steps_longer_is_undone_and_no_other_follows() {
         let member = Member { peer: PeerId([1; 32]), incarnation: Incarnation(1) };
         let before = vec![(member, StageSpan::all(4))];
-        let judged = |seconds| {
+        let judged = |seconds: [u64; JUDGED]| {
             let mut lengths = SpanLengths::default();
-            assert_eq!(lengths.judge(&mut None, 9), Verdict::Keep, "no step is measured");
+            assert_eq!(lengths.judge(&mut None), Verdict::Keep, "no step is measured");
             let ten = Duration::from_secs(10);
-            assert_eq!(lengths.judge(&mut steps(10), 9), Verdict::Compare(ten));
+            assert_eq!(lengths.judge(&mut steps(10)), Verdict::Compare(ten));
             lengths.begin(ten, before.clone());
+            lengths.stepped(Duration::from_secs(1));
             let mut earlier = steps(10);
-            assert_eq!(lengths.judge(&mut earlier, 10), Verdict::Keep);
+            assert_eq!(lengths.judge(&mut earlier), Verdict::Keep);
             assert!(earlier.is_none(), "earlier steps do not count");
-            assert_eq!(lengths.judge(&mut steps(seconds), 12), Verdict::Keep, "two steps are few");
-            let first = lengths.judge(&mut steps(seconds), 13);
-            (first, lengths.judge(&mut steps(seconds), 14))
+            for seconds in seconds {
+                assert_eq!(lengths.judge(&mut steps(7)), Verdict::Keep, "few steps");
+                lengths.stepped(Duration::from_secs(seconds));
+            }
+            (lengths.judge(&mut steps(7)), lengths.judge(&mut steps(7)))
         };
-        let nine = Duration::from_secs(9);
-        assert_eq!(judged(9), (Verdict::Compare(nine), Verdict::Compare(nine)));
-        assert_eq!(judged(11), (Verdict::Undo(before.clone()), Verdict::Keep));
+        let seven = Verdict::Compare(Duration::from_secs(7));
+        assert_eq!(judged([90, 60, 9, 8, 9]), (seven, Verdict::Compare(Duration::from_secs(7))));
+        assert_eq!(judged([1, 11, 12, 11, 9]), (Verdict::Undo(before.clone()), Verdict::Keep));
     }
 }
