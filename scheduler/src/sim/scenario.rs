@@ -252,8 +252,8 @@ impl Scenario {
             *elements = rng.within(1..=ELEMENTS) as usize;
         }
         let block = rng.within(1..=4) as usize;
-        let piece_elements = block * rng.within(1..=6) as usize;
-        let cut = RoundCut { block_elements: block, piece_elements };
+        let pieces = rng.within(1..=6) as usize;
+        let cut = RoundCut { block_elements: block, piece_elements: block * pieces };
         let network = network(&mut rng);
         let regions = network.latency.len() as u64;
         let every_stage = count < stages || rng.chance(100);
@@ -279,8 +279,8 @@ impl Scenario {
                     peer.fits.retain(|stage| stages == 1 || *stage != lacks);
                 }
                 peer.tiers = TierScenario::drawn(seed, index, &manifest, &parameters, &peer);
-                (peer.devices, peer.island) =
-                    (devices(seed, index, &peer.limits), island(seed, index));
+                peer.devices = devices(seed, index, &peer.limits);
+                peer.island = island(seed, index);
                 peer
             })
             .collect();
@@ -289,7 +289,8 @@ impl Scenario {
         go_on_from_a_checkpoint(&mut manifest, &mut Rng::new(seed ^ 0x7374_6172_7400_0000));
         let manifest = Arc::new(manifest);
         let patience = Duration::from_secs(rng.pick(&[10, 30]));
-        let snapshot = Bytes(rng.pick(&[8, 2_000, 40_000]));
+        let size = Bytes(rng.pick(&[8, 2_000, 40_000]));
+        let write = Duration::from_millis(other.pick(&[0, 5, 500, 5_000]));
         Self {
             seed,
             manifest,
@@ -299,10 +300,7 @@ impl Scenario {
             until: None,
             peers,
             network,
-            snapshot: SnapshotScenario {
-                size: snapshot,
-                write: Duration::from_millis(other.pick(&[0, 5, 500, 5_000])),
-            },
+            snapshot: SnapshotScenario { size, write },
             log_delay,
             patience,
             anchors: 1,

@@ -17,6 +17,10 @@ pub(super) struct HostedStage {
     window: usize,
     /// The upper limit of the window.
     largest_window: usize,
+    /// Stages that the peer hosts, this one included.
+    hosted: usize,
+    /// Stages after this one.
+    behind: usize,
     /// Microbatches that occupy room, by step. Each step has its own room, since a later step's must not
     /// keep an older one from ending.
     occupied: BTreeMap<Step, usize>,
@@ -53,16 +57,13 @@ impl HostedStage {
     pub(super) fn new(config: &PeerConfig, stage: Stage, hosted: usize) -> Self {
         let manifest = &config.manifest;
         let behind = usize::from(manifest.last_stage().0 - stage.0);
-        let largest_window = largest_window(config, hosted);
-        let devices = usize::from(config.candidate.devices.get());
-        let limits = &config.limits;
-        let swaps = limits.swaps(hosted);
-        let window = if swaps { limits.first_swapped_window } else { limits.first_window };
-        let window = window.max(devices * first_window(behind)).min(largest_window);
+        let window = window_at_first(config, behind, hosted);
         assert!(window > 0, "a stage has room");
         Self {
             window,
-            largest_window,
+            largest_window: largest_window(config, hosted),
+            hosted,
+            behind,
             occupied: BTreeMap::new(),
             offers: BTreeMap::new(),
             refused: BTreeSet::new(),
@@ -77,11 +78,13 @@ impl HostedStage {
         self.window
     }
 
-    /// Adapts the window to the number of hosted stages.
+    /// Adapts the window to the number of hosted stages. If that is another one, the window begins anew: it was as wide
+    /// as links needed that are not used any more, and replicas with wider windows would take more than their part.
     pub(super) fn set_share(&mut self, config: &PeerConfig, hosted: usize) {
         self.largest_window = largest_window(config, hosted);
-        if config.limits.swaps(hosted) {
-            self.window = self.window.max(config.limits.first_swapped_window);
+        if std::mem::replace(&mut self.hosted, hosted) != hosted {
+            let first = window_at_first(config, self.behind, hosted);
+            self.window = first.max(self.accepted());
         }
         self.narrow();
     }
@@ -237,6 +240,15 @@ impl HostedStage {
     fn occupied_in(&self, step: Step) -> usize {
         self.occupied.get(&step).copied().unwrap_or_default()
     }
+}
+
+/// The window of one of so many hosted stages at first, with so many stages of the run behind it.
+fn window_at_first(config: &PeerConfig, behind: usize, hosted: usize) -> usize {
+    let limits = &config.limits;
+    let devices = usize::from(config.candidate.devices.get());
+    let swaps = limits.swaps(hosted);
+    let window = if swaps { limits.first_swapped_window } else { limits.first_window };
+    window.max(devices * first_window(behind)).min(largest_window(config, hosted))
 }
 
 /// The upper limit of the window of one of so many hosted stages.
