@@ -250,3 +250,37 @@ fn members_with_large_sums_keep_short_spans_or_get_them() {
     let report = run_whole(&large);
     assert_eq!(report.migrations, one_done(MoveReason::Span));
 }
+
+/// Windows that were as wide as links needed do not give a member more than its part afterwards.
+#[test]
+fn members_that_get_all_stages_are_as_fast_as_those_that_begin_with_them() {
+    let pass = Duration::from_micros(18_750);
+    let compute = ComputeScenario::passes(pass, pass, 1);
+    let last_step = |choice, every| {
+        let peer = |stage| PeerScenario {
+            fits: [Stage(stage)].into(),
+            room: StageRoom::in_memory(4),
+            longest: 4,
+            ..PeerScenario::plain(choice, 4, compute.clone())
+        };
+        let mut manifest = Scenario::small_manifest(4, 64, 20);
+        manifest.model.hidden = 131_072 / (4 * manifest.model.context);
+        let network = NetworkScenario {
+            bandwidth: Some(12_500_000),
+            uplink: Some(12_500_000),
+            ..NetworkScenario::even(Duration::from_millis(50), Duration::ZERO, None)
+        };
+        let mut scenario = Scenario::plain(manifest, (0..4).map(peer).collect(), network);
+        scenario.weigh_stages(50_000);
+        scenario.rebalance = Rebalance::When { every: Duration::from_secs(every), gain: 100 };
+        let report = run_whole(&scenario);
+        let done = report.migrations.get(&MoveReason::Span).map_or(0, |moves| moves.done);
+        let (_, last) = report.steps.last_key_value().expect("the run has steps");
+        (done, last.last.since(last.first))
+    };
+    let (moves, begun) = last_step(StageChoice::All, 10);
+    assert_eq!(moves, 0);
+    let (moves, changed) = last_step(StageChoice::Auto, 10);
+    assert_eq!(moves, 4);
+    assert!(changed <= begun * 21 / 20, "{changed:?} instead of {begun:?}");
+}

@@ -88,6 +88,7 @@ impl Pipeline {
                 self.downstream.add_stage(ctx, stage);
             }
         }
+        self.stages.set_span(ctx.config, span);
         self.downstream.update_routes(ctx);
     }
 

@@ -17,8 +17,8 @@ pub(super) struct HostedStage {
     window: usize,
     /// The upper limit of the window.
     largest_window: usize,
-    /// Stages that the peer hosts, this one included.
-    hosted: usize,
+    /// The window that this one narrows to as its work ends, where it is to begin anew.
+    narrows_to: Option<usize>,
     /// Stages after this one.
     behind: usize,
     /// Microbatches that occupy room, by step. Each step has its own room, since a later step's must not
@@ -62,7 +62,7 @@ impl HostedStage {
         Self {
             window,
             largest_window: largest_window(config, hosted),
-            hosted,
+            narrows_to: None,
             behind,
             occupied: BTreeMap::new(),
             offers: BTreeMap::new(),
@@ -78,26 +78,35 @@ impl HostedStage {
         self.window
     }
 
-    /// Adapts the window to the number of hosted stages. If that is another one, the window begins anew: it was as wide
-    /// as links needed that are not used any more, and replicas with wider windows would take more than their part.
+    /// Adapts the window's limit to the number of hosted stages.
     pub(super) fn set_share(&mut self, config: &PeerConfig, hosted: usize) {
         self.largest_window = largest_window(config, hosted);
-        if std::mem::replace(&mut self.hosted, hosted) != hosted {
-            let first = window_at_first(config, self.behind, hosted);
-            self.window = first.max(self.accepted());
+        if config.limits.swaps(hosted) {
+            self.window = self.window.max(config.limits.first_swapped_window);
         }
+        self.narrow();
+    }
+
+    /// The window begins anew, in a span of so many stages: it was as wide as links needed that are not used any more, and
+    /// a replica with a wider window than others takes more than its part.
+    pub(super) fn begin_window(&mut self, config: &PeerConfig, hosted: usize) {
+        self.narrows_to = Some(window_at_first(config, self.behind, hosted));
         self.narrow();
     }
 
     /// Narrows the window to its limit, as far as it is not occupied.
     fn narrow(&mut self) {
-        self.window = self.window.min(self.largest_window.max(self.accepted()));
+        let limit = self.largest_window.min(self.narrows_to.unwrap_or(usize::MAX));
+        self.window = self.window.min(limit.max(self.accepted()));
+        self.narrows_to.take_if(|narrow| self.window <= *narrow);
     }
 
     /// Widens the window by so many, up to its limit. Returns whether it did.
     pub(super) fn widen(&mut self, more: usize) -> bool {
-        let widens = self.window < self.largest_window;
-        self.window = self.window.max((self.window + more).min(self.largest_window));
+        let widens = self.window < self.largest_window && self.narrows_to.is_none();
+        if widens {
+            self.window = (self.window + more).min(self.largest_window);
+        }
         widens
     }
 

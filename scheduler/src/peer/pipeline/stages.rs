@@ -14,6 +14,8 @@ use crate::peer::config::PeerConfig;
 #[derive(Debug, Default)]
 pub(in crate::peer) struct HostedStages {
     by_stage: BTreeMap<Stage, HostedStage>,
+    /// The span that the peer hosts, without the stages that it leaves or fetches.
+    span: Option<StageSpan>,
 }
 
 impl HostedStages {
@@ -56,6 +58,15 @@ impl HostedStages {
                 true
             }
         }
+    }
+
+    /// The peer hosts a span and no other stages any more. In another span than before all windows begin anew.
+    pub(super) fn set_span(&mut self, config: &PeerConfig, span: StageSpan) {
+        if self.span.replace(span) == Some(span) {
+            return;
+        }
+        let hosted = self.by_stage.len();
+        self.by_stage.values_mut().for_each(|stage| stage.begin_window(config, hosted));
     }
 
     /// Removes the stages outside a span and returns them.
