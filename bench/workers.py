@@ -22,12 +22,14 @@ from sizes import size
 STEPS = size(600, 4)
 WORKERS = size(4, 2)
 MICROBATCHES = 8
-# Steps between two meetings, the precision of a worker's way, and the moments that a worker begins with.
+# Steps between two meetings, the precision of a worker's way, what a worker's moments begin with, and whether meetings
+# overlap with the next steps.
 RUNS = size([
-    (10, "f32", "zero"), (30, "f32", "zero"), (100, "f32", "zero"),
-    (10, "f32", "mean"), (30, "f32", "mean"), (100, "f32", "mean"),
-    (30, "int8", "mean"), (30, "int4", "mean"), (30, "int2", "mean"), (30, "int2", "zero"),
-], [(2, "f32", "zero"), (2, "int2", "mean")])
+    (10, "f32", "zero", False), (30, "f32", "zero", False), (100, "f32", "zero", False),
+    (10, "f32", "mean", False), (30, "f32", "mean", False), (100, "f32", "mean", False),
+    (30, "int8", "mean", False), (30, "int4", "mean", False), (30, "int2", "mean", False), (30, "int2", "zero", False),
+    (10, "f32", "zero", True), (30, "f32", "zero", True),
+], [(2, "f32", "zero", True), (2, "int2", "mean", False)])
 GOAL = (30, 0.02)
 
 
@@ -41,8 +43,9 @@ def train(shoal, data, steps, run):
 
     section = ""
     if run:
-        every, codec, moments = run
-        section = f'\n[outer]\nworkers = {WORKERS}\nevery = {every}\ncodec = "{codec}"\nmoments = "{moments}"\n'
+        every, codec, moments, overlap = run
+        section = (f'\n[outer]\nworkers = {WORKERS}\nevery = {every}\ncodec = "{codec}"\nmoments = "{moments}"\n'
+                   f"overlap = {str(overlap).lower()}\n")
     return losses.train(shoal, data, values, lambda text: text + section)
 
 
@@ -62,14 +65,18 @@ def main():
         f"hidden 128, 4 layers, {WORKERS} workers, {options.steps} steps of 2048 tokens, f32; "
         f"{machines.line(machines.describe(sys.executable))}. Loss: the last evaluation with held-out text, nats per "
         f"token; above: relative to all peers together at the same step. Goal: at most {GOAL[1]:.0%} at {GOAL[0]} steps.",
-        ["steps between meetings", "a worker's way", "moments", "step", "loss", "all together", "above", "goal"],
+        ["steps between meetings", "a worker's way", "moments", "overlap", "step", "loss", "all together", "above", "goal"],
         [row(run, evaluated) for run in RUNS],
     )
     if options.plot:
-        curves = [(f"every {every}, {codec}, {moments}", [(step, loss - evaluated[None][step])
-                                                          for step, loss in evaluated[every, codec, moments].items()])
-                  for every, codec, moments in RUNS]
+        curves = [(name(run), [(step, loss - evaluated[None][step]) for step, loss in evaluated[run].items()])
+                  for run in RUNS]
         losses.draw(curves, options.steps, options.plot, "held-out loss above all together, nats per token")
+
+
+def name(run):
+    every, codec, moments, overlap = run
+    return f"every {every}, {codec}, {moments}" + (", overlap" if overlap else "")
 
 
 def evaluations(steps, run):
@@ -80,12 +87,12 @@ def evaluations(steps, run):
 
 
 def row(run, evaluated):
-    every, codec, moments = run
+    every, codec, moments, overlap = run
     step, loss = list(evaluated[run].items())[-1]
     together = evaluated[None][step]
     above = loss / together - 1
     judged = ("met" if above <= GOAL[1] else "NOT met") if every == GOAL[0] else ""
-    return [every, codec, moments, step, f"{loss:.4f}", f"{together:.4f}", f"{above:+.2%}", judged]
+    return [every, codec, moments, "yes" if overlap else "no", step, f"{loss:.4f}", f"{together:.4f}", f"{above:+.2%}", judged]
 
 
 if __name__ == "__main__":
