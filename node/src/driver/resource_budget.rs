@@ -210,17 +210,24 @@ impl ResourceBudget {
         stages: &BTreeSet<Stage>,
         (resident, most): (u16, usize),
     ) -> Vec<usize> {
-        let hosted = usize::from(resident.min(manifest.training.stages));
-        let window = |hosted: usize| {
-            let of_stage = |stage: &Stage| {
-                let span = StageSpan::one(*stage);
-                let each = memory_floor(manifest, span, 1) - memory_floor(manifest, span, 0);
-                let part = Bytes(self.memory.0 / hosted as u64);
-                let left = part.0.saturating_sub(self.memory_for(manifest, span, 0).0);
-                usize::try_from(left / each.0.max(1)).unwrap_or(usize::MAX)
-            };
-            stages.iter().map(of_stage).min().unwrap_or(most).clamp(1, most)
+        let all = StageSpan::all(manifest.training.stages);
+        let log = LogSize::of(manifest, all).bytes.min(self.log_memory());
+        let descending = |of: &dyn Fn(StageSpan) -> Bytes| {
+            let mut sizes: Vec<Bytes> = stages.iter().map(|one| of(StageSpan::one(*one))).collect();
+            sizes.sort_unstable_by(|one, other| other.cmp(one));
+            sizes
         };
+        let floor = |span, in_flight| memory_floor(manifest, span, in_flight);
+        let idle = |span| floor(span, 0) + island_overhead(manifest, span, self.workers);
+        let (idle, each) = (descending(&idle), descending(&|span| floor(span, 1) - floor(span, 0)));
+        let window = |hosted: usize| {
+            // Whichever stages they are.
+            let largest = |sizes: &[Bytes]| sizes.iter().take(hosted).copied().sum::<Bytes>();
+            let left = self.memory.0.saturating_sub((largest(&idle) + log).0);
+            let window = usize::try_from(left / largest(&each).0.max(1)).unwrap_or(usize::MAX);
+            window.clamp(1, most)
+        };
+        let hosted = usize::from(resident).min(stages.len());
         (1..=hosted).map(window).chain([most]).collect()
     }
 
@@ -483,15 +490,21 @@ mod tests {
     #[test]
     fn the_windows_follow_from_the_free_memory() {
         let manifest = manifest();
-        let stages = BTreeSet::from([Stage(1)]);
-        let span = StageSpan::one(Stage(1));
+        let stages = BTreeSet::from([Stage(0), Stage(1)]);
         let windows =
             |memory, resident| budget(memory, 0).windows(&manifest, &stages, (resident, 64));
-        let four = memory_floor(&manifest, span, 4).0;
+        let floors = [0, 1].map(|stage| {
+            [0, 4]
+                .map(|in_flight| memory_floor(&manifest, StageSpan::one(Stage(stage)), in_flight).0)
+        });
+        let larger = |at: usize| floors[0][at].max(floors[1][at]);
+        let largest = floors.iter().map(|floor| floor[1] - floor[0]).max().expect("two stages");
+        let four = larger(0) + largest;
         assert_eq!(windows(four, 1), [4, 64], "swapped ones keep no graphs");
         assert_eq!(windows(four - 1, 1), [3, 64]);
-        assert_eq!(windows(2 * four, 2)[1..], [4, 64], "each of two has half of it");
-        assert_eq!(windows(1 << 40, u16::MAX), [64; 4]);
+        let both = floors[0][1] + floors[1][1];
+        assert_eq!(windows(both, 2)[1..], [4, 64], "of both stages");
+        assert_eq!(windows(1 << 40, u16::MAX), [64; 3]);
         assert_eq!(windows(0, 1), [1, 64]);
         assert_eq!(windows(0, 0), [64]);
     }
