@@ -92,7 +92,8 @@ def row(run, evaluated):
     together = evaluated[None][step]
     above = loss / together - 1
     judged = ("met" if above <= GOAL[1] else "NOT met") if every == GOAL[0] else ""
-    return [every, codec, moments, "yes" if overlap else "no", step, f"{loss:.4f}", f"{together:.4f}", f"{above:+.2%}", judged]
+    overlaps = "yes" if overlap else "no"
+    return [every, codec, moments, overlaps, step, f"{loss:.4f}", f"{together:.4f}", f"{above:+.2%}", judged]
 
 
 if __name__ == "__main__":

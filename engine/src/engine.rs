@@ -1,7 +1,7 @@
 //! The interface for the driver: the stages of one peer's span.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
@@ -91,7 +91,7 @@ impl Engine {
     ) -> Result<Self> {
         let (manifest, stages) = (manifest.clone(), BTreeMap::new());
         let mut engine = Self { manifest, device, share, stages, lower, swap: None };
-        let hosted = span.stages().collect();
+        let hosted: Vec<Stage> = span.stages().collect();
         engine.divide_memory(&hosted)?;
         span.stages().try_for_each(|stage| engine.host_in_memory(stage))?;
         engine.divide_memory(&hosted)?;
@@ -99,10 +99,9 @@ impl Engine {
     }
 
     /// Divides the memory for these stages: begins to swap where it does not hold them, and ends that where it does.
-    fn divide_memory(&mut self, hosted: &BTreeSet<Stage>) -> Result<()> {
+    fn divide_memory(&mut self, hosted: &[Stage]) -> Result<()> {
         let Some(lower) = &self.lower else { return Ok(()) };
-        let list: Vec<Stage> = hosted.iter().copied().collect();
-        let budget = lower.budget(&self.manifest, &list);
+        let budget = lower.budget(&self.manifest, hosted);
         if let Some(budget) = budget.filter(|_| self.swap.is_none()) {
             let mut swap = Swap::create(&lower.folder, budget)?;
             for (stage, model) in &self.stages {
@@ -118,10 +117,16 @@ impl Engine {
         Ok(())
     }
 
+    /// Divides the memory for the stages that are hosted now.
+    fn divide_memory_again(&mut self) -> Result<()> {
+        let hosted: Vec<Stage> = self.stages.keys().copied().collect();
+        self.divide_memory(&hosted)
+    }
+
     /// Whether not all hosted stages are in memory.
     #[must_use]
     pub fn swaps(&self) -> bool {
-        self.lower.as_ref().is_some_and(|lower| self.stages.len() > lower.resident)
+        self.lower.as_ref().is_some_and(|lower| lower.swaps(self.stages.len()))
     }
 
     /// What was swapped; `None` if everything was in memory all the time.
@@ -451,7 +456,7 @@ impl Engine {
         if self.stages.contains_key(&stage) {
             return Ok(());
         }
-        let hosted = self.stages.keys().copied().chain([stage]).collect();
+        let hosted: Vec<Stage> = self.stages.keys().copied().chain([stage]).collect();
         self.divide_memory(&hosted)?;
         self.host_in_memory(stage)?;
         self.divide_memory(&hosted)
@@ -483,7 +488,7 @@ impl Engine {
         if let Some(swap) = &self.swap {
             swap.borrow_mut().forget(stage)?;
         }
-        self.divide_memory(&self.stages.keys().copied().collect())
+        self.divide_memory_again()
     }
 
     /// Loads a stage's weights and optimizer state of a version from files written by
@@ -514,7 +519,7 @@ impl Engine {
             (None, _) => StageModel::new(&manifest, stage, place.0, place.1)?,
         };
         self.take_in(stage, initial)?;
-        self.divide_memory(&self.stages.keys().copied().collect())?;
+        self.divide_memory_again()?;
         self.load(stage, origin)
     }
 

@@ -27,11 +27,16 @@ pub struct LowerTier {
 }
 
 impl LowerTier {
+    /// Whether so many hosted stages are swapped.
+    pub(crate) fn swaps(&self, hosted: usize) -> bool {
+        hosted > self.resident
+    }
+
     /// The memory for the tensors of these stages; `None` where memory holds all of them.
     pub(crate) fn budget(&self, manifest: &Manifest, stages: &[Stage]) -> Option<Bytes> {
         let floor = swapping_floor(manifest, stages, manifest.training.microbatches);
         let budget = Bytes(self.memory.0.saturating_sub(floor.resident.0));
-        (stages.len() > self.resident).then_some(budget)
+        self.swaps(stages.len()).then_some(budget)
     }
 }
 

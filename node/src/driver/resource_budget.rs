@@ -252,8 +252,8 @@ impl ResourceBudget {
             }
         };
         let in_memory = self.stages_in_memory(manifest).min(on_disk(false));
+        let any: Vec<Stage> = manifest.stages().collect();
         let swapped = |count: &u16| {
-            let any: Vec<Stage> = manifest.stages().collect();
             any.windows(usize::from(*count))
                 .all(|hosted| self.swapping_memory(manifest, hosted) <= self.memory)
         };

@@ -202,6 +202,15 @@ fn a_lone_peer_swaps_until_another_comes() {
     assert!(both < alone / 2, "{both:?} instead of {alone:?}");
 }
 
+/// Links of 50 ms each way and this rate, which also limits all that a peer sends.
+fn links_of(rate: Rate) -> NetworkScenario {
+    NetworkScenario {
+        bandwidth: Some(rate.0),
+        uplink: Some(rate.0),
+        ..NetworkScenario::even(Duration::from_millis(50), Duration::ZERO, None)
+    }
+}
+
 /// Four peers with room for all four stages, over links of 20 Mb/s and 50 ms: a microbatch takes 0.3 s at a stage, and
 /// its activation and gradient 0.8 s to the next one.
 fn far_apart(gradient: Bytes) -> Scenario {
@@ -214,11 +223,7 @@ fn far_apart(gradient: Bytes) -> Scenario {
     };
     let mut manifest = Scenario::small_manifest(4, 16, 60);
     manifest.model.hidden = 1_000_000 / (4 * manifest.model.context);
-    let network = NetworkScenario {
-        bandwidth: Some(2_500_000),
-        uplink: Some(2_500_000),
-        ..NetworkScenario::even(Duration::from_millis(50), Duration::ZERO, None)
-    };
+    let network = links_of(Rate(2_500_000));
     let mut scenario = Scenario::plain(manifest, (0..4).map(peer).collect(), network);
     scenario.weigh_stages(gradient.0 / 4);
     scenario
@@ -265,11 +270,7 @@ fn members_that_get_all_stages_are_as_fast_as_those_that_begin_with_them() {
         };
         let mut manifest = Scenario::small_manifest(4, 64, 20);
         manifest.model.hidden = 131_072 / (4 * manifest.model.context);
-        let network = NetworkScenario {
-            bandwidth: Some(12_500_000),
-            uplink: Some(12_500_000),
-            ..NetworkScenario::even(Duration::from_millis(50), Duration::ZERO, None)
-        };
+        let network = links_of(Rate(12_500_000));
         let mut scenario = Scenario::plain(manifest, (0..4).map(peer).collect(), network);
         scenario.weigh_stages(50_000);
         scenario.rebalance = Rebalance::When { every: Duration::from_secs(every), gain: 100 };
