@@ -20,6 +20,10 @@ MICROBATCHES = 16
 # State of 28 bytes a parameter, the graph of one microbatch, and as much again for PyTorch's side.
 LARGE_NEEDS = 40e9
 ROUNDS = 5
+STAGES_OF_TIERS = 12
+# Bytes: weights, moments, accumulator, mean gradient and copy in bf16.
+STATE_PER_PARAMETER = 26
+LEAST_OF_TIERS = 0.95
 VARIANTS = ("plain", "transformers")
 
 # Dense bf16 in TFLOP/s, by data sheet. The first key that the GPU's name contains counts.
@@ -46,9 +50,10 @@ def main():
     tools = parser.parse_args()
     print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}", flush=True)
     same = [check_bits(Shoal(tools.shoal, DEVICE), dtype) for dtype in ("f32", "bf16")]
+    same.append(tiers(Shoal(tools.shoal, DEVICE), LARGE))
     speed(tools)
     if not all(same):
-        raise SystemExit("check-gpu: the swarm's checkpoint is not that of one process")
+        raise SystemExit("check-gpu: a checkpoint is not that of one process with everything on the GPU")
 
 
 def check_bits(shoal, dtype):
@@ -59,6 +64,23 @@ def check_bits(shoal, dtype):
     verdict = "equal" if swarm == local else "DIFFERENT"
     print(f"{dtype}: swarm of two peers {swarm}, one process {local}: {verdict}", flush=True)
     return swarm == local
+
+
+def tiers(shoal, model):
+    """Measures training with a third of the GPU memory that the state takes. Says whether the bits are the same."""
+    run = {"stages": STAGES_OF_TIERS, "dtype": "bf16", "microbatches": MICROBATCHES, "steps": 6, "recompute": True}
+    limit = STATE_PER_PARAMETER * model.parameters() // 3
+    whole = shoal.local(model, 1, **run)
+    through = shoal.local(model, 1, flags=["--device-memory", str(limit)], **run)
+    moved = through.swapped[0]
+    share = through.rate() / whole.rate()
+    is_same = through.checkpoint_hash == whole.checkpoint_hash
+    tokens = through.tokens_per_step // MICROBATCHES
+    print(f"{table.megabytes(limit)} of the GPU's memory, {tokens} tokens a microbatch: {table.rate(through.rate())} tokens/s, "
+          f"{table.times(share)} of the speed with everything on the GPU ({table.goal(share, LEAST_OF_TIERS)}); "
+          f"{table.megabytes(moved['copied'])} copied, {moved['late'] / max(1, moved['copied']):.0%} not there in time; "
+          f"checkpoint {'equal' if is_same else 'DIFFERENT'}", flush=True)
+    return is_same
 
 
 def speed(tools):

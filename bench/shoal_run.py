@@ -36,6 +36,8 @@ class Outcome:
     # The peak memory of each process, in bytes.
     peak: list
     checkpoint_hash: str
+    # What each process swapped, in order of stages.
+    swapped: list
 
     def rate(self):
         """Tokens per second."""
@@ -72,13 +74,11 @@ class Shoal:
                 ])
             return self.finish(folder, commands)
 
-    def local(self, model, threads, **run):
+    def local(self, model, threads, flags=(), **run):
         """Trains in one process."""
         with self.folder(model, run) as folder:
-            return self.finish(
-                folder,
-                [[self.binary, "local", "run.toml", "--out", "out", *self.compute(threads, 0)]],
-            )
+            command = [self.binary, "local", "run.toml", "--out", "out", *flags, *self.compute(threads, 0)]
+            return self.finish(folder, [command])
 
     @contextlib.contextmanager
     def folder(self, model, run):
@@ -158,6 +158,7 @@ def read_outcome(folder, peaks):
         sent=[last(one, "finished").get("sent", {}) for one in events],
         peak=peaks,
         checkpoint_hash=report["checkpoint_hash"],
+        swapped=[last(one, "finished").get("swapped", {}) for one in events],
     )
 
 

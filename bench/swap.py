@@ -106,13 +106,9 @@ def train(shoal, microbatches, memory):
     model = dataclasses.replace(MODEL, batch=SAMPLES * microbatches)
     run = {"dtype": "f32", "stages": STAGES, "microbatches": microbatches, "steps": STEPS, "recompute": True}
     threads = len(os.sched_getaffinity(0))
-    with shoal.folder(model, run) as folder:
-        command = [shoal.binary, "local", "run.toml", "--out", "out", *shoal.compute(threads, 0)]
-        outcome = shoal.finish(folder, [command + (["--memory", str(memory)] if memory else [])])
-        events = [json.loads(line) for line in (folder / "0.events").read_text(encoding="utf-8").splitlines()]
-    swapped = next(event["swapped"] for event in reversed(events) if event["event"] == "finished")
+    outcome = shoal.local(model, threads, flags=["--memory", str(memory)] if memory else [], **run)
     seconds = sorted(outcome.seconds)[len(outcome.seconds) // 2]
-    return seconds, {key: value / STEPS for key, value in swapped.items()}, outcome.checkpoint_hash
+    return seconds, {key: value / STEPS for key, value in outcome.swapped[0].items()}, outcome.checkpoint_hash
 
 
 def compare(shoal, disk, memory):

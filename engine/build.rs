@@ -20,5 +20,6 @@ fn main() {
         .file("csrc/fused.cpp")
         .file("csrc/shim.cpp")
         .file("csrc/slices.cpp")
+        .file("csrc/streams.cpp")
         .compile("shoal_engine_shim");
 }

@@ -3,6 +3,7 @@
 #
 #   same bits   a swarm of two peers on one GPU, and one process on it: equal checkpoint hashes
 #   islands     two workers on one GPU, replicas or slices: the state of one worker
+#   tiers       weights that are on the GPU only while passes read them: the state of resident ones, and their speed
 #   speed       tokens/s and MFU of a larger model in bf16, beside eager PyTorch
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -21,6 +22,7 @@ scripts/setup.sh --tests
     || skip "the PyTorch in .venv finds no CUDA device: is the driver older than its CUDA?"
 
 SHOAL_TEST_DEVICE=cuda:0 cargo test --quiet -p shoal-engine --test islands --test slices -- compute_the_bits_of_one
+SHOAL_TEST_DEVICE=cuda:0 cargo test --quiet -p shoal-engine --test device_memory
 
 target=${CARGO_TARGET_DIR:-target}
 cargo build --quiet --release -p shoal-node

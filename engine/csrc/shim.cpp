@@ -50,12 +50,12 @@ char* shoal_be_deterministic() {
   });
 }
 
-// Gives the storage of a tensor on the CPU, which all its views share, `bytes` at `address`, which are
-// not freed with it.
+// Gives the storage of a tensor, which all its views share, `bytes` at `address` on the same device, which
+// are not freed with it.
 char* shoal_set_memory(at::Tensor* tensor, void* address, size_t bytes) {
   return guarded([&] {
     auto* storage = tensor->storage().unsafeGetStorageImpl();
-    storage->set_data_ptr_noswap(at::DataPtr(address, at::Device(at::kCPU)));
+    storage->set_data_ptr_noswap(at::DataPtr(address, tensor->device()));
     storage->set_nbytes(bytes);
   });
 }

@@ -131,6 +131,7 @@ impl Accumulator {
                 let _ = sums.f_add_(&rounded.f_view([rows, width])?)?;
             }
             Values::Dense(gradient) | Values::Columns(gradient, _) => {
+                let gradient = &gradient.f_to(Device::Cpu)?;
                 let (width, row) = row_of(piece, gradient);
                 let (place, stride) = self.locate(piece.offset, row);
                 let length = (gradient.numel() / width - 1) * stride + width;

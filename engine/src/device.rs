@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Once;
 
+use shoal_protocol::units::Bytes;
 use tch::{Cuda, Tensor};
 
 use crate::error::{EngineError, Result};
@@ -31,6 +32,14 @@ impl DeviceChoice {
             Self::Cpu => true,
             Self::Auto => !Cuda::is_available(),
             Self::Cuda(_) => false,
+        }
+    }
+
+    /// The device that [`Device::open`] opens for it.
+    fn known(self) -> Self {
+        match self {
+            Self::Auto => open_cuda(0).map_or(Self::Cpu, |_| Self::Cuda(0)),
+            Self::Cpu | Self::Cuda(_) => self,
         }
     }
 }
@@ -81,7 +90,7 @@ impl Devices {
     /// If every GPU was requested and none works.
     pub fn resolve(&self) -> Result<Vec<DeviceChoice>> {
         match self {
-            Self::Listed(devices) => Ok(devices.clone()),
+            Self::Listed(devices) => Ok(devices.iter().copied().map(DeviceChoice::known).collect()),
             Self::AllCuda => {
                 open_cuda(0)?;
                 let count = usize::try_from(Cuda::device_count()).unwrap_or(0);
@@ -157,7 +166,10 @@ impl fmt::Display for Devices {
 /// A working device, with libtorch set up for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Device {
+    /// Where passes are computed.
     pub(crate) torch: tch::Device,
+    /// Whether the state of stages is in the machine's memory, and passes read images of weights.
+    pub(crate) has_images: bool,
     pub(crate) threads: usize,
 }
 
@@ -184,7 +196,25 @@ impl Device {
         static INTEROP: Once = Once::new();
         INTEROP.call_once(|| tch::set_num_interop_threads(1));
         shim::be_deterministic()?;
-        Ok(Self { torch, threads: threads.max(1) })
+        Ok(Self { torch, has_images: false, threads: threads.max(1) })
+    }
+
+    /// The same device, with the state of stages in the machine's memory, where updates are computed.
+    pub(crate) fn with_images(self) -> Self {
+        Self { has_images: true, ..self }
+    }
+
+    /// Where weights, what the optimizer keeps, and sums are.
+    pub(crate) fn state(self) -> tch::Device {
+        if self.has_images { tch::Device::Cpu } else { self.torch }
+    }
+
+    /// Memory that is free on a GPU.
+    ///
+    /// # Errors
+    /// If it is no GPU, or its driver does not say.
+    pub fn free_memory(self) -> Result<Bytes> {
+        crate::streams::free_memory(self.torch)
     }
 
     /// Whether it is a GPU.
@@ -254,8 +284,8 @@ mod tests {
     #[test]
     fn lists_of_devices_are_read_and_written_alike() {
         use DeviceChoice::{Auto, Cpu, Cuda};
-        let cases: [(&str, &[DeviceChoice]); 6] = [
-            ("auto", &[Auto]),
+        assert_eq!("auto".parse::<Devices>().expect("a device"), Auto.into());
+        let cases: [(&str, &[DeviceChoice]); 5] = [
             ("cpu", &[Cpu]),
             ("cpu:3", &[Cpu; 3]),
             ("cuda", &[Cuda(0)]),

@@ -16,12 +16,13 @@ use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::exchange::Seat;
 use crate::fixed_point::add_words;
+use crate::memory::device_floor;
 use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::parameters::group_elements;
 use crate::share::Share;
 use crate::stage::{ForwardOutput, StageModel};
-use crate::swap::{LowerTier, Part, Place, Swap, SwapStats, Swappable, Use};
+use crate::swap::{Images, Part, Place, Swap, SwapStats, Swappable, Tiers, Use};
 
 /// The tensor work of one peer. It belongs to one thread and never blocks on other peers.
 #[derive(Debug)]
@@ -32,9 +33,11 @@ pub struct Engine {
     share: Share,
     stages: BTreeMap<Stage, StageModel>,
     /// Where stages go that memory does not hold.
-    lower: Option<LowerTier>,
+    tiers: Tiers,
     /// The tensors of all stages, since more were hosted than memory holds.
     swap: Option<RefCell<Swap>>,
+    /// What passes read of all stages, if the device has that only while they run.
+    images: Option<RefCell<Images>>,
 }
 
 impl Engine {
@@ -57,40 +60,45 @@ impl Engine {
         device: Device,
         share: Share,
     ) -> Result<Self> {
-        Self::above(manifest, span, (device, share), None)
+        Self::above(manifest, span, (device, share), Tiers::default())
     }
 
-    /// Like [`Engine::new`], with a tier below the memory. While it hosts more stages than memory holds, weights,
-    /// optimizer state and accumulators are swapped, and graphs are not kept but computed again. No result depends on
-    /// it.
+    /// Like [`Engine::new`], with tiers below the device. While it hosts more stages than the machine's memory holds,
+    /// weights, optimizer state and accumulators are swapped. Where the device has only what passes read, those are in
+    /// the machine's memory, and updates are computed there. Graphs are then not kept but computed again. No result
+    /// depends on it.
     ///
     /// # Errors
-    /// As [`Engine::new`]; if the disk has no room; if the stages are not on the processor.
+    /// As [`Engine::new`]; if the disk has no room.
     ///
     /// # Panics
-    /// If the run has no such stage, or has virtual workers.
+    /// If the run has no such stage, or has virtual workers, or the device has all of a GPU's stages and there is a tier
+    /// below the memory.
     pub fn swapping(
         manifest: &Manifest,
         span: StageSpan,
         device: Device,
-        lower: LowerTier,
+        tiers: Tiers,
     ) -> Result<Self> {
         assert!(
-            device.torch == tch::Device::Cpu,
+            device.torch == tch::Device::Cpu || tiers.device.is_some() || tiers.lower.is_none(),
             "only stages in the machine's memory are swapped"
         );
         assert!(manifest.inner.is_none(), "a virtual worker's weights are not swapped");
-        Self::above(manifest, span, (device, Share::WHOLE), Some(lower))
+        let device = if tiers.device.is_some() { device.with_images() } else { device };
+        Self::above(manifest, span, (device, Share::WHOLE), tiers)
     }
 
     fn above(
         manifest: &Manifest,
         span: StageSpan,
         (device, share): (Device, Share),
-        lower: Option<LowerTier>,
+        tiers: Tiers,
     ) -> Result<Self> {
         let (manifest, stages) = (manifest.clone(), BTreeMap::new());
-        let mut engine = Self { manifest, device, share, stages, lower, swap: None };
+        let images = |budget| Images::new(device.torch, budget).map(RefCell::new);
+        let images = tiers.for_weights(&manifest).map(images).transpose()?;
+        let mut engine = Self { manifest, device, share, stages, tiers, swap: None, images };
         let hosted: Vec<Stage> = span.stages().collect();
         engine.divide_memory(&hosted)?;
         span.stages().try_for_each(|stage| engine.host_in_memory(stage))?;
@@ -100,19 +108,25 @@ impl Engine {
 
     /// Divides the memory for these stages: begins to swap where it does not hold them, and ends that where it does.
     fn divide_memory(&mut self, hosted: &[Stage]) -> Result<()> {
-        let Some(lower) = &self.lower else { return Ok(()) };
-        let budget = lower.budget(&self.manifest, hosted);
-        if let Some(budget) = budget.filter(|_| self.swap.is_none()) {
-            let mut swap = Swap::create(&lower.folder, budget)?;
-            for (stage, model) in &self.stages {
-                swap.adopt(*stage, model.swappable(false))?;
+        let budget = match &self.tiers.lower {
+            Some(lower) => {
+                let budget = lower.budget(&self.manifest, hosted);
+                if let Some(budget) = budget.filter(|_| self.swap.is_none()) {
+                    let mut swap = Swap::create(&lower.folder, budget)?;
+                    for (stage, model) in &self.stages {
+                        swap.adopt(*stage, model.swappable(false))?;
+                    }
+                    self.swap = Some(RefCell::new(swap));
+                }
+                budget
             }
-            self.swap = Some(RefCell::new(swap));
-        }
+            None => None,
+        };
         if let Some(swap) = &self.swap {
             swap.borrow_mut().set_budget(budget.unwrap_or(units::Bytes(u64::MAX)));
         }
-        let recomputes = budget.is_some() || self.manifest.training.recompute;
+        let is_divided = budget.is_some() || self.images.is_some();
+        let recomputes = is_divided || self.manifest.training.recompute;
         self.stages.values_mut().for_each(|model| model.recomputes = recomputes);
         Ok(())
     }
@@ -123,28 +137,64 @@ impl Engine {
         self.divide_memory(&hosted)
     }
 
-    /// Whether not all hosted stages are in memory.
+    /// Whether not all hosted stages are in memory, or what passes read of them on the device.
     #[must_use]
     pub fn swaps(&self) -> bool {
-        self.lower.as_ref().is_some_and(|lower| lower.swaps(self.stages.len()))
+        let hosted = self.stages.len();
+        let floor = || device_floor(&self.manifest);
+        self.tiers.lower.as_ref().is_some_and(|lower| lower.swaps(hosted))
+            || self.tiers.device.is_some_and(|memory| floor().stages_in(memory) < hosted)
     }
 
     /// What was swapped; `None` if everything was in memory all the time.
     #[must_use]
     pub fn swap_stats(&self) -> Option<SwapStats> {
-        self.swap.as_ref().map(|swap| swap.borrow().stats())
+        let of_memory = self.swap.as_ref().map(|swap| swap.borrow().stats());
+        let of_device = self.images.as_ref().map(|images| images.borrow().stats());
+        of_memory.into_iter().chain(of_device).reduce(SwapStats::and)
+    }
+
+    /// Brings what a pass of a stage reads to where it is computed, and begins to fetch what is planned.
+    fn need_pass(&self, stage: Stage) -> Result<()> {
+        let Some(images) = &self.images else {
+            let Some(swap) = &self.swap else { return Ok(()) };
+            let mut swap = swap.borrow_mut();
+            swap.need(&self.stage(stage)?.touches(Use::Pass), false)?;
+            return swap.fetch_planned();
+        };
+        let mut images = images.borrow_mut();
+        if !images.has(stage) {
+            self.need(stage, Use::Pass, false)?;
+        }
+        images.need(stage)?;
+        let Some(next) = images.fetched_beside(stage) else { return Ok(()) };
+        if let Some(swap) = &self.swap {
+            let mut swap = swap.borrow_mut();
+            swap.fetch_planned()?;
+            if !swap.are_here(&self.stage(next)?.touches(Use::Pass)) {
+                return Ok(());
+            }
+        }
+        images.fetch(next)
     }
 
     /// Brings what this work on a stage touches into memory.
     fn need(&self, stage: Stage, work: Use, changes: bool) -> Result<()> {
         let hosted = self.stage(stage)?;
+        if changes {
+            self.forget_image(stage, work)?;
+        }
         match &self.swap {
-            Some(swap) => {
-                let mut swap = swap.borrow_mut();
-                swap.need(&hosted.touches(work), changes)?;
-                if work == Use::Pass { swap.fetch_planned() } else { Ok(()) }
-            }
+            Some(swap) => swap.borrow_mut().need(&hosted.touches(work), changes),
             None => Ok(()),
+        }
+    }
+
+    /// Drops what the device has of a stage whose weights this work changes.
+    fn forget_image(&self, stage: Stage, work: Use) -> Result<()> {
+        match (&self.images, work) {
+            (Some(images), Use::Update | Use::Frozen) => images.borrow_mut().drop_values(stage),
+            _ => Ok(()),
         }
     }
 
@@ -192,6 +242,7 @@ impl Engine {
     /// # Errors
     /// If the stage is not hosted, or the file of swapped weights fails.
     pub fn need_update(&self, stage: Stage) -> Result<()> {
+        self.forget_image(stage, Use::Update)?;
         let Some(swap) = &self.swap else { return Ok(()) };
         let mut swap = swap.borrow_mut();
         let places = self.update_of(stage, &swap)?;
@@ -227,9 +278,11 @@ impl Engine {
     /// # Errors
     /// If the file of swapped weights fails.
     pub fn fetch_ahead(&mut self, stage: Stage, sums: Option<Step>) -> Result<()> {
-        let (Some(swap), Some(hosted)) = (&self.swap, self.stages.get(&stage)) else {
-            return Ok(());
-        };
+        let Some(hosted) = self.stages.get(&stage) else { return Ok(()) };
+        if let Some(images) = &self.images {
+            images.borrow_mut().plan(stage);
+        }
+        let Some(swap) = &self.swap else { return Ok(()) };
         let mut parts = hosted.touches(Use::Pass);
         parts.extend(sums.into_iter().flat_map(|step| hosted.touches(Use::Sums(step))));
         swap.borrow_mut().plan(parts)
@@ -282,7 +335,7 @@ impl Engine {
         input: &Bytes,
         labels: Option<&Bytes>,
     ) -> Result<ForwardOutput> {
-        self.need(key.stage, Use::Pass, false)?;
+        self.need_pass(key.stage)?;
         let output = self.stage_mut(key.stage)?.forward(key, input, labels);
         output.inspect_err(|_| self.end_together())
     }
@@ -297,7 +350,7 @@ impl Engine {
     /// If there was no forward pass, or the gradient is missing or has the wrong length; the
     /// microbatch then stays in flight.
     pub fn backward(&mut self, key: ClaimKey, gradient: Option<&Bytes>) -> Result<Option<Bytes>> {
-        self.need(key.stage, Use::Pass, false)?;
+        self.need_pass(key.stage)?;
         let gradient = self.stage_mut(key.stage)?.backward(key, gradient);
         gradient.inspect_err(|_| self.end_together())
     }
@@ -475,6 +528,9 @@ impl Engine {
             swap.forget(stage)?;
             swap.adopt(stage, model.swappable(true))?;
         }
+        if let Some(images) = &self.images {
+            images.borrow_mut().adopt(stage, model.images())?;
+        }
         self.stages.insert(stage, model);
         Ok(())
     }
@@ -485,6 +541,9 @@ impl Engine {
     /// If the file of swapped weights fails.
     pub fn leave(&mut self, stage: Stage) -> Result<()> {
         self.stages.remove(&stage);
+        if let Some(images) = &self.images {
+            images.borrow_mut().forget(stage)?;
+        }
         if let Some(swap) = &self.swap {
             swap.borrow_mut().forget(stage)?;
         }
@@ -510,13 +569,14 @@ impl Engine {
         let (manifest, place) = (self.manifest.clone(), (self.device, self.share.clone()));
         self.need(stage, Use::Frozen, false)?;
         let frozen = self.stage_mut(stage)?.take_frozen();
-        let initial = match (frozen, &self.swap) {
-            // Its memory is the swap's, and goes with the stage that was there.
-            (Some(frozen), Some(_)) => {
-                StageModel::with_frozen(&manifest, stage, place, Some(frozen.copy()?))?
+        let initial = match frozen {
+            Some(frozen) => {
+                // Memory of a tier goes with the stage that was there.
+                let is_lent = self.swap.is_some() || self.images.is_some();
+                let frozen = if is_lent { frozen.copy()? } else { frozen };
+                StageModel::with_frozen(&manifest, stage, place, Some(frozen))?
             }
-            (Some(frozen), None) => StageModel::with_frozen(&manifest, stage, place, Some(frozen))?,
-            (None, _) => StageModel::new(&manifest, stage, place.0, place.1)?,
+            None => StageModel::new(&manifest, stage, place.0, place.1)?,
         };
         self.take_in(stage, initial)?;
         self.divide_memory_again()?;

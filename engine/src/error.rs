@@ -209,6 +209,17 @@ pub enum EngineError {
         /// What may be used.
         has: Bytes,
     },
+    /// What passes of a stage read is larger than the memory for it.
+    #[error(
+        "a stage's weights take {needs} of the device's memory and {has} may be used: give more --device-memory, or \
+         cut the model into more stages"
+    )]
+    DeviceBudget {
+        /// What is needed.
+        needs: Bytes,
+        /// What may be used.
+        has: Bytes,
+    },
     /// A base could not be read.
     #[error(transparent)]
     Base(#[from] BaseError),

@@ -9,6 +9,7 @@ use crate::blocks::Source;
 use crate::device::Device;
 use crate::error::Result;
 use crate::held::Held;
+use crate::image::Image;
 use crate::init::draw_one;
 use crate::own_slices::OwnSlices;
 use crate::parameters::{Parameter, model_parameters};
@@ -19,6 +20,8 @@ use crate::tensor::kind;
 pub(crate) struct Frozen {
     /// One after the other, in the dtype of passes: all, or those that are held.
     pub(crate) flat: Tensor,
+    /// What passes read of them, if they are kept elsewhere.
+    pub(crate) image: Option<Image>,
     /// The weights that are in `flat`.
     held: Held,
     parameters: Vec<Parameter>,
@@ -41,9 +44,10 @@ impl Frozen {
         let parameters = model_parameters(manifest, stage);
         let held = Held::of_passes(&parameters, own);
         let kind = kind(manifest.training.dtype);
-        let flat = Tensor::f_zeros([held.len() as i64], (kind, device.torch))?;
+        let flat = Tensor::f_zeros([held.len() as i64], (kind, device.state()))?;
+        let image = device.has_images.then(|| Image::of(&[&flat], device.torch)).transpose()?;
         let has_values = !manifest.model.loads_weights();
-        let frozen = Self { flat, held, parameters, has_values };
+        let frozen = Self { flat, image, held, parameters, has_values };
         if has_values {
             for parameter in &frozen.parameters {
                 frozen.take(parameter, &draw_one(manifest, parameter, device.threads)?)?;
@@ -59,14 +63,17 @@ impl Frozen {
 
     /// Where passes read them.
     pub(crate) fn source(&self) -> Source<'_> {
-        Source { values: &self.flat, held: Some(&self.held), wide: &self.flat, embedding: None }
+        let values = self.image.as_ref().map_or(&self.flat, Image::values);
+        Source { values, held: Some(&self.held), wide: values, embedding: None }
     }
 
     /// The same values in memory of their own.
     pub(crate) fn copy(&self) -> Result<Self> {
         let flat = self.flat.f_detach_copy()?;
+        let device = self.image.as_ref().map(|image| image.values().device());
+        let image = device.map(|device| Image::of(&[&flat], device)).transpose()?;
         let (held, parameters) = (self.held.clone(), self.parameters.clone());
-        Ok(Self { flat, held, parameters, has_values: self.has_values })
+        Ok(Self { flat, image, held, parameters, has_values: self.has_values })
     }
 
     /// Whether the weights have values.

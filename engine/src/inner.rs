@@ -49,7 +49,7 @@ impl InnerTrainer {
         };
         let model = StageModel::without_weights(&of_worker, stage, (device, Share::WHOLE))?;
         let (updates, bits) = (inner.steps.into(), inner.codec.bits());
-        let moments = CarriedMoments::new(manifest, stage, device.torch)?;
+        let moments = CarriedMoments::new(manifest, stage, device.state())?;
         Ok(Some(Self { manifest: of_worker, updates, bits, model, moments }))
     }
 

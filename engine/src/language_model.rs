@@ -100,7 +100,7 @@ impl LanguageModel {
         let mut stages = Vec::new();
         for stage in manifest.stages() {
             let values = Tensor::f_from_slice(&weights(stage)?)?;
-            let place = WeightsPlace::whole(&manifest, stage, device.torch);
+            let place = WeightsPlace::whole(&manifest, stage, device);
             let mut frozen = Frozen::new(&manifest, stage, device, &place.own)?;
             if let (Some(frozen), Some(base)) = (&mut frozen, base) {
                 frozen.load(&StageFiles::open(base, &manifest, stage)?)?;

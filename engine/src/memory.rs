@@ -168,6 +168,44 @@ pub fn swapping_floor(manifest: &Manifest, stages: &[Stage], in_flight: u32) -> 
     }
 }
 
+/// The memory of a device that has the weights of stages only while their passes read them ([`crate::Tiers`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceFloor {
+    /// One pass of any stage: its graph, the weight gradient, and what a subspace takes.
+    pub passes: Bytes,
+    /// The weights of any stage, in the dtype of passes and of each version that steps read. With twice as much the
+    /// next stage's come while one is computed.
+    pub weights: Bytes,
+}
+
+impl DeviceFloor {
+    /// The stages, whichever, whose weights this memory has room for at once.
+    #[must_use]
+    pub fn stages_in(&self, memory: Bytes) -> usize {
+        let left = memory.0.saturating_sub(self.passes.0);
+        usize::try_from(left / self.weights.0.max(1)).unwrap_or(usize::MAX)
+    }
+}
+
+/// The memory of a device that has the weights of a run's stages only while their passes read them.
+#[must_use]
+pub fn device_floor(manifest: &Manifest) -> DeviceFloor {
+    let size = manifest.training.dtype.size() as u64;
+    let count = |stage| parameter_count(manifest, stage) as u64;
+    let largest = |of: &dyn Fn(Stage) -> u64| manifest.stages().map(of).max().unwrap_or(0);
+    let subspace = basis_bytes(manifest) + initial_bytes(manifest);
+    let weights = |stage| {
+        let is_narrow = manifest.training.dtype == Dtype::Bf16;
+        let embedding = if is_narrow { 4 * embedding(manifest, stage) } else { 0 };
+        let trained = manifest.steps_at_once() * (size * count(stage) + embedding);
+        trained + size * frozen_count(manifest, stage) as u64
+    };
+    DeviceFloor {
+        passes: Bytes(largest(&|stage| 4 * count(stage) + graph_bytes(manifest, stage)) + subspace),
+        weights: Bytes(largest(&weights)),
+    }
+}
+
 /// Bytes of what the optimizer keeps beside the weights of a stage.
 fn optimizer_bytes(manifest: &Manifest, stage: Stage) -> u64 {
     4 * optimizer_elements(manifest, stage) as u64

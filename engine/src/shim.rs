@@ -174,7 +174,7 @@ pub(crate) fn cross_entropy(
     Ok(unsafe { Tensor::from_ptr(losses) })
 }
 
-/// Gives a tensor on the CPU, and all views of it, other memory. Its owner keeps it at least until the
+/// Gives a tensor, and all views of it, other memory on its device. Its owner keeps it at least until the
 /// tensor gets another; with null, the tensor has none and must not be read.
 pub(crate) fn set_memory(tensor: &mut Tensor, address: *mut c_void, bytes: usize) -> Result<()> {
     // SAFETY: the pointer is of a live tensor, and libtorch neither frees nor reads the memory here.

@@ -9,6 +9,7 @@ use tch::{Kind, Tensor};
 use crate::blocks::{Blocks, Source};
 use crate::error::Result;
 use crate::held::Held;
+use crate::image::Image;
 use crate::parameters::{EMBEDDING, parameter_count, parameters};
 use crate::tensor::{elements, kind};
 use crate::weights_place::WeightsPlace;
@@ -22,6 +23,8 @@ pub(crate) struct Weights {
     kept: Range<usize>,
     /// What passes read instead of `flat`.
     copies: Option<Copies>,
+    /// What passes read of `flat` or of its copies, if they are computed elsewhere.
+    image: Option<Image>,
     pub(crate) blocks: Blocks,
 }
 
@@ -45,23 +48,11 @@ impl Copies {
             return Ok(None);
         }
         let held = place.held.clone();
-        let zeros =
-            |elements: usize, kind| Tensor::f_zeros([elements as i64], (kind, place.device));
-        let is_read = stage == Stage(0) && manifest.lora.is_none();
-        let embedding = match is_read && !has_all && dtype != Dtype::F32 {
-            true => {
-                let all = parameters(manifest, stage);
-                let found = all.iter().find(|one| one.name == EMBEDDING);
-                let embedding = found.expect("the first stage has an embedding");
-                let (rows, width) = (embedding.shape[0], embedding.shape[1]);
-                let rows = place.own.rows(rows);
-                let range =
-                    embedding.offset + rows.start * width..embedding.offset + rows.end * width;
-                Some((range.clone(), zeros(range.len(), Kind::Float)?))
-            }
-            false => None,
+        let embedding = match wide_embedding(manifest, stage, place).filter(|_| !has_all) {
+            Some(range) => Some((range.clone(), place.zeros(range.len(), Kind::Float)?)),
+            None => None,
         };
-        Ok(Some(Self { values: zeros(held.len(), kind(dtype))?, held, embedding }))
+        Ok(Some(Self { values: place.zeros(held.len(), kind(dtype))?, held, embedding }))
     }
 
     /// Takes over what they have of a range of the flat vector.
@@ -87,11 +78,21 @@ impl Weights {
         place: &WeightsPlace,
     ) -> Result<Self> {
         let kept = place.kept.clone();
-        let flat = Tensor::f_zeros([kept.len() as i64], (Kind::Float, place.device))?;
+        let flat = place.zeros(kept.len(), Kind::Float)?;
         let copies = Copies::new(manifest, stage, place)?;
-        let source = source_of(&flat, copies.as_ref());
+        let image = |device| {
+            let values = copies.as_ref().map_or(&flat, |copies| &copies.values);
+            let embedding = wide_embedding(manifest, stage, place);
+            let embedding = embedding.map(|range| part_of(&flat, &kept, &range)).transpose()?;
+            Image::of(
+                &[Some(values), embedding.as_ref()].into_iter().flatten().collect::<Vec<_>>(),
+                device,
+            )
+        };
+        let image = place.image.map(image).transpose()?;
+        let source = source_of(&flat, copies.as_ref(), image.as_ref());
         let blocks = Blocks::new(manifest, stage, source, frozen, &place.own)?;
-        Ok(Self { flat, kept, copies, blocks })
+        Ok(Self { flat, kept, copies, image, blocks })
     }
 
     /// Replaces the values of all weights.
@@ -153,10 +154,29 @@ impl Weights {
         copies.chain([Some(&self.flat)]).flatten()
     }
 
+    /// What passes read, if they are computed elsewhere.
+    pub(crate) fn image(&self) -> Option<&Image> {
+        self.image.as_ref()
+    }
+
     /// The copies in the dtype of passes.
     pub(crate) fn copied(&self) -> Option<&Tensor> {
         self.copies.as_ref().map(|copies| &copies.values)
     }
+}
+
+/// The range of an embedding that passes read in f32 beside other weights in their own dtype.
+fn wide_embedding(manifest: &Manifest, stage: Stage, place: &WeightsPlace) -> Option<Range<usize>> {
+    let is_read = stage == Stage(0) && manifest.lora.is_none();
+    if !is_read || manifest.training.dtype == Dtype::F32 {
+        return None;
+    }
+    let all = parameters(manifest, stage);
+    let found = all.iter().find(|one| one.name == EMBEDDING);
+    let embedding = found.expect("the first stage has an embedding");
+    let (rows, width) = (embedding.shape[0], embedding.shape[1]);
+    let rows = place.own.rows(rows);
+    Some(embedding.offset + rows.start * width..embedding.offset + rows.end * width)
 }
 
 /// A part of values that are a range of a flat vector.
@@ -166,7 +186,15 @@ fn part_of(values: &Tensor, range: &Range<usize>, part: &Range<usize>) -> Result
 }
 
 /// Where passes read weights.
-fn source_of<'a>(flat: &'a Tensor, copies: Option<&'a Copies>) -> Source<'a> {
+fn source_of<'a>(
+    flat: &'a Tensor,
+    copies: Option<&'a Copies>,
+    image: Option<&'a Image>,
+) -> Source<'a> {
+    if let Some(image) = image {
+        let (values, held) = (image.values(), copies.map(|copies| &copies.held));
+        return Source { values, held, wide: values, embedding: image.embedding() };
+    }
     let Some(Copies { held, values, embedding }) = copies else {
         return Source { values: flat, held: None, wide: flat, embedding: None };
     };

@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{Dtype, Manifest};
+use tch::{Kind, Tensor};
 
+use crate::device::Device;
+use crate::error::Result;
 use crate::held::Held;
 use crate::own_slices::OwnSlices;
 use crate::parameters::{Parameter, parameters, range_of};
@@ -13,7 +16,10 @@ use crate::share::Share;
 /// A device, and what it has of a stage's weights.
 #[derive(Debug, Clone)]
 pub(crate) struct WeightsPlace {
-    pub(crate) device: tch::Device,
+    /// Where weights are kept.
+    pub(crate) state: tch::Device,
+    /// Where passes read an image of them, if not where they are kept.
+    pub(crate) image: Option<tch::Device>,
     /// The range of the flat vector that is here as f32: all, or what this device updates.
     pub(crate) kept: Range<usize>,
     /// What passes read here.
@@ -23,7 +29,7 @@ pub(crate) struct WeightsPlace {
 
 impl WeightsPlace {
     /// All weights of a stage.
-    pub(crate) fn whole(manifest: &Manifest, stage: Stage, device: tch::Device) -> Self {
+    pub(crate) fn whole(manifest: &Manifest, stage: Stage, device: Device) -> Self {
         Self::of_share(manifest, &parameters(manifest, stage), device, &Share::WHOLE)
     }
 
@@ -31,7 +37,7 @@ impl WeightsPlace {
     pub(crate) fn of_share(
         manifest: &Manifest,
         parameters: &[Parameter],
-        device: tch::Device,
+        device: Device,
         share: &Share,
     ) -> Self {
         let own = OwnSlices::new(&manifest.model, share.seat());
@@ -40,7 +46,17 @@ impl WeightsPlace {
             true => parameters,
             false => &parameters[share.of(parameters)],
         };
-        Self { device, kept: range_of(kept), held, own }
+        let image = device.has_images.then_some(device.torch);
+        Self { state: device.state(), image, kept: range_of(kept), held, own }
+    }
+
+    /// Zeros where weights are kept: in memory from which a GPU copies by itself, if passes are computed there.
+    pub(crate) fn zeros(&self, elements: usize, kind: Kind) -> Result<Tensor> {
+        let zeros = Tensor::f_zeros([elements as i64], (kind, self.state))?;
+        match self.image {
+            Some(device @ tch::Device::Cuda(_)) => Ok(zeros.f_pin_memory(device)?),
+            _ => Ok(zeros),
+        }
     }
 }
 

@@ -145,6 +145,10 @@ group! {
         stage_swap_bytes: Family<Swap, IntCounter> = "shoal_stage_swap_bytes_total";
         /// Time that this peer's engine waited for tensors of swapped stages.
         stage_swap_wait: Counter = "shoal_stage_swap_wait_seconds_total";
+        /// Bytes of weights that this peer copied to its device for passes.
+        stage_copy_bytes: IntCounter = "shoal_stage_copy_bytes_total";
+        /// Bytes among them that were not there yet when a pass needed them.
+        stage_copy_late_bytes: IntCounter = "shoal_stage_copy_late_bytes_total";
         /// Parts of output logs that could not be written to disk and stay in memory.
         spill_failures: IntCounter = "shoal_spill_failures_total";
     }

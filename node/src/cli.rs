@@ -246,6 +246,10 @@ pub struct LocalArgs {
     /// swapped: weights, optimizer state and accumulators of most stages are in a file in the output folder.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
+    /// Memory limit of a GPU, without libtorch itself; default: its free memory. If it does not hold the model's state,
+    /// that is in the machine's memory, and weights are on the device while passes read them.
+    #[arg(long, value_name = "SIZE")]
+    device_memory: Option<Bytes>,
 }
 
 /// What `shoal local` was asked for.
@@ -259,12 +263,14 @@ pub struct LocalOptions {
     pub compute: ComputeOptions,
     /// Memory limit; `None` stands for the free memory.
     pub memory: Option<Bytes>,
+    /// Memory limit of the device, likewise.
+    pub device_memory: Option<Bytes>,
 }
 
 impl From<LocalArgs> for LocalOptions {
     fn from(args: LocalArgs) -> Self {
-        let LocalArgs { config, out, compute, memory } = args;
-        Self { config, out, compute: compute.into(), memory }
+        let LocalArgs { config, out, compute, memory, device_memory } = args;
+        Self { config, out, compute: compute.into(), memory, device_memory }
     }
 }
 

@@ -328,12 +328,24 @@ pub struct Swapped {
     pub written: u64,
     /// Seconds for which the engine waited.
     pub waited_seconds: f64,
+    /// Bytes of weights copied to the device.
+    #[serde(default)]
+    pub copied: u64,
+    /// Bytes among them that were not there yet when a pass needed them.
+    #[serde(default)]
+    pub late: u64,
 }
 
 impl From<SwapStats> for Swapped {
     fn from(stats: SwapStats) -> Self {
-        let SwapStats { read, written, waited, .. } = stats;
-        Self { read: read.0, written: written.0, waited_seconds: waited.as_secs_f64() }
+        let SwapStats { read, written, waited, copied, late, .. } = stats;
+        Self {
+            read: read.0,
+            written: written.0,
+            waited_seconds: waited.as_secs_f64(),
+            copied: copied.0,
+            late: late.0,
+        }
     }
 }
 

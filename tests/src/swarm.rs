@@ -14,8 +14,8 @@ use crate::process::{Outcome, Process};
 use crate::program::shoal;
 use crate::run::Trained;
 
-/// The variable that names the moment at which a process dies.
-const DIE_AT: &str = "SHOAL_DIE_AT";
+/// The variable that names the moment at which a process dies (`node/src/fault_point.rs`).
+pub const DIE_AT: &str = "SHOAL_DIE_AT";
 
 /// A wait in each pass, which makes steps longer.
 pub const SLOW: &[&str] = &["--slow-down", "15"];

@@ -165,7 +165,7 @@ impl StageModel {
     ) -> Result<Self> {
         let parameters = parameters(manifest, stage);
         let own = share.of(&parameters);
-        let place = WeightsPlace::of_share(manifest, &parameters, device.torch, &share);
+        let place = WeightsPlace::of_share(manifest, &parameters, device, &share);
         let count = summed_elements(manifest, stage);
         let subspace = Subspace::of(manifest, stage);
         let scale = manifest.model.block.embedding_scale;
@@ -184,7 +184,7 @@ impl StageModel {
         }
         let sums = if share.has_sums() { manifest.steps_at_once() } else { 0 };
         let counted = share.seat().map(|_| Held::of_gradients(&parameters, &place.own));
-        let accumulator = |_| Accumulator::new(manifest, count, counted.clone(), device.torch);
+        let accumulator = |_| Accumulator::new(manifest, count, counted.clone(), device.state());
         Ok(Self {
             stage,
             has_weights: drawn,
@@ -200,7 +200,7 @@ impl StageModel {
             optimizer: OptimizerState::new(
                 &manifest.optimizer.rule,
                 &parameters[own.clone()],
-                device.torch,
+                device.state(),
                 device.threads,
             )?,
             accumulators: (0..sums).map(accumulator).collect::<Result<_>>()?,

@@ -7,6 +7,7 @@
 
 mod disk;
 mod file;
+mod images;
 mod parts;
 mod region;
 mod tier;
@@ -23,9 +24,11 @@ use tch::Tensor;
 
 use self::disk::{Direction, Disk, Order};
 use self::file::{Extent, SwapFile};
+pub(crate) use self::images::Images;
+pub use self::images::copy_rate;
 pub(crate) use self::parts::Use;
 use self::region::{Region, padded};
-pub use self::tier::{LowerTier, swap_rate};
+pub use self::tier::{LowerTier, Tiers, swap_rate};
 use crate::error::{EngineError, Result};
 use crate::optimizer::Slot;
 use crate::shim;
@@ -69,6 +72,10 @@ pub struct SwapStats {
     pub waited: Duration,
     /// The most bytes that were in memory at once.
     pub peak: Bytes,
+    /// Bytes copied to the device.
+    pub copied: Bytes,
+    /// Bytes among them that were not there yet when a pass needed them.
+    pub late: Bytes,
 }
 
 impl SwapStats {
@@ -81,7 +88,17 @@ impl SwapStats {
             written: self.written - earlier.written,
             waited: self.waited - earlier.waited,
             peak: self.peak,
+            copied: self.copied - earlier.copied,
+            late: self.late - earlier.late,
         }
+    }
+}
+
+impl SwapStats {
+    /// Those of two tiers together.
+    pub(crate) fn and(mut self, other: Self) -> Self {
+        self += other;
+        self
     }
 }
 
@@ -91,6 +108,8 @@ impl AddAssign for SwapStats {
         self.written += more.written;
         self.waited += more.waited;
         self.peak = self.peak.max(more.peak);
+        self.copied += more.copied;
+        self.late += more.late;
     }
 }
 
@@ -207,6 +226,12 @@ impl Swap {
         }
         self.file.release(vector.extent);
         Ok(())
+    }
+
+    /// Whether tensors are in memory.
+    pub(crate) fn are_here(&self, places: &[Place]) -> bool {
+        let is_here = |place| matches!(self.vectors[place].state, State::Here(_));
+        places.iter().all(is_here)
     }
 
     /// Whether a tensor was handed over.

@@ -3,6 +3,7 @@
 use shoal_protocol::ids::{Stage, Step};
 
 use super::{Part, Place, Swappable};
+use crate::image::{Copied, Image};
 use crate::stage::StageModel;
 use crate::weights::Weights;
 
@@ -40,6 +41,13 @@ impl StageModel {
         let sums = self.accumulators.iter().enumerate();
         all.extend(sums.map(|(turn, of)| whole(Part::Sums(turn), &of.tensor(), is_fresh)));
         all
+    }
+
+    /// All images that passes read.
+    pub(crate) fn images(&self) -> Vec<Copied> {
+        let trained = self.versions().filter_map(Weights::image);
+        let frozen = self.frozen.iter().filter_map(|frozen| frozen.image.as_ref());
+        trained.chain(frozen).flat_map(Image::handles).collect()
     }
 
     /// The tensors that this work touches.

@@ -10,7 +10,7 @@ use shoal_protocol::units::{Bytes, Rate};
 use super::file::{SwapFile, read, write};
 use super::region::Region;
 use crate::error::{EngineError, Result};
-use crate::memory::swapping_floor;
+use crate::memory::{device_floor, swapping_floor};
 
 /// Bytes that a measurement writes and reads.
 const MEASURED: usize = 16 << 20;
@@ -24,6 +24,30 @@ pub struct LowerTier {
     pub memory: Bytes,
     /// Stages that memory holds at once. Where more are hosted, they are swapped.
     pub resident: usize,
+}
+
+/// The memories through which stages go that one of them does not hold.
+#[derive(Debug, Clone, Default)]
+pub struct Tiers {
+    /// Memory of the device for passes and the weights that they read; all else is then in the machine's memory.
+    /// `None` where the device has all.
+    pub device: Option<Bytes>,
+    /// The tier below the machine's memory.
+    pub lower: Option<LowerTier>,
+}
+
+impl Tiers {
+    /// Whether no stage is ever swapped.
+    #[must_use]
+    pub fn are_none(&self) -> bool {
+        self.device.is_none() && self.lower.is_none()
+    }
+
+    /// The memory of the device for weights; `None` where it has all.
+    pub(crate) fn for_weights(&self, manifest: &Manifest) -> Option<Bytes> {
+        let passes = device_floor(manifest).passes;
+        self.device.map(|memory| Bytes(memory.0.saturating_sub(passes.0)))
+    }
 }
 
 impl LowerTier {

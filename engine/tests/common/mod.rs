@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 use shoal_engine::checkpoint::write_index;
 use shoal_engine::{
     BaseFiles, Batch, Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, LowerTier, Origin,
-    Samples, TokenFile, Update, data, group_elements, learning_rate, square_norm, swapping_floor,
+    Samples, Tiers, TokenFile, Update, data, group_elements, learning_rate, square_norm,
+    swapping_floor,
 };
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::label::Label;
@@ -119,14 +120,19 @@ impl Trainer {
         folder: &Path,
         (memory, resident): (units::Bytes, usize),
     ) -> Self {
-        let device = Device::open(device(), 1).expect("the device works");
-        let span = StageSpan::all(manifest.training.stages);
-        let stages: Vec<Stage> = span.stages().collect();
+        let stages: Vec<Stage> = manifest.stages().collect();
         let floor = swapping_floor(manifest, &stages, manifest.training.microbatches);
         let memory = floor.resident + memory;
         let lower = LowerTier { folder: folder.to_owned(), memory, resident };
-        let engine = Engine::swapping(manifest, span, device, lower);
-        Self::with_engine(manifest, samples, engine.expect("room on the disk"))
+        Self::with_tiers(manifest, samples, Tiers { device: None, lower: Some(lower) })
+    }
+
+    /// Like [`Trainer::new`], with tiers below the device.
+    pub(crate) fn with_tiers(manifest: &Manifest, samples: Samples, tiers: Tiers) -> Self {
+        let device = Device::open(device(), 1).expect("the device works");
+        let span = StageSpan::all(manifest.training.stages);
+        let engine = Engine::swapping(manifest, span, device, tiers);
+        Self::with_engine(manifest, samples, engine.expect("room in each tier"))
     }
 
     fn with_engine(manifest: &Manifest, samples: Samples, engine: Engine) -> Self {

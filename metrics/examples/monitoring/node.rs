@@ -136,10 +136,20 @@ const PANELS: &[Panel] = &[
     curves(
         "Stages swapped",
         BytesPerSecond,
-        &[(
-            "{{direction}}",
-            r#"rate(shoal_stage_swap_bytes_total{instance="$instance"}[$__rate_interval])"#,
-        )],
+        &[
+            (
+                "{{direction}}",
+                r#"rate(shoal_stage_swap_bytes_total{instance="$instance"}[$__rate_interval])"#,
+            ),
+            (
+                "to the device",
+                r#"rate(shoal_stage_copy_bytes_total{instance="$instance"}[$__rate_interval])"#,
+            ),
+            (
+                "of these, late",
+                r#"rate(shoal_stage_copy_late_bytes_total{instance="$instance"}[$__rate_interval])"#,
+            ),
+        ],
     ),
     curves(
         "Engine waits for stages",

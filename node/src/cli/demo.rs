@@ -77,6 +77,10 @@ pub struct DemoArgs {
     /// hold at once are swapped. The reference has no limit.
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<Bytes>,
+    /// Memory limit of each peer's GPU, without libtorch itself; default: its free memory. If it does not hold a peer's
+    /// stages, their weights are on it while passes read them.
+    #[arg(long, value_name = "SIZE")]
+    pub device_memory: Option<Bytes>,
     /// Number of anchors, which replicate the run's log: with three, the first peer may be killed too.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub anchors: usize,

@@ -153,6 +153,10 @@ pub struct PeerArgs {
     /// Memory limit (as 8GiB), without libtorch itself; default: the free memory.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
+    /// Memory limit of a GPU, without libtorch itself; default: its free memory. If it does not hold the state of the
+    /// chosen stages, that is in the machine's memory, and weights are on the device while passes read them.
+    #[arg(long, value_name = "SIZE")]
+    device_memory: Option<Bytes>,
     /// Memory for the output log of the open step (data that may be sent again); the rest of the log is on
     /// disk.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
@@ -258,7 +262,11 @@ impl PeerArgs {
             longest: self.stage.longest.get(),
             island: self.island,
             compute: self.compute.into(),
-            limits: ResourceLimits { memory: self.memory, log_memory: self.log_memory },
+            limits: ResourceLimits {
+                memory: self.memory,
+                device_memory: self.device_memory,
+                log_memory: self.log_memory,
+            },
             packing: self.packing,
             anchor: self.anchor,
             archive: self.archive,

@@ -24,7 +24,7 @@ use crate::observers::Observers;
 /// # Errors
 /// If the configuration or text is invalid, or the run fails.
 pub fn run(options: LocalOptions) -> anyhow::Result<()> {
-    let LocalOptions { config, out, compute, memory } = options;
+    let LocalOptions { config, out, compute, memory, device_memory } = options;
     let config = RunConfig::load(&config).exit_with(Exit::Usage)?;
     std::fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
     let scratch = tempfile::Builder::new()
@@ -49,7 +49,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
         threads,
         price: compute.price,
         island: None,
-        limits: ResourceLimits { memory, ..ResourceLimits::default() },
+        limits: ResourceLimits { memory, device_memory, ..ResourceLimits::default() },
         slow_down: std::time::Duration::ZERO,
         data_dir: scratch.path().to_owned(),
         files,

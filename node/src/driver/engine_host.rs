@@ -71,7 +71,7 @@ impl EngineHost {
         version: Step,
     ) -> anyhow::Result<()> {
         let EngineSetup { ref devices, threads, slow_down, ref budget, ref room } = self.setup;
-        let HostedRoom { most, lower } = room.clone();
+        let HostedRoom { most, tiers } = room.clone();
         let devices = devices.clone();
         let spill = budget.spill_file(&context.manifest, span, most);
         let spill = spill.context("the disk has no room for the output log")?;
@@ -87,13 +87,13 @@ impl EngineHost {
             } else {
                 None
             };
-            let cached = lower.is_none();
-            let mut engine = match lower {
-                Some(lower) => {
+            let cached = tiers.lower.is_none();
+            let mut engine = match tiers.are_none() {
+                true => Island::new(&manifest, span, &devices, threads)?,
+                false => {
                     let device = Device::open(devices[0], threads)?;
-                    Engine::swapping(&manifest, span, device, lower)?.into()
+                    Engine::swapping(&manifest, span, device, tiers)?.into()
                 }
-                None => Island::new(&manifest, span, &devices, threads)?,
             };
             for stage in span.stages() {
                 let origin = run_files.obtain_origin(stage, version, true);

@@ -86,7 +86,8 @@ struct Driver<'a> {
 
 impl<'a> Driver<'a> {
     async fn new(setup: Setup, observer: &'a mut dyn Observer) -> anyhow::Result<Self> {
-        let budget = ResourceBudget::measure(setup.limits, &setup.devices, &setup.data_dir)?;
+        let run = (&*setup.manifest, setup.choice);
+        let budget = ResourceBudget::measure(setup.limits, &setup.devices, &setup.data_dir, run)?;
         let passes = startup_probes::passes_of(&setup)?;
         let (peer, room) = new_peer(&setup, &budget, passes).await?;
         let Setup { me, devices, threads, network, role, .. } = setup;

@@ -203,6 +203,8 @@ impl MetricsUpdate {
         memory.stage_swap_bytes.of(Swap::In).inc_by(more.read.0);
         memory.stage_swap_bytes.of(Swap::Out).inc_by(more.written.0);
         memory.stage_swap_wait.inc_by(more.waited.as_secs_f64());
+        memory.stage_copy_bytes.inc_by(more.copied.0);
+        memory.stage_copy_late_bytes.inc_by(more.late.0);
     }
 
     /// Returns what the engine has swapped.

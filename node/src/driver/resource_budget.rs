@@ -5,11 +5,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use nix::sys::statvfs::statvfs;
 use shoal_engine::{
-    DeviceChoice, LowerTier, island_overhead, memory_floor, optimizer_elements, parameter_count,
-    swapping_floor,
+    Device, DeviceChoice, LowerTier, Tiers, device_floor, island_overhead, memory_floor,
+    optimizer_elements, parameter_count, swapping_floor,
 };
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::Manifest;
@@ -18,6 +18,7 @@ use shoal_protocol::units::Bytes;
 use shoal_scheduler::placement::NO_ROOM_ADVICE;
 
 use super::spill::SpillFile;
+use crate::exit::{Exit, ExitWith};
 use crate::memory::HostMemory;
 
 /// Versions of weights and of the optimizer's state on the disk: one kept and one being written.
@@ -38,13 +39,15 @@ const LOG_SHARE: u64 = 8;
 pub struct ResourceLimits {
     /// Memory; `None` stands for the free memory.
     pub memory: Option<Bytes>,
+    /// Memory of the device; `None` stands for what is free on a GPU.
+    pub device_memory: Option<Bytes>,
     /// Memory for the output log; its rest is on the disk.
     pub log_memory: Bytes,
 }
 
 impl Default for ResourceLimits {
     fn default() -> Self {
-        Self { memory: None, log_memory: Bytes::mebi(1 << 10) }
+        Self { memory: None, device_memory: None, log_memory: Bytes::mebi(1 << 10) }
     }
 }
 
@@ -60,6 +63,17 @@ pub(crate) enum InsufficientResources {
         /// The stages.
         span: StageSpan,
         /// The room that they take.
+        needs: Bytes,
+        /// The room that exists.
+        has: Bytes,
+    },
+    /// Too little memory of the device for the passes of one stage.
+    #[error(
+        "the passes of one stage and the weights that they read take {needs} of the device's memory and {has} is \
+         there: {NO_ROOM_ADVICE} (--device-memory says how much may be used)"
+    )]
+    Device {
+        /// The room that one stage takes.
         needs: Bytes,
         /// The room that exists.
         has: Bytes,
@@ -85,15 +99,17 @@ pub(crate) enum InsufficientResources {
 #[derive(Debug, Clone)]
 pub(crate) struct ResourceBudget {
     memory: Bytes,
-    /// The devices whose tensors are in this memory.
+    /// The devices whose state of stages is in this memory.
     workers: usize,
+    /// Memory of the only device, where it has the weights of stages only while passes read them.
+    device: Option<Bytes>,
     log_memory: Bytes,
     disk: Bytes,
     folder: PathBuf,
 }
 
 impl ResourceBudget {
-    /// Measures the machine. The memory of GPUs among the devices is not measured.
+    /// Measures the machine for a run of which it hosts the chosen stages. The memory of several GPUs is not measured.
     ///
     /// # Errors
     /// When the system does not report the free room.
@@ -101,17 +117,33 @@ impl ResourceBudget {
         limits: ResourceLimits,
         devices: &[DeviceChoice],
         folder: &Path,
+        (manifest, choice): (&Manifest, StageChoice),
     ) -> anyhow::Result<Self> {
         let disk = statvfs(folder).context("the file system does not say how much is free")?;
-        let workers = devices.iter().filter(|device| device.is_processor()).count();
+        if limits.device_memory.is_some() && devices.len() > 1 {
+            return Err(anyhow!("--device-memory is of a peer with one device"))
+                .exit_with(Exit::Usage);
+        }
+        let on_device = match limits.device_memory {
+            Some(memory) => Some(memory),
+            None => free_on(devices),
+        };
+        let device = on_device.filter(|memory| passes_through(manifest, choice, *memory));
+        let of_processor = devices.iter().filter(|device| device.is_processor()).count();
+        let workers = if device.is_some() { 1 } else { of_processor };
         let memory = match limits.memory {
             Some(memory) => memory,
             None if workers > 0 => HostMemory::now().map(|memory| memory.available)?,
             None => Bytes(u64::MAX),
         };
+        let memory = match device {
+            Some(_) => memory,
+            None => memory.min(on_device.unwrap_or(Bytes(u64::MAX))),
+        };
         Ok(Self {
             memory,
             workers,
+            device,
             log_memory: limits.log_memory,
             disk: Bytes(disk.blocks_available() * disk.fragment_size()),
             folder: folder.to_owned(),
@@ -139,23 +171,31 @@ impl ResourceBudget {
         self.can_swap(manifest) && self.memory_for(manifest, span, 1) > self.memory
     }
 
-    /// Returns where the stages go that memory does not hold; `None` where all that may be hosted fit.
-    pub(crate) fn lower_tier(
-        &self,
-        manifest: &Manifest,
-        resident: u16,
-        room: StageRoom,
-    ) -> Option<LowerTier> {
-        let swaps = resident == 0 || room.most > room.in_memory;
-        (swaps && self.can_swap(manifest)).then(|| LowerTier {
+    /// Returns the tiers of stages that memory or the device does not hold.
+    pub(crate) fn tiers(&self, manifest: &Manifest, choice: StageChoice, room: StageRoom) -> Tiers {
+        let resident = self.in_memory(manifest, choice);
+        let swaps = resident == 0 || room.most > resident.min(manifest.training.stages);
+        let lower = (swaps && self.can_swap(manifest)).then(|| LowerTier {
             folder: self.folder.clone(),
             memory: self.memory - self.log_memory(),
             resident: usize::from(resident),
-        })
+        });
+        Tiers { device: self.device, lower }
+    }
+
+    /// Returns how many of the stages that the peer may host both memory and the device hold at once.
+    pub(crate) fn resident(&self, manifest: &Manifest, choice: StageChoice) -> u16 {
+        self.in_memory(manifest, choice).min(self.on_device(manifest))
+    }
+
+    /// Returns the stages, whichever, whose weights the device holds at once.
+    fn on_device(&self, manifest: &Manifest) -> u16 {
+        let stages = |memory| device_floor(manifest).stages_in(memory);
+        self.device.map_or(u16::MAX, |memory| u16::try_from(stages(memory)).unwrap_or(u16::MAX))
     }
 
     /// Returns how many of the stages that the peer may host memory holds at once.
-    pub(crate) fn resident(&self, manifest: &Manifest, choice: StageChoice) -> u16 {
+    fn in_memory(&self, manifest: &Manifest, choice: StageChoice) -> u16 {
         let all = StageSpan::all(manifest.training.stages);
         let span = match choice {
             StageChoice::Auto => return self.stages_in_memory(manifest),
@@ -217,7 +257,7 @@ impl ResourceBudget {
             sizes.sort_unstable_by(|one, other| other.cmp(one));
             sizes
         };
-        let floor = |span, in_flight| memory_floor(manifest, span, in_flight);
+        let floor = |span, in_flight| self.floor(manifest, span, in_flight);
         let idle = |span| floor(span, 0) + island_overhead(manifest, span, self.workers);
         let (idle, each) = (descending(&idle), descending(&|span| floor(span, 1) - floor(span, 0)));
         let window = |hosted: usize| {
@@ -251,7 +291,7 @@ impl ResourceBudget {
                 false => at_once(self.disk, each.max().unwrap_or_default()).min(stages),
             }
         };
-        let in_memory = self.stages_in_memory(manifest).min(on_disk(false));
+        let whole = self.stages_in_memory(manifest).min(on_disk(false));
         let any: Vec<Stage> = manifest.stages().collect();
         let swapped = |count: &u16| {
             any.windows(usize::from(*count))
@@ -261,7 +301,8 @@ impl ResourceBudget {
             true => (1..=on_disk(true)).take_while(swapped).last().unwrap_or_default(),
             false => 0,
         };
-        StageRoom { most: most.max(in_memory), ..StageRoom::in_memory(in_memory) }
+        let in_memory = whole.min(self.on_device(manifest));
+        StageRoom { most: most.max(whole), ..StageRoom::in_memory(in_memory) }
     }
 
     /// Creates the file for the output log; `None` where the log fits into its memory.
@@ -291,6 +332,10 @@ impl ResourceBudget {
     }
 
     fn check(&self, manifest: &Manifest, span: StageSpan) -> Result<(), InsufficientResources> {
+        if let Some(has) = self.device.filter(|_| self.on_device(manifest) == 0) {
+            let floor = device_floor(manifest);
+            return Err(InsufficientResources::Device { needs: floor.passes + floor.weights, has });
+        }
         let needs = self.least_memory(manifest, span);
         if needs > self.memory {
             return Err(InsufficientResources::Memory { span, needs, has: self.memory });
@@ -305,7 +350,7 @@ impl ResourceBudget {
 
     /// Returns the least memory for these stages, swapped or not.
     fn least_memory(&self, manifest: &Manifest, span: StageSpan) -> Bytes {
-        let whole = memory_floor(manifest, span, 1) + island_overhead(manifest, span, self.workers);
+        let whole = self.floor(manifest, span, 1) + island_overhead(manifest, span, self.workers);
         let whole = self.with_log(whole, LogSize::of(manifest, span).bytes);
         if !self.swaps(manifest, span) {
             return whole;
@@ -340,13 +385,45 @@ impl ResourceBudget {
         self.disk_for(manifest, span, swapped) + log
     }
 
+    /// Returns the memory for the state of these stages, and for so many microbatches in flight.
+    fn floor(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
+        if self.device.is_none() {
+            return memory_floor(manifest, span, in_flight);
+        }
+        // Graphs are on the device, of one pass at a time.
+        let mut manifest = manifest.clone();
+        manifest.training.recompute = true;
+        memory_floor(&manifest, span, in_flight)
+    }
+
     /// Returns the memory for these stages with so many microbatches in flight.
     pub(crate) fn memory_for(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
         let log = LogSize::of(manifest, span).bytes.min(self.log_memory());
-        memory_floor(manifest, span, in_flight)
-            + island_overhead(manifest, span, self.workers)
-            + log
+        self.floor(manifest, span, in_flight) + island_overhead(manifest, span, self.workers) + log
     }
+}
+
+/// Returns what is free on a single GPU, if its driver says.
+fn free_on(devices: &[DeviceChoice]) -> Option<Bytes> {
+    let [device @ DeviceChoice::Cuda(_)] = devices else { return None };
+    let free = Device::open(*device, 1).and_then(Device::free_memory);
+    free.inspect_err(|error| tracing::warn!("the free memory of {device} is not known: {error}"))
+        .ok()
+}
+
+/// Returns whether a device with so much memory has the weights of the chosen stages only while passes read them,
+/// because it does not hold their state. Of stages that the coordinator chooses it holds one at least.
+fn passes_through(manifest: &Manifest, choice: StageChoice, memory: Bytes) -> bool {
+    let holds = |span| memory_floor(manifest, span, 1) <= memory;
+    let all = StageSpan::all(manifest.training.stages);
+    let holds = match choice {
+        StageChoice::None => true,
+        StageChoice::Auto => manifest.stages().all(|stage| holds(StageSpan::one(stage))),
+        StageChoice::Span(span) => span.last > manifest.last_stage() || holds(span),
+        StageChoice::All => holds(all),
+    };
+    // A virtual worker's weights stay.
+    !holds && manifest.inner.is_none()
 }
 
 /// How many things of a size have room in so many bytes.
@@ -424,15 +501,16 @@ mod tests {
     fn budget(memory: u64, disk: u64) -> ResourceBudget {
         let (memory, disk) = (Bytes(memory), Bytes(disk));
         let folder = PathBuf::from("/data");
-        ResourceBudget { memory, workers: 0, log_memory: Bytes(0), disk, folder }
+        ResourceBudget { memory, workers: 0, device: None, log_memory: Bytes(0), disk, folder }
     }
 
     #[test]
     fn a_measured_machine_has_memory_and_disk() {
         let folder = std::env::temp_dir();
-        let limits = ResourceLimits { memory: None, log_memory: Bytes(0) };
-        let budget =
-            ResourceBudget::measure(limits, &[DeviceChoice::Cpu], &folder).expect("measured");
+        let limits = ResourceLimits { log_memory: Bytes(0), ..ResourceLimits::default() };
+        let run = (&manifest(), StageChoice::All);
+        let budget = ResourceBudget::measure(limits, &[DeviceChoice::Cpu], &folder, run);
+        let budget = budget.expect("measured");
         assert!(budget.memory > Bytes::mebi(1) && budget.disk > Bytes::mebi(1), "{budget:?}");
     }
 
@@ -510,6 +588,41 @@ mod tests {
     }
 
     #[test]
+    fn a_device_that_does_not_hold_the_stages_has_their_weights_while_passes_read_them() {
+        let manifest = Scenario::small_manifest(8, 8, 1);
+        let (one, all) = (StageSpan::one(Stage(0)), StageSpan::all(8));
+        let folder = tempfile::tempdir().expect("a folder");
+        let measure = |device_memory, choice| {
+            let limits = ResourceLimits { device_memory, ..ResourceLimits::default() };
+            let devices = [DeviceChoice::Cpu];
+            ResourceBudget::measure(limits, &devices, folder.path(), (&manifest, choice))
+        };
+        let through = |memory, choice| measure(Some(memory), choice).expect("measured").device;
+        let (small, large) = (memory_floor(&manifest, one, 1), memory_floor(&manifest, all, 1));
+        assert_eq!(through(large, StageChoice::All), None, "it holds all");
+        assert_eq!(through(large - Bytes(1), StageChoice::All), Some(large - Bytes(1)));
+        assert_eq!(through(small, StageChoice::Span(one)), None);
+        assert_eq!(measure(None, StageChoice::All).expect("measured").device, None);
+
+        let floor = device_floor(&manifest);
+        let two = Bytes(floor.passes.0 + 2 * floor.weights.0);
+        let budget = measure(Some(two), StageChoice::All).expect("measured");
+        assert_eq!(budget.resident(&manifest, StageChoice::All), 2, "two on the device");
+        let stages: BTreeSet<Stage> = manifest.stages().collect();
+        assert_eq!(budget.fits(&manifest, StageChoice::All), Ok(stages.clone()));
+        let tiers = budget.tiers(&manifest, StageChoice::All, StageRoom::NONE);
+        assert!(tiers.device == Some(two) && tiers.lower.is_none(), "memory holds all: {tiers:?}");
+        let budget = measure(Some(floor.passes), StageChoice::Auto).expect("measured");
+        let error = budget.fits(&manifest, StageChoice::Auto).expect_err("room for no weights");
+        assert!(error.to_string().contains("--device-memory"), "{error}");
+        let two_devices = [DeviceChoice::Cpu; 2];
+        let limits = ResourceLimits { device_memory: Some(two), ..ResourceLimits::default() };
+        let run = (&manifest, StageChoice::All);
+        let refused = ResourceBudget::measure(limits, &two_devices, folder.path(), run);
+        assert!(refused.expect_err("two devices").to_string().contains("one device"));
+    }
+
+    #[test]
     fn stages_that_memory_does_not_hold_have_room_on_the_disk() {
         let manifest = Scenario::small_manifest(8, 8, 1);
         let all: BTreeSet<Stage> = manifest.stages().collect();
@@ -529,9 +642,9 @@ mod tests {
         assert_eq!(room(&of(2 * largest, 2 * disk.0)), (2, 2), "a small disk");
         assert_eq!(room(&of(1 << 40, 1 << 40)), (8, 8));
         let tier = |budget: &ResourceBudget| {
-            let resident = budget.resident(&manifest, StageChoice::Auto);
             let room = budget.room(&manifest, StageChoice::Auto, &all);
-            budget.lower_tier(&manifest, resident, room).map(|tier| tier.resident)
+            let tiers = budget.tiers(&manifest, StageChoice::Auto, room);
+            tiers.lower.map(|tier| tier.resident)
         };
         assert_eq!([tier(&two), tier(&of(1 << 40, 1 << 40))], [Some(2), None]);
     }

@@ -2,11 +2,10 @@
 //! the device's known answers and its speed.
 
 use std::num::NonZeroU16;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use shoal_engine::{Device, DeviceChoice, LowerTier, passes_at_once, swap_rate};
+use shoal_engine::{Device, DeviceChoice, Tiers, copy_rate, passes_at_once, swap_rate};
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Candidate, Duties, StageChoice};
@@ -38,8 +37,8 @@ pub(super) fn passes_of(setup: &Setup) -> anyhow::Result<usize> {
 pub(super) struct HostedRoom {
     /// The number of stages that the coordinator may have it host at once; 0 if it chooses none.
     pub(super) most: u16,
-    /// Where stages go that memory does not hold.
-    pub(super) lower: Option<LowerTier>,
+    /// Where stages go that memory or the device does not hold.
+    pub(super) tiers: Tiers,
 }
 
 /// Makes this process's peer, which hosts any stage that the machine has room for, and runs so many passes at
@@ -57,9 +56,9 @@ pub(super) async fn new_peer(
     let fits = budget.fits(manifest, *choice).exit_with(Exit::NotAdmitted)?;
     let resident = budget.resident(manifest, *choice);
     let mut room = budget.room(manifest, *choice, &fits);
-    let lower = budget.lower_tier(manifest, resident, room);
-    if let Some(lower) = lower.as_ref().filter(|_| room.most > 0) {
-        room.swap_rate = rate_of(lower.folder.clone()).await?;
+    let tiers = budget.tiers(manifest, *choice, room);
+    if room.most > room.in_memory {
+        room.swap_rate = rate_of(tiers.clone(), devices[0]).await?;
     }
     let fingerprint = match choice {
         StageChoice::None => None,
@@ -101,17 +100,21 @@ pub(super) async fn new_peer(
         seed: u64::from_le_bytes(*me.peer.0.first_chunk().expect("32 bytes")),
         routing: Routing::default(),
     });
-    Ok((peer, HostedRoom { most: room.most, lower }))
+    Ok((peer, HostedRoom { most: room.most, tiers }))
 }
 
 fn few(devices: usize) -> NonZeroU16 {
     u16::try_from(devices).ok().and_then(NonZeroU16::new).expect("a few devices")
 }
 
-/// Measures how fast the disk takes and gives the state of stages.
-async fn rate_of(folder: PathBuf) -> anyhow::Result<Rate> {
-    let measured = tokio::task::spawn_blocking(move || swap_rate(&folder)).await;
-    Ok(measured.context("the measurement of the disk panicked")??)
+/// Measures how fast the lowest tier takes and gives what is swapped.
+async fn rate_of(tiers: Tiers, device: DeviceChoice) -> anyhow::Result<Rate> {
+    let measure = move || match tiers.lower {
+        Some(lower) => swap_rate(&lower.folder),
+        None => copy_rate(Device::open(device, 1)?),
+    };
+    let measured = tokio::task::spawn_blocking(measure).await;
+    Ok(measured.context("the measurement of the tier panicked")??)
 }
 
 /// Offers files of earlier lives to other peers. Returns the number of checkpoints that are of no

@@ -253,6 +253,9 @@ fn peer_arguments(
     if let Some(memory) = args.memory {
         arguments = arguments.with("--memory", memory.0.to_string());
     }
+    if let Some(memory) = args.device_memory {
+        arguments = arguments.with("--device-memory", memory.0.to_string());
+    }
     // Peers look for an anchor that was killed at the port that it had.
     let port = if index < args.anchors { published_port(&address_of(index)) } else { None };
     let arguments = arguments
