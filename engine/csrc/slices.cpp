@@ -20,8 +20,11 @@ class Exchange {
     for (auto& table : tables_) table.parts.resize(seats);
   }
 
-  // The parts of all seats, in their order. Waits until all have brought theirs for this turn.
-  variable_list all(size_t seat, const variable_list& own) {
+  size_t seats() const { return turns_.size(); }
+
+  // The parts of all seats, in their order. Waits until all have brought theirs for this turn. `alike` is whether all
+  // have one shape.
+  variable_list all(size_t seat, const variable_list& own, bool alike = true) {
     std::unique_lock lock(mutex_);
     // While some take the parts of a turn, others may bring those of the next, but none of a third.
     auto& table = tables_[turns_[seat]++ % 2];
@@ -37,7 +40,7 @@ class Exchange {
       for (auto& brought : table.parts) brought.clear();
     }
     for (const auto& part : parts)
-      TORCH_CHECK(part.sizes() == parts[0].sizes(), "the devices of this peer are at different products");
+      TORCH_CHECK(!alike || part.sizes() == parts[0].sizes(), "the devices of this peer are at different products");
     return parts;
   }
 
@@ -63,16 +66,33 @@ class Exchange {
 
 namespace {
 
-// The sum of the parts of all slices: f32, in their order, rounded once to the parts' type. Without an exchange,
-// `own` are all.
-Tensor sum(const variable_list& own, int64_t exchange, int64_t seat) {
-  const auto parts =
-      exchange == 0 ? own : reinterpret_cast<Exchange*>(exchange)->all(size_t(seat), own);
-  const auto device = own[0].device();
+// Elements from which on a sum is divided among the devices. Fewer are not worth a second meeting.
+constexpr int64_t kDivided = 1 << 14;
+
+// The sum of parts: f32, in their order, rounded once to their type, on this device.
+Tensor sum_here(const variable_list& parts, at::Device device) {
   const auto on_device = [&](const Tensor& part) { return part.to(device).to(at::kFloat); };
   auto total = on_device(parts[0]);
   for (size_t slice = 1; slice < parts.size(); ++slice) total = total.add(on_device(parts[slice]));
-  return total.to(own[0].scalar_type());
+  return total.to(parts[0].scalar_type());
+}
+
+// The sum of the parts of all slices, in their order. Without an exchange, `own` are all.
+Tensor sum(const variable_list& own, int64_t exchange, int64_t seat) {
+  const auto device = own[0].device();
+  if (exchange == 0) return sum_here(own, device);
+  auto& meeting = *reinterpret_cast<Exchange*>(exchange);
+  const auto elements = own[0].numel(), seats = int64_t(meeting.seats());
+  if (elements < kDivided) return sum_here(meeting.all(size_t(seat), own), device);
+  // Each device sums its share of the elements, and all take the shares: the bytes of a ring.
+  variable_list flat;
+  for (const auto& part : own) flat.push_back(part.reshape({-1}));
+  auto parts = meeting.all(size_t(seat), flat);
+  const auto first = elements * seat / seats, end = elements * (seat + 1) / seats;
+  for (auto& part : parts) part = part.narrow(0, first, end - first);
+  auto shares = meeting.all(size_t(seat), {sum_here(parts, device)}, /*alike=*/false);
+  for (auto& share : shares) share = share.to(device);
+  return at::cat(shares).view(own[0].sizes());
 }
 
 // A tensor that slices read: as many aliases, whose gradients are added in the order of slices.

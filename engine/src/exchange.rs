@@ -142,3 +142,64 @@ pub(crate) fn all_parts(own: &[Tensor], count: usize, seat: Option<&Seat>) -> Re
     // SAFETY: on success each element is a new tensor with no other owner.
     Ok(all.into_iter().map(|part| unsafe { Tensor::from_ptr(part) }).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+    use crate::shim::gradients;
+    use crate::tensor::elements;
+
+    /// Parts of slices, whose sum depends on the order.
+    fn parts(slices: usize, count: usize, kind: Kind) -> Vec<Tensor> {
+        let part = |slice: usize| {
+            let value = |at: usize| ((at * 7919 + slice * 104_729) % 1009) as f32 / 3.7 - 99.0;
+            let values: Vec<f32> = (0..count).map(value).collect();
+            Tensor::from_slice(&values).view([1, -1]).to_kind(kind)
+        };
+        (0..slices).map(part).collect()
+    }
+
+    fn floats(tensor: &Tensor) -> Vec<f32> {
+        elements(&tensor.to_kind(Kind::Float).contiguous()).to_vec()
+    }
+
+    /// Forward, the sum of products of `x` with each part; then the gradient of `x`.
+    fn pass(parts: &[Tensor], seat: Option<&Seat>) -> [Vec<f32>; 2] {
+        let x = Tensor::full([1, parts[0].numel() as i64], 0.3, (parts[0].kind(), Device::Cpu));
+        let x = x.set_requires_grad(true);
+        let read = fan_out(&x, parts.len(), seat).expect("equal shapes");
+        let products: Vec<Tensor> = read.iter().zip(parts).map(|(x, part)| x * part).collect();
+        let sum = sum_in_order(&products, seat).expect("equal shapes");
+        let of_x = gradients(&sum, Some(&sum.ones_like()), &[&x]).expect("a graph").remove(0);
+        [floats(&sum), floats(&of_x)]
+    }
+
+    #[test]
+    fn devices_sum_to_the_bits_of_one_whether_they_divide_the_elements_or_not() {
+        for kind in [Kind::Float, Kind::BFloat16] {
+            for (slices, seats) in [(2, 2), (4, 2), (3, 3)] {
+                // A few elements are not divided; many are, into unequal shares.
+                for count in [5, (1 << 14) + 1] {
+                    let parts = parts(slices, count, kind);
+                    let expected = pass(&parts, None);
+                    let own = parts
+                        .chunks(slices / seats)
+                        .map(|own| own.iter().map(Tensor::shallow_clone).collect::<Vec<_>>());
+                    std::thread::scope(|scope| {
+                        let started: Vec<_> = Seat::all(seats)
+                            .into_iter()
+                            .zip(own)
+                            .map(|(seat, own)| scope.spawn(move || pass(&own, Some(&seat))))
+                            .collect();
+                        for thread in started {
+                            let found = thread.join().expect("no device fails");
+                            assert!(found == expected, "{kind:?}, {slices} slices, {count}");
+                        }
+                    });
+                }
+            }
+        }
+    }
+}
