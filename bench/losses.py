@@ -1,6 +1,7 @@
 """The losses of small runs in one process, for benchmarks that compare them."""
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
@@ -18,9 +19,10 @@ COLOURS = ("#444444", "#4477aa", "#66ccee", "#228833", "#99bb33", "#117755", "#a
            "#ee6677", "#ee8866", "#332288", "#88ccee", "#882255", "#999933")
 
 
-def train(shoal, data, values, edit=lambda text: text):
-    """The steps of the report of one run: the default one with other values, and what `edit` changes in its TOML."""
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+def train(shoal, data, values, edit=lambda text: text, keep=None):
+    """The steps of the report of one run: the default one with other values, and what `edit` changes in its TOML. `keep`
+    is a folder for its files, so that they stay."""
+    with contextlib.nullcontext(keep) if keep else tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         text = models.edit_toml(shoal.default, values)
         text = text.replace('# path = "text.txt"', f"path = {json.dumps(data)}")
         pathlib.Path(folder, "run.toml").write_text(edit(text), encoding="utf-8")

@@ -1,8 +1,10 @@
 """Measures what virtual workers that meet now and then do to the loss, at the same tokens.
 
     make bench-workers DATA=tinyshakespeare.txt
+    .venv/bin/python bench/workers.py --shoal target/release/shoal --data FILE --warm 900 --steps 300
 
-The default model (hidden 128) trains for 600 steps of 8 microbatches: all peers together in every step, or four workers
+With `--warm` all runs begin with the weights of one that trained for so many steps, as Douillard et al. (arXiv 2311.08105)
+begin with a trained model. The default model (hidden 128) trains for 600 steps of 8 microbatches: all peers together in every step, or four workers
 with a share of two microbatches each, which meet after every 10, 30 or 100 steps. Initial weights and the number of
 tokens are the same. A loss is that of the last evaluation on held-out text, which a run makes before every step that
 follows a meeting; it is compared with that of the run without workers at the same step.
@@ -11,7 +13,10 @@ follows a meeting; it is compared with that of the run without workers at the sa
 import argparse
 import os
 import pathlib
+import re
+import subprocess
 import sys
+import tempfile
 
 import losses
 import machine as machines
@@ -33,20 +38,30 @@ RUNS = size([
 GOAL = (30, 0.02)
 
 
-def train(shoal, data, steps, run):
-    """The steps of the report of one run."""
+def train(shoal, data, steps, run, base=None):
+    """The steps of the report of one run, from a base if there is one."""
     microbatches = MICROBATCHES if run is None else MICROBATCHES // WORKERS
     values = {
         "training": {"steps": steps, "stages": 1, "microbatches": microbatches},
         "evaluation": {"every": run[0] if run else size(10, 2), "microbatches": size(64, 2)},
     }
-
     section = ""
     if run:
         every, codec, moments, overlap = run
         section = (f'\n[outer]\nworkers = {WORKERS}\nevery = {every}\ncodec = "{codec}"\nmoments = "{moments}"\n'
                    f"overlap = {str(overlap).lower()}\n")
-    return losses.train(shoal, data, values, lambda text: text + section)
+    model = f'[model]\nfrom = "{base}"\ncontext = 128\n' if base else None
+    edit = lambda text: (re.sub(r"\[model\]\n.*?\n\n", model + "\n", text, flags=re.DOTALL) if model else text) + section
+    return losses.train(shoal, data, values, edit)
+
+
+def base_of(shoal, data, steps, folder):
+    """A model that all peers trained together."""
+    values = {"training": {"steps": steps, "stages": 1, "microbatches": MICROBATCHES}}
+    losses.train(shoal, data, values, keep=folder)
+    command = [shoal.binary, "import", "out/checkpoint", "--out", "base"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return os.path.join(folder, "base")
 
 
 def main():
@@ -54,15 +69,18 @@ def main():
     parser.add_argument("--shoal", required=True, help="the node's release binary")
     parser.add_argument("--data", required=True, help="the text to train on")
     parser.add_argument("--steps", type=int, default=STEPS, help="the steps of a worker")
+    parser.add_argument("--warm", type=int, default=0, help="the steps that made the model to begin with")
     parser.add_argument("--plot", type=pathlib.Path, help="the path of the plot, as SVG")
     options = parser.parse_args()
     shoal, data = Shoal(options.shoal), os.path.abspath(options.data)
-    job = lambda run: lambda: train(shoal, data, options.steps, run)
-    runs = losses.train_all({run: job(run) for run in [None, *RUNS]})
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        base = base_of(shoal, data, options.warm, folder) if options.warm else None
+        job = lambda run: lambda: train(shoal, data, options.steps, run, base)
+        runs = losses.train_all({run: job(run) for run in [None, *RUNS]})
     evaluated = {run: evaluations(steps, run) for run, steps in runs.items()}
     table.show(
         "Virtual workers",
-        f"hidden 128, 4 layers, {WORKERS} workers, {options.steps} steps of 2048 tokens, f32; "
+        f"hidden 128, 4 layers, {WORKERS} workers, {options.steps} steps of 2048 tokens, from a model of {options.warm} steps, f32; "
         f"{machines.line(machines.describe(sys.executable))}. Loss: the last evaluation with held-out text, nats per "
         f"token; above: relative to all peers together at the same step. Goal: at most {GOAL[1]:.0%} at {GOAL[0]} steps.",
         ["steps between meetings", "a worker's way", "moments", "overlap", "step", "loss", "all together", "above", "goal"],

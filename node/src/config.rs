@@ -242,7 +242,8 @@ impl RunConfig {
             inner: None,
         };
         self.outer.iter().try_for_each(|outer| outer.apply(&mut manifest))?;
-        manifest.start = self.start.as_ref().map(|source| source.start_of(&manifest));
+        let start = self.start.as_ref().map(|source| source.start_of(&manifest));
+        manifest.start = start.transpose()?;
         Ok(manifest)
     }
 

@@ -49,7 +49,8 @@ impl StartFiles {
     ) -> std::result::Result<Self, String> {
         let description = Arc::new(Description::parse(description)?);
         manifest.check_goes_on_from(&description.manifest).map_err(|error| error.to_string())?;
-        let (step, first) = (description.step, manifest.first_version());
+        let step = manifest.version_after(&description.manifest, description.step);
+        let (step, first) = (step.map_err(|error| error.to_string())?, manifest.first_version());
         if step != first {
             return Err(format!("it is of version {step}, and the run begins at {first}"));
         }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use shoal_protocol::ids::{ContentHash, Step};
-use shoal_protocol::manifest::{Manifest, Start};
+use shoal_protocol::manifest::{Manifest, ManifestError, Start};
 
 use super::Sources;
 
@@ -44,9 +44,11 @@ pub struct StartSource {
 
 impl StartSource {
     /// Its name in the manifest of a run that goes on from it.
-    pub(super) fn start_of(&self, manifest: &Manifest) -> Start {
+    pub(super) fn start_of(&self, manifest: &Manifest) -> Result<Start, ManifestError> {
         let Self { checkpoint, bytes, step, .. } = *self;
-        Start { checkpoint, bytes, step, samples: manifest.samples_after(&self.manifest, step) }
+        let samples = manifest.samples_after(&self.manifest, step);
+        let step = manifest.version_after(&self.manifest, step)?;
+        Ok(Start { checkpoint, bytes, step, samples })
     }
 }
 

@@ -217,6 +217,12 @@ mod tests {
         assert_eq!(mean.check_goes_on_from(&mean), Ok(()));
         assert_eq!(zero.check_goes_on_from(&mean), Ok(()));
         assert_eq!(mean.check_goes_on_from(&zero), Err(ManifestError::StartWithoutMoments));
+        let mut often = mean.clone();
+        often.inner.as_mut().expect("there are workers").steps = 1;
+        assert_eq!(often.version_after(&mean, Step(3)), Ok(Step(15)));
+        assert_eq!(mean.version_after(&often, Step(15)), Ok(Step(3)));
+        let error = mean.version_after(&often, Step(16)).expect_err("between two");
+        assert!(error.to_string().contains("outer.every"), "{error}");
         let error = lion.check_goes_on_from(&mean).expect_err("refused").to_string();
         assert!(error.contains("optimizer.kind = \"adamw\", which lion cannot"), "{error}");
     }

@@ -285,6 +285,17 @@ pub enum ManifestError {
          model and import it as a base"
     )]
     StartWithoutMoments,
+    /// A checkpoint of other meetings of workers, between two of this run's.
+    #[error(
+        "the checkpoint to go on from has done {done} steps of a worker, and outer.every = {every}: go on from one \
+         after a multiple of it, or change every"
+    )]
+    StartBetweenMeetings {
+        /// Steps of a worker.
+        done: u64,
+        /// Those of one step of this run.
+        every: u64,
+    },
     /// A checkpoint of adapters in a run that trains all weights.
     #[error(
         "the checkpoint to go on from has adapters alone, and this run trains all weights: add its \

@@ -99,6 +99,21 @@ impl Manifest {
         }
     }
 
+    /// The first version of a run that goes on from version `step` of an `earlier` run. Steps of workers count one by one,
+    /// so the number is another one if their meetings are.
+    ///
+    /// # Errors
+    /// If it would be between two versions.
+    pub fn version_after(&self, earlier: &Self, step: Step) -> Result<Step, ManifestError> {
+        let updates =
+            |manifest: &Self| manifest.inner.as_ref().map_or(1, |inner| inner.steps.into());
+        let (done, every): (u64, u64) = (step.0.saturating_mul(updates(earlier)), updates(self));
+        match done.is_multiple_of(every) {
+            true => Ok(Step(done / every)),
+            false => Err(ManifestError::StartBetweenMeetings { done, every }),
+        }
+    }
+
     /// Checks that the trained weights of an `earlier` run are those of this one, in name, shape and
     /// meaning, and that the optimizer keeps the same beside them. Stages, batch, number formats, the
     /// optimizer's constants, data and context may differ.
