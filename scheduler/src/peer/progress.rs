@@ -268,7 +268,7 @@ impl Peer {
 
     /// Ends the migration without a change, and leaves the fetched stages unless they are open.
     fn cancel_migration(&mut self, out: &mut Out) {
-        for stage in self.weights.cancel_migration(self.membership.view().number, out) {
+        for stage in self.weights.cancel_migration(out) {
             if !self.pipeline.stages.contains(stage) {
                 out.push(PeerAction::Compute(Task::Leave { stage }));
             }

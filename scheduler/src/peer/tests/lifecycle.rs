@@ -62,6 +62,20 @@ fn a_migration_without_its_files_restarts_only_until_it_is_decided() {
 }
 
 #[test]
+fn a_migration_begins_only_from_a_snapshot_for_a_membership_that_has_it() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    probe.assign_move(2, None);
+    let mut snapshot = |view| {
+        let parts = Vec::new();
+        probe.receive_from_coordinator(FromCoordinator::Snapshot { version: Step(0), view, parts })
+    };
+    // This peer's own one again, from before: results of the other stage were not for it then.
+    assert_eq!(snapshot(1), []);
+    let restore = Task::Restore { version: Step(0), stage: Stage(0) };
+    assert_eq!(snapshot(2), [PeerAction::Compute(restore)]);
+}
+
+#[test]
 fn an_unexpected_tensor_is_released() {
     let (mut probe, _) = Probe::at(1, |_| {});
     let activation = TensorTag::Activation { key: key(1, 0) };

@@ -20,14 +20,15 @@ const COMMITS: usize = 1 << 10;
 #[derive(Debug, Default)]
 pub(in crate::peer) struct Migration {
     current: Option<Ongoing>,
-    /// The membership in which the last one was cancelled. Snapshots for it may still arrive.
-    cancelled_in: u64,
 }
 
 /// A span to which this peer changes.
 #[derive(Debug)]
 struct Ongoing {
     target: MigrationTarget,
+    /// The membership in which it began. Snapshots for an earlier one are not for it: results since then were not for
+    /// this peer, or it dropped them.
+    begun_in: u64,
     /// Its stages that this peer does not host, in order.
     fetched: Vec<Stage>,
     /// Their weights.
@@ -116,6 +117,7 @@ impl Migration {
             let fetched: Vec<Stage> = to.outside(own).collect();
             self.current = Some(Ongoing {
                 target,
+                begun_in: ctx.view.number,
                 weights: ctx.groups_of(&fetched),
                 fetched,
                 start: None,
@@ -130,12 +132,6 @@ impl Migration {
     pub(in crate::peer) fn end(&mut self) -> Option<Ended> {
         let Ongoing { fetched, weights, start, .. } = self.current.take()?;
         Some(Ended { stages: fetched, weights, has_start: start.is_some() })
-    }
-
-    /// Ends the migration without a change, in a membership.
-    pub(super) fn cancel(&mut self, view: u64) -> Option<Ended> {
-        self.cancelled_in = view;
-        self.end()
     }
 
     /// Sets the first step with the other span.
@@ -194,14 +190,13 @@ impl Migration {
         })
     }
 
-    /// Whether a snapshot may be the start: it is newer than the last one and not for a cancelled migration, whose
-    /// results are dropped, and no first step is set.
+    /// Whether a snapshot may be the start: it is newer than the last one and for this migration, and no first step is
+    /// set.
     pub(super) fn accepts_snapshot(&self, version: Step, view: u64) -> bool {
         self.undecided().is_some()
-            && view >= self.cancelled_in
             && self.current.as_ref().is_some_and(|current| {
                 let is_newer = current.start.as_ref().is_none_or(|start| version > start.version);
-                current.fetches() && is_newer
+                current.fetches() && view >= current.begun_in && is_newer
             })
     }
 

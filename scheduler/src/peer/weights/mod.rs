@@ -440,11 +440,10 @@ impl Weights {
 
 /// Migrations.
 impl Weights {
-    /// Ends the migration without a change, in a membership. Returns the stages of which the engine may hold weights
-    /// for it.
+    /// Ends the migration without a change. Returns the stages of which the engine may hold weights for it.
     #[must_use]
-    pub(super) fn cancel_migration(&mut self, view: u64, out: &mut Out) -> Vec<Stage> {
-        let Some(ended) = self.migration.cancel(view) else { return Vec::new() };
+    pub(super) fn cancel_migration(&mut self, out: &mut Out) -> Vec<Stage> {
+        let Some(ended) = self.migration.end() else { return Vec::new() };
         self.rounds.forget_results_of(&ended.weights, Step(u64::MAX), out);
         self.rounds.drop_early_of(&ended.weights, out);
         if ended.has_start { ended.stages } else { Vec::new() }
