@@ -246,8 +246,8 @@ pub struct LocalArgs {
     /// swapped: weights, optimizer state and accumulators of most stages are in a file in the output folder.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
-    /// Memory limit of a GPU, without libtorch itself; default: its free memory. If it does not hold the model's state,
-    /// that is in the machine's memory, and weights are on the device while passes read them.
+    /// Memory limit of a GPU, without libtorch itself; default: nine tenths of what is free. If it does not hold
+    /// the model's state, that is in the machine's memory, and weights are on the device while passes read them.
     #[arg(long, value_name = "SIZE")]
     device_memory: Option<Bytes>,
 }

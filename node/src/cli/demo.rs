@@ -77,8 +77,8 @@ pub struct DemoArgs {
     /// hold at once are swapped. The reference has no limit.
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<Bytes>,
-    /// Memory limit of each peer's GPU, without libtorch itself; default: its free memory. If it does not hold a peer's
-    /// stages, their weights are on it while passes read them.
+    /// Memory limit of each peer's GPU, without libtorch itself; default: nine tenths of what is free. If it does
+    /// not hold a peer's stages, their weights are on it while passes read them.
     #[arg(long, value_name = "SIZE")]
     pub device_memory: Option<Bytes>,
     /// Number of anchors, which replicate the run's log: with three, the first peer may be killed too.

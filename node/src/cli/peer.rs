@@ -153,8 +153,9 @@ pub struct PeerArgs {
     /// Memory limit (as 8GiB), without libtorch itself; default: the free memory.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
-    /// Memory limit of a GPU, without libtorch itself; default: its free memory. If it does not hold the state of the
-    /// chosen stages, that is in the machine's memory, and weights are on the device while passes read them.
+    /// Memory limit of a GPU, without libtorch itself; default: nine tenths of what is free. If it does not hold
+    /// the state of the chosen stages, that is in the machine's memory, and weights are on the device while passes read
+    /// them.
     #[arg(long, value_name = "SIZE")]
     device_memory: Option<Bytes>,
     /// Memory for the output log of the open step (data that may be sent again); the rest of the log is on

@@ -390,10 +390,10 @@ impl ResourceBudget {
         if self.device.is_none() {
             return memory_floor(manifest, span, in_flight);
         }
-        // Graphs are on the device, of one pass at a time.
+        // Graphs are on the device, of one pass at a time. A visit runs as many microbatches as there are.
         let mut manifest = manifest.clone();
         manifest.training.recompute = true;
-        memory_floor(&manifest, span, in_flight)
+        memory_floor(&manifest, span, manifest.training.microbatches)
     }
 
     /// Returns the memory for these stages with so many microbatches in flight.
@@ -403,10 +403,11 @@ impl ResourceBudget {
     }
 }
 
-/// Returns what is free on a single GPU, if its driver says.
+/// Returns what may be used of a single GPU, if its driver says what is free: a part is for libraries' workspaces.
 fn free_on(devices: &[DeviceChoice]) -> Option<Bytes> {
     let [device @ DeviceChoice::Cuda(_)] = devices else { return None };
     let free = Device::open(*device, 1).and_then(Device::free_memory);
+    let free = free.map(|free| Bytes(free.0 / 10 * 9));
     free.inspect_err(|error| tracing::warn!("the free memory of {device} is not known: {error}"))
         .ok()
 }
