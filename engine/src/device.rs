@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::Once;
 
 use shoal_protocol::units::Bytes;
-use tch::{Cuda, Tensor};
+use tch::{Cuda, Kind, Tensor};
 
 use crate::error::{EngineError, Result};
 use crate::mkl::MklDispatch;
@@ -209,6 +209,15 @@ impl Device {
         if self.has_images { tch::Device::Cpu } else { self.torch }
     }
 
+    /// Zeros where weights are kept: in memory from which a GPU copies by itself, if passes read images there.
+    pub(crate) fn zeros(self, elements: usize, kind: Kind) -> Result<Tensor> {
+        let zeros = Tensor::f_zeros([elements as i64], (kind, self.state()))?;
+        match self.has_images && self.is_cuda() {
+            true => Ok(zeros.f_pin_memory(self.torch)?),
+            false => Ok(zeros),
+        }
+    }
+
     /// Memory that is free on a GPU.
     ///
     /// # Errors
@@ -256,7 +265,7 @@ fn open_cuda(index: usize) -> Result<tch::Device> {
         return Err(missing(format!("there are {count}")));
     }
     let device = tch::Device::Cuda(index);
-    let _ = Tensor::f_zeros([1], (tch::Kind::Float, device))
+    let _ = Tensor::f_zeros([1], (Kind::Float, device))
         .map_err(|error| missing(EngineError::from(error).to_string()))?;
     Ok(device)
 }

@@ -16,7 +16,6 @@ use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::exchange::Seat;
 use crate::fixed_point::add_words;
-use crate::memory::device_floor;
 use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::parameters::group_elements;
@@ -108,20 +107,15 @@ impl Engine {
 
     /// Divides the memory for these stages: begins to swap where it does not hold them, and ends that where it does.
     fn divide_memory(&mut self, hosted: &[Stage]) -> Result<()> {
-        let budget = match &self.tiers.lower {
-            Some(lower) => {
-                let budget = lower.budget(&self.manifest, hosted);
-                if let Some(budget) = budget.filter(|_| self.swap.is_none()) {
-                    let mut swap = Swap::create(&lower.folder, budget)?;
-                    for (stage, model) in &self.stages {
-                        swap.adopt(*stage, model.swappable(false))?;
-                    }
-                    self.swap = Some(RefCell::new(swap));
-                }
-                budget
+        let lower = self.tiers.lower.as_ref();
+        let budget = lower.and_then(|lower| lower.budget(&self.manifest, hosted));
+        if let (Some(lower), Some(budget), None) = (lower, budget, &self.swap) {
+            let mut swap = Swap::create(&lower.folder, budget)?;
+            for (stage, model) in &self.stages {
+                swap.adopt(*stage, model.swappable(false))?;
             }
-            None => None,
-        };
+            self.swap = Some(RefCell::new(swap));
+        }
         if let Some(swap) = &self.swap {
             swap.borrow_mut().set_budget(budget.unwrap_or(units::Bytes(u64::MAX)));
         }
@@ -140,10 +134,7 @@ impl Engine {
     /// Whether not all hosted stages are in memory, or what passes read of them on the device.
     #[must_use]
     pub fn swaps(&self) -> bool {
-        let hosted = self.stages.len();
-        let floor = || device_floor(&self.manifest);
-        self.tiers.lower.as_ref().is_some_and(|lower| lower.swaps(hosted))
-            || self.tiers.device.is_some_and(|memory| floor().stages_in(memory) < hosted)
+        self.tiers.swap(&self.manifest, self.stages.len())
     }
 
     /// What was swapped; `None` if everything was in memory all the time.
@@ -573,7 +564,7 @@ impl Engine {
             Some(frozen) => {
                 // Memory of a tier goes with the stage that was there.
                 let is_lent = self.swap.is_some() || self.images.is_some();
-                let frozen = if is_lent { frozen.copy()? } else { frozen };
+                let frozen = if is_lent { frozen.copy(place.0)? } else { frozen };
                 StageModel::with_frozen(&manifest, stage, place, Some(frozen))?
             }
             None => StageModel::new(&manifest, stage, place.0, place.1)?,

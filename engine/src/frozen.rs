@@ -44,8 +44,8 @@ impl Frozen {
         let parameters = model_parameters(manifest, stage);
         let held = Held::of_passes(&parameters, own);
         let kind = kind(manifest.training.dtype);
-        let flat = Tensor::f_zeros([held.len() as i64], (kind, device.state()))?;
-        let image = device.has_images.then(|| Image::of(&[&flat], device.torch)).transpose()?;
+        let flat = device.zeros(held.len(), kind)?;
+        let image = image_of(&flat, device)?;
         let has_values = !manifest.model.loads_weights();
         let frozen = Self { flat, image, held, parameters, has_values };
         if has_values {
@@ -68,10 +68,10 @@ impl Frozen {
     }
 
     /// The same values in memory of their own.
-    pub(crate) fn copy(&self) -> Result<Self> {
-        let flat = self.flat.f_detach_copy()?;
-        let device = self.image.as_ref().map(|image| image.values().device());
-        let image = device.map(|device| Image::of(&[&flat], device)).transpose()?;
+    pub(crate) fn copy(&self, device: Device) -> Result<Self> {
+        let mut flat = device.zeros(self.flat.numel(), self.flat.kind())?;
+        flat.f_copy_(&self.flat)?;
+        let image = image_of(&flat, device)?;
         let (held, parameters) = (self.held.clone(), self.parameters.clone());
         Ok(Self { flat, image, held, parameters, has_values: self.has_values })
     }
@@ -90,4 +90,9 @@ impl Frozen {
         self.has_values = true;
         Ok(())
     }
+}
+
+/// What passes read of frozen weights, on a device that does not keep them.
+fn image_of(flat: &Tensor, device: Device) -> Result<Option<Image>> {
+    device.has_images.then(|| Image::of([flat], device.torch)).transpose()
 }

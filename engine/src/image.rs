@@ -4,8 +4,8 @@ use tch::{Device, Tensor};
 
 use crate::error::Result;
 
-/// Images of tensors on a device that passes read instead. Whoever has the memory of the device gives them theirs
-/// ([`crate::swap`]); blocks keep views.
+/// Copies of tensors on a device. Passes read the copies through views that never change; [`crate::swap::Images`] gives
+/// the copies memory while they are used.
 #[derive(Debug)]
 pub(crate) struct Image(Vec<Copied>);
 
@@ -21,12 +21,15 @@ pub(crate) struct Copied {
 impl Image {
     /// Images of these tensors, without their values yet: the weights in the dtype of passes, and an embedding that
     /// is read in f32 beside them.
-    pub(crate) fn of(kept: &[&Tensor], device: Device) -> Result<Self> {
-        let copied = |kept: &&Tensor| {
+    pub(crate) fn of<'a>(
+        kept: impl IntoIterator<Item = &'a Tensor>,
+        device: Device,
+    ) -> Result<Self> {
+        let copied = |kept: &Tensor| {
             let image = Tensor::f_empty(kept.size(), (kept.kind(), device))?;
             Ok(Copied { kept: kept.shallow_clone(), image })
         };
-        Ok(Self(kept.iter().map(copied).collect::<Result<_>>()?))
+        Ok(Self(kept.into_iter().map(copied).collect::<Result<_>>()?))
     }
 
     /// The weights in the dtype of passes.

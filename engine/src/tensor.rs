@@ -66,5 +66,10 @@ fn host_length(tensor: &Tensor) -> usize {
     assert!(tensor.device() == Device::Cpu && tensor.is_contiguous(), "not plain memory");
     // An empty tensor may have no allocation; no tensor here is empty.
     assert!(!tensor.data_ptr().is_null(), "a tensor without memory");
+    byte_count(tensor)
+}
+
+/// Bytes of all elements, wherever they are.
+pub(crate) fn byte_count(tensor: &Tensor) -> usize {
     tensor.numel() * tensor.kind().elt_size_in_bytes()
 }

@@ -49,10 +49,10 @@ impl Copies {
         }
         let held = place.held.clone();
         let embedding = match wide_embedding(manifest, stage, place).filter(|_| !has_all) {
-            Some(range) => Some((range.clone(), place.zeros(range.len(), Kind::Float)?)),
+            Some(range) => Some((range.clone(), place.device.zeros(range.len(), Kind::Float)?)),
             None => None,
         };
-        Ok(Some(Self { values: place.zeros(held.len(), kind(dtype))?, held, embedding }))
+        Ok(Some(Self { values: place.device.zeros(held.len(), kind(dtype))?, held, embedding }))
     }
 
     /// Takes over what they have of a range of the flat vector.
@@ -78,18 +78,15 @@ impl Weights {
         place: &WeightsPlace,
     ) -> Result<Self> {
         let kept = place.kept.clone();
-        let flat = place.zeros(kept.len(), Kind::Float)?;
+        let flat = place.device.zeros(kept.len(), Kind::Float)?;
         let copies = Copies::new(manifest, stage, place)?;
-        let image = |device| {
+        let image = || {
             let values = copies.as_ref().map_or(&flat, |copies| &copies.values);
             let embedding = wide_embedding(manifest, stage, place);
             let embedding = embedding.map(|range| part_of(&flat, &kept, &range)).transpose()?;
-            Image::of(
-                &[Some(values), embedding.as_ref()].into_iter().flatten().collect::<Vec<_>>(),
-                device,
-            )
+            Image::of([values].into_iter().chain(&embedding), place.device.torch)
         };
-        let image = place.image.map(image).transpose()?;
+        let image = place.device.has_images.then(image).transpose()?;
         let source = source_of(&flat, copies.as_ref(), image.as_ref());
         let blocks = Blocks::new(manifest, stage, source, frozen, &place.own)?;
         Ok(Self { flat, kept, copies, image, blocks })

@@ -4,10 +4,8 @@ use std::ops::Range;
 
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{Dtype, Manifest};
-use tch::{Kind, Tensor};
 
 use crate::device::Device;
-use crate::error::Result;
 use crate::held::Held;
 use crate::own_slices::OwnSlices;
 use crate::parameters::{Parameter, parameters, range_of};
@@ -16,10 +14,7 @@ use crate::share::Share;
 /// A device, and what it has of a stage's weights.
 #[derive(Debug, Clone)]
 pub(crate) struct WeightsPlace {
-    /// Where weights are kept.
-    pub(crate) state: tch::Device,
-    /// Where passes read an image of them, if not where they are kept.
-    pub(crate) image: Option<tch::Device>,
+    pub(crate) device: Device,
     /// The range of the flat vector that is here as f32: all, or what this device updates.
     pub(crate) kept: Range<usize>,
     /// What passes read here.
@@ -46,17 +41,7 @@ impl WeightsPlace {
             true => parameters,
             false => &parameters[share.of(parameters)],
         };
-        let image = device.has_images.then_some(device.torch);
-        Self { state: device.state(), image, kept: range_of(kept), held, own }
-    }
-
-    /// Zeros where weights are kept: in memory from which a GPU copies by itself, if passes are computed there.
-    pub(crate) fn zeros(&self, elements: usize, kind: Kind) -> Result<Tensor> {
-        let zeros = Tensor::f_zeros([elements as i64], (kind, self.state))?;
-        match self.image {
-            Some(device @ tch::Device::Cuda(_)) => Ok(zeros.f_pin_memory(device)?),
-            _ => Ok(zeros),
-        }
+        Self { device, kept: range_of(kept), held, own }
     }
 }
 

@@ -3,23 +3,13 @@
 mod common;
 
 use shoal_engine::{
-    Engine, EngineError, ForwardOutput, LowerTier, Origin, Tiers, device_floor, swapping_floor,
+    EngineError, ForwardOutput, LowerTier, Origin, Tiers, device_floor, swapping_floor,
 };
-use shoal_protocol::ids::{ContentHash, Stage, Step};
+use shoal_protocol::ids::{Stage, Step};
 use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Lora, LoraTarget, Manifest};
 use shoal_protocol::units::Bytes;
 
-use self::common::{Trainer, key, manifest, samples, text};
-
-/// A run of four stages, with its samples' folder.
-fn run(change: impl FnOnce(&mut Manifest)) -> (tempfile::TempDir, Manifest) {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let mut manifest = manifest();
-    manifest.training.stages = 4;
-    change(&mut manifest);
-    samples(&mut manifest, folder.path(), &text());
-    (folder, manifest)
-}
+use self::common::{Trainer, four_stages, hashes, key, samples, text};
 
 /// Memory of a device for so many stages' weights.
 fn room_for(manifest: &Manifest, stages: u64) -> Bytes {
@@ -27,14 +17,10 @@ fn room_for(manifest: &Manifest, stages: u64) -> Bytes {
     floor.passes + Bytes(stages * floor.weights.0)
 }
 
-fn hashes(engine: &Engine, manifest: &Manifest) -> Vec<ContentHash> {
-    manifest.stages().map(|stage| engine.state_hash(stage).expect("hosted")).collect()
-}
-
 /// Trains a few steps with all on the device, and with room for the weights of one, two and all stages, the last time
 /// with a disk below the memory. Compares losses and states.
 fn compare(change: impl FnOnce(&mut Manifest)) {
-    let (folder, mut manifest) = run(change);
+    let (folder, mut manifest) = four_stages(change);
     let mut make = || samples(&mut manifest, folder.path(), &text());
     let [first, rest @ ..] = [make(), make(), make(), make(), make()];
     let mut resident = Trainer::new(&manifest, first);
@@ -101,7 +87,7 @@ fn with_adapters_too() {
 
 #[test]
 fn weights_are_fetched_beside_the_pass_before() {
-    let (folder, mut manifest) = run(|_| {});
+    let (folder, mut manifest) = four_stages(|_| {});
     let samples = samples(&mut manifest, folder.path(), &text());
     let tiers = |stages| Tiers { device: Some(room_for(&manifest, stages)), lower: None };
     let mut trainer = Trainer::with_tiers(&manifest, samples, tiers(2));
@@ -120,7 +106,7 @@ fn weights_are_fetched_beside_the_pass_before() {
 
 #[test]
 fn checkpoints_restarts_and_leaving_work() {
-    let (folder, mut manifest) = run(|manifest| {
+    let (folder, mut manifest) = four_stages(|manifest| {
         manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
     });
     let samples = samples(&mut manifest, folder.path(), &text());
@@ -147,7 +133,7 @@ fn checkpoints_restarts_and_leaving_work() {
 
 #[test]
 fn a_device_that_cannot_hold_a_stage_says_so() {
-    let (folder, mut manifest) = run(|_| {});
+    let (folder, mut manifest) = four_stages(|_| {});
     let samples = samples(&mut manifest, folder.path(), &text());
     let tiers = Tiers { device: Some(device_floor(&manifest).passes), lower: None };
     let mut trainer = Trainer::with_tiers(&manifest, samples, tiers);

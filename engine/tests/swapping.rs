@@ -3,24 +3,13 @@
 mod common;
 
 use shoal_engine::{
-    Engine, ForwardOutput, Origin, group_elements, optimizer_elements, parameter_count,
-    swapping_floor,
+    ForwardOutput, Origin, group_elements, optimizer_elements, parameter_count, swapping_floor,
 };
-use shoal_protocol::ids::{ContentHash, Stage, Step, WeightGroup};
+use shoal_protocol::ids::{Stage, Step, WeightGroup};
 use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Manifest};
 use shoal_protocol::units::Bytes;
 
-use self::common::{Trainer, key, manifest, samples, text};
-
-/// A run of four stages, with its samples' folder.
-fn run(change: impl FnOnce(&mut Manifest)) -> (tempfile::TempDir, Manifest) {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let mut manifest = manifest();
-    manifest.training.stages = 4;
-    change(&mut manifest);
-    samples(&mut manifest, folder.path(), &text());
-    (folder, manifest)
-}
+use self::common::{Trainer, four_stages, hashes, key, samples, text};
 
 /// The least memory for the stages' tensors, in whole pages for each of a stage's tensors.
 fn least(manifest: &Manifest) -> Bytes {
@@ -29,13 +18,9 @@ fn least(manifest: &Manifest) -> Bytes {
     floor.swapped + Bytes(8 * 4096)
 }
 
-fn hashes(engine: &Engine, manifest: &Manifest) -> Vec<ContentHash> {
-    manifest.stages().map(|stage| engine.state_hash(stage).expect("hosted")).collect()
-}
-
 /// Trains a few steps in all the memory and in the least, and compares losses and states.
 fn compare(change: impl FnOnce(&mut Manifest)) {
-    let (folder, mut manifest) = run(change);
+    let (folder, mut manifest) = four_stages(change);
     let mut make = || samples(&mut manifest, folder.path(), &text());
     let [one, other] = [make(), make()];
     let mut resident = Trainer::new(&manifest, one);
@@ -88,7 +73,7 @@ fn swapped_stages_with_other_optimizers_compute_the_bits_of_resident_ones() {
 
 #[test]
 fn checkpoints_restarts_and_leaving_work_where_stages_are_swapped() {
-    let (folder, mut manifest) = run(|_| {});
+    let (folder, mut manifest) = four_stages(|_| {});
     let samples = samples(&mut manifest, folder.path(), &text());
     let mut trainer = Trainer::swapping(&manifest, samples, folder.path(), (least(&manifest), 0));
     let initial = hashes(&trainer.engine, &manifest);
@@ -114,7 +99,7 @@ fn checkpoints_restarts_and_leaving_work_where_stages_are_swapped() {
 /// A stage comes during a step, so that all are swapped, and goes again: graphs and sums of before are still of use.
 #[test]
 fn stages_may_be_swapped_for_a_while() {
-    let (folder, mut manifest) = run(|_| {});
+    let (folder, mut manifest) = four_stages(|_| {});
     let mut make = || samples(&mut manifest, folder.path(), &text());
     let [one, other] = [make(), make()];
     let mut whole = Trainer::new(&manifest, one);

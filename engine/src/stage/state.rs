@@ -13,7 +13,7 @@ use crate::optimizer::{Slot, SlotLayout, SlotVector, layout};
 use crate::parameters::{Parameter, range_of};
 use crate::tensor::elements;
 #[cfg(test)]
-use crate::weights::Weights;
+use crate::{tensor::byte_count, weights::Weights};
 
 impl StageModel {
     /// The moments that the run carries for its workers, if it does.
@@ -110,7 +110,7 @@ impl StageModel {
 impl StageModel {
     /// Bytes of the weights of all versions here, and of what the optimizer keeps.
     pub(crate) fn state_bytes(&self) -> [u64; 2] {
-        let bytes = |one: &Tensor| (one.numel() * one.kind().elt_size_in_bytes()) as u64;
+        let bytes = |one: &Tensor| byte_count(one) as u64;
         let weights = self.versions().flat_map(Weights::tensors).map(bytes).sum();
         [weights, self.optimizer.slots.iter().map(|slot| bytes(&slot.flat)).sum()]
     }

@@ -15,6 +15,7 @@ use crate::error::{EngineError, Result};
 use crate::image::Copied;
 use crate::shim::set_memory;
 use crate::streams::{CopyEnd, CopyStream};
+use crate::tensor::byte_count;
 
 /// Bytes that a measurement copies.
 const MEASURED: usize = 64 << 20;
@@ -70,10 +71,8 @@ impl Images {
     /// Takes over the memory of a stage's images, in place of earlier ones.
     pub(crate) fn adopt(&mut self, stage: Stage, mut tensors: Vec<Copied>) -> Result<()> {
         self.forget(stage)?;
-        tensors
-            .iter_mut()
-            .try_for_each(|one| set_memory(&mut one.image, std::ptr::null_mut(), 0))?;
-        let bytes = tensors.iter().map(|one| bytes_of(&one.image)).sum();
+        take_memory(&mut tensors)?;
+        let bytes = tensors.iter().map(|one| byte_count(&one.image)).sum();
         let image = StageImage { tensors, bytes, memory: None, coming: None, used: self.needs };
         self.stages.insert(stage, image);
         Ok(())
@@ -94,8 +93,7 @@ impl Images {
         }
         if image.memory.take().is_some() {
             self.held -= image.bytes;
-            let none = |one: &mut Copied| set_memory(&mut one.image, std::ptr::null_mut(), 0);
-            image.tensors.iter_mut().try_for_each(none)?;
+            take_memory(&mut image.tensors)?;
         }
         Ok(())
     }
@@ -160,7 +158,7 @@ impl Images {
         let image = self.stages.get_mut(&stage).expect("the stage was handed over");
         let mut memory = Vec::with_capacity(image.tensors.len());
         for Copied { image, .. } in &mut image.tensors {
-            let bytes = bytes_of(image);
+            let bytes = byte_count(image);
             let own = Tensor::f_empty([bytes as i64], (tch::Kind::Uint8, image.device()))?;
             set_memory(image, own.data_ptr(), bytes)?;
             memory.push(own);
@@ -184,6 +182,10 @@ impl Images {
     fn image_mut(&mut self, stage: Stage) -> &mut StageImage {
         self.stages.get_mut(&stage).expect("the stage was handed over")
     }
+}
+
+fn take_memory(tensors: &mut [Copied]) -> Result<()> {
+    tensors.iter_mut().try_for_each(|one| set_memory(&mut one.image, std::ptr::null_mut(), 0))
 }
 
 /// The rate at which weights are copied from the machine's memory to a device.
@@ -211,8 +213,4 @@ pub fn copy_rate(device: crate::Device) -> Result<Rate> {
     };
     let seconds = start.elapsed().as_secs_f64().max(1e-9);
     Ok(Rate((MEASURED as f64 / seconds) as u64))
-}
-
-fn bytes_of(tensor: &Tensor) -> usize {
-    tensor.numel() * tensor.kind().elt_size_in_bytes()
 }

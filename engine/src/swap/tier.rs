@@ -43,6 +43,12 @@ impl Tiers {
         self.device.is_none() && self.lower.is_none()
     }
 
+    /// Whether so many hosted stages are swapped, through the device or below the memory.
+    pub(crate) fn swap(&self, manifest: &Manifest, hosted: usize) -> bool {
+        self.lower.as_ref().is_some_and(|lower| lower.swaps(hosted))
+            || self.device.is_some_and(|memory| device_floor(manifest).stages_in(memory) < hosted)
+    }
+
     /// The memory of the device for weights; `None` where it has all.
     pub(crate) fn for_weights(&self, manifest: &Manifest) -> Option<Bytes> {
         let passes = device_floor(manifest).passes;

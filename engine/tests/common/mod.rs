@@ -19,7 +19,7 @@ use shoal_engine::{
     Samples, Tiers, TokenFile, Update, data, group_elements, learning_rate, square_norm,
     swapping_floor,
 };
-use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, StageSpan, Step};
+use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::label::Label;
 use shoal_protocol::manifest::{
     Adafactor, Adam, Data, Manifest, Model, Muon, RateScale, Rule, Sgd, Tokenizer,
@@ -42,6 +42,21 @@ pub(crate) fn manifest() -> Manifest {
     run.training.microbatches = 3;
     run.optimizer.warmup_steps = 4;
     run
+}
+
+/// A run of four stages, with its samples' folder.
+pub(crate) fn four_stages(change: impl FnOnce(&mut Manifest)) -> (tempfile::TempDir, Manifest) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut manifest = manifest();
+    manifest.training.stages = 4;
+    change(&mut manifest);
+    samples(&mut manifest, folder.path(), &text());
+    (folder, manifest)
+}
+
+/// The state of each stage.
+pub(crate) fn hashes(engine: &Engine, manifest: &Manifest) -> Vec<ContentHash> {
+    manifest.stages().map(|stage| engine.state_hash(stage).expect("hosted")).collect()
 }
 
 /// Muon with the constants of its author.
