@@ -13,6 +13,7 @@ use shoal_scheduler::action::{PayloadId, Task};
 use super::checkpoint_writer::PartWriter;
 use super::context::Context;
 use super::engine_thread::{EngineResources, EngineThread, Job};
+use super::engine_waits::EngineWaits;
 use super::job_report::JobDone;
 use super::passes::Passes;
 use super::payload::Payloads;
@@ -79,11 +80,10 @@ impl EngineHost {
         let (manifest, payloads) = (context.manifest.clone(), self.payloads.clone());
         let (stored, fetched) = (context.data_dir.join(STORED), context.data_dir.join(FETCHED));
         let (files, run_files) = (context.files.clone(), context.run_files());
-        let runtime = tokio::runtime::Handle::current();
-        let make = move || {
+        let make = move |waits: EngineWaits| {
             let samples = if span.contains(Stage(0)) {
-                runtime.block_on(run_files.obtain_data())?;
-                Some(run_files.open_samples(&runtime)?)
+                waits.wait(run_files.obtain_data())??;
+                Some(run_files.open_samples(&waits)?)
             } else {
                 None
             };
@@ -97,11 +97,11 @@ impl EngineHost {
             };
             for stage in span.stages() {
                 let origin = run_files.obtain_origin(stage, version, true);
-                engine.load(stage, &runtime.block_on(origin)?)?;
+                engine.load(stage, &waits.wait(origin)??)?;
             }
             let passes = Passes { manifest: manifest.clone(), payloads, slow_down };
             let parts = PartWriter { manifest, stored, files, cached, failing: Arc::default() };
-            Ok(EngineResources { engine, samples, run_files, runtime, passes, parts, fetched })
+            Ok(EngineResources { engine, samples, run_files, waits, passes, parts, fetched })
         };
         self.thread = Some(EngineThread::start(make).context("no thread for the engine")?);
         Ok(())
@@ -132,6 +132,13 @@ impl EngineHost {
         match &mut self.thread {
             Some(thread) => thread.done().await,
             None => std::future::pending().await,
+        }
+    }
+
+    /// Ends the thread, and waits until it has.
+    pub(super) async fn close(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            thread.close().await;
         }
     }
 }

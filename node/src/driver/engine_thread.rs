@@ -19,10 +19,10 @@ use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, Stage, Step, WeightGroup};
 use shoal_protocol::message::RoundId;
 use shoal_scheduler::action::{DeviceIndex, Task, TaskResult};
-use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::checkpoint_writer::{CheckpointWriter, PartWriter};
+use super::engine_waits::EngineWaits;
 use super::job_report::{JobDone, Report};
 use super::passes::Passes;
 use super::payload::{Held, Tensor, Tensors};
@@ -56,7 +56,7 @@ pub(crate) struct EngineResources {
     /// The files that the manifest names.
     pub(crate) run_files: RunFiles,
     /// For fetching them.
-    pub(crate) runtime: Handle,
+    pub(crate) waits: EngineWaits,
     /// The passes on one device, with the tensors outside the engine.
     pub(crate) passes: Passes,
     /// The writer of checkpoints' parts.
@@ -92,20 +92,26 @@ impl EngineResources {
 pub(crate) struct EngineThread {
     jobs: mpsc::Sender<Job>,
     done: mpsc::Receiver<JobDone>,
+    waits: EngineWaits,
 }
 
 impl EngineThread {
-    /// Makes the engine on a new thread, which ends after the handle is dropped.
+    /// Makes the engine on a new thread.
     ///
     /// # Errors
     /// When the system gives no thread.
+    ///
+    /// # Panics
+    /// Outside a runtime.
     pub(crate) fn start(
-        make: impl FnOnce() -> anyhow::Result<EngineResources> + Send + 'static,
+        make: impl FnOnce(EngineWaits) -> anyhow::Result<EngineResources> + Send + 'static,
     ) -> std::io::Result<Self> {
         let (jobs, mut queue) = mpsc::channel::<Job>(QUEUE);
         let (results, done) = mpsc::channel(QUEUE);
+        let waits = EngineWaits::here();
+        let given = waits.clone();
         std::thread::Builder::new().name("engine".into()).spawn(move || {
-            let worker = make().and_then(|resources| EngineWorker::new(resources, &results));
+            let worker = make(given).and_then(|resources| EngineWorker::new(resources, &results));
             if let Err(error) = worker.and_then(|worker| work(worker, &mut queue, &results)) {
                 let (result, busy) = (Err(error), Duration::ZERO);
                 let failed = JobDone { result, busy, swapped: SwapStats::default() };
@@ -115,7 +121,7 @@ impl EngineThread {
                 while queue.blocking_recv().is_some() {}
             }
         })?;
-        Ok(Self { jobs, done })
+        Ok(Self { jobs, done, waits })
     }
 
     /// Queues a job.
@@ -130,9 +136,17 @@ impl EngineThread {
     pub(crate) async fn done(&mut self) -> Option<JobDone> {
         self.done.recv().await
     }
+
+    /// Ends the thread and waits until it has: it gives up what it waits for, carries out no further
+    /// job, and writes the checkpoints that it has copied.
+    pub(crate) async fn close(mut self) {
+        self.waits.close();
+        drop(self.jobs);
+        while self.done.recv().await.is_some() {}
+    }
 }
 
-/// Carries out jobs until the handle is dropped.
+/// Carries out jobs until the handle is closed.
 ///
 /// # Errors
 /// When a job fails. What the engine holds is of no use after that.
@@ -144,6 +158,9 @@ fn work(
     let (mut watch, mut before) = (SwapWatch::default(), SwapStats::default());
     while let Some(job) = queue.blocking_recv() {
         let start = Instant::now();
+        if worker.resources.waits.is_closed() {
+            return Ok(());
+        }
         let Some(result) = worker.carry_out(job)? else { continue };
         let busy = start.elapsed();
         let all = worker.resources.engine.swap_stats().unwrap_or_default();
@@ -387,7 +404,7 @@ impl EngineWorker {
         }
         if stage == Stage(0) && self.resources.samples.is_none() {
             // The token file was fetched with the weights.
-            match self.resources.run_files.open_samples(&self.resources.runtime) {
+            match self.resources.run_files.open_samples(&self.resources.waits) {
                 Ok(samples) => self.resources.samples = Some(samples),
                 Err(error) => {
                     let error = format!("{error:#}");
@@ -425,9 +442,9 @@ impl EngineWorker {
     /// Fetches the files that a stage's weights at a version come from. Frozen weights that the stage has
     /// already stay.
     fn obtain_origin(&self, version: Step, stage: Stage) -> anyhow::Result<Origin> {
-        let EngineResources { engine, run_files, runtime, parts, .. } = &self.resources;
+        let EngineResources { engine, run_files, waits, parts, .. } = &self.resources;
         let lacks_base = parts.manifest.lora.is_none() || engine.needs_base(stage)?;
-        runtime.block_on(run_files.obtain_origin(stage, version, lacks_base))
+        waits.wait(run_files.obtain_origin(stage, version, lacks_base))?
     }
 }
 
@@ -443,4 +460,23 @@ fn parts_of(inputs: &[Tensors]) -> Vec<Bytes> {
 fn newest(rounds: &BTreeMap<WeightGroup, Reduction>, round: RoundId) -> &AllReduce {
     let reduction = rounds.get(&round.weights).filter(|kept| kept.round == round);
     &reduction.expect("the newest round is asked for").state
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A life may end while its engine waits for a file that nobody has.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_closed_thread_gives_up_what_it_waits_for() {
+        let (begun, waiting) = tokio::sync::oneshot::channel();
+        let thread = EngineThread::start(|waits| {
+            begun.send(()).expect("the test listens");
+            waits.wait(std::future::pending::<()>())?;
+            unreachable!("what it waits for never comes");
+        });
+        let thread = thread.expect("a thread");
+        waiting.await.expect("the thread begins");
+        thread.close().await;
+    }
 }

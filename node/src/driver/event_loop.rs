@@ -646,5 +646,6 @@ impl<'a> Driver<'a> {
         self.coordination.close().await;
         self.background.close();
         self.network.close().await;
+        self.engine.close().await;
     }
 }

@@ -23,6 +23,7 @@ mod cost_meter;
 mod effect;
 mod engine_host;
 mod engine_thread;
+mod engine_waits;
 mod event_loop;
 mod incoming;
 mod job_report;

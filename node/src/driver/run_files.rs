@@ -15,10 +15,10 @@ use shoal_protocol::ids::{ContentHash, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::manifest::{Base, Data, Manifest, Start};
 use shoal_protocol::message::View;
 use shoal_protocol::net::transport::Transport;
-use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::chunks::is_partial;
+use super::engine_waits::EngineWaits;
 use super::resume::paths_in;
 use super::samples::{PreparedSamples, Samples};
 use crate::data_dir::Files;
@@ -128,7 +128,7 @@ impl RunFiles {
     ///
     /// # Errors
     /// When the token file or index is missing, or another file.
-    pub(crate) fn open_samples(&self, runtime: &Handle) -> anyhow::Result<Samples> {
+    pub(crate) fn open_samples(&self, waits: &EngineWaits) -> anyhow::Result<Samples> {
         match &self.manifest.data {
             Data::Text(tokens) => {
                 let path = self.place(TOKENS, tokens.hash, "tokens");
@@ -144,7 +144,7 @@ impl RunFiles {
                 anyhow::ensure!(found == *data, "{} is another run's index", path.display());
                 self.files.offer(data.index, path);
                 let batches = Batches::new(&self.manifest, Arc::new(index));
-                let samples = PreparedSamples::new(batches, self.clone(), runtime.clone());
+                let samples = PreparedSamples::new(batches, self.clone(), waits.clone());
                 Ok(Samples::Prepared(Box::new(samples)))
             }
         }

@@ -10,9 +10,9 @@ use shoal_data::batch::{Batches, encode_rows};
 use shoal_data::prepared::{Shard, ShardEntry};
 use shoal_engine::Batch;
 use shoal_protocol::ids::{ContentHash, Microbatch, Step};
-use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
+use super::engine_waits::EngineWaits;
 use super::run_files::RunFiles;
 
 /// Steps whose shards are fetched ahead.
@@ -51,10 +51,10 @@ pub(crate) struct PreparedSamples {
 }
 
 impl PreparedSamples {
-    pub(crate) fn new(batches: Batches, run_files: RunFiles, runtime: Handle) -> Self {
+    pub(crate) fn new(batches: Batches, run_files: RunFiles, waits: EngineWaits) -> Self {
         let shards = ShardCache {
             run_files,
-            runtime,
+            waits,
             open: BTreeMap::new(),
             ahead: VecDeque::new(),
             fetching: None,
@@ -85,7 +85,7 @@ impl PreparedSamples {
 #[derive(Debug)]
 struct ShardCache {
     run_files: RunFiles,
-    runtime: Handle,
+    waits: EngineWaits,
     /// Shards in memory, which were checked.
     open: BTreeMap<ContentHash, Shard>,
     /// Shards to fetch ahead of their use, one after another.
@@ -127,7 +127,7 @@ impl ShardCache {
                     tracing::warn!(shard = %entry.hash, error, "not fetched ahead");
                 }
             };
-            self.task.spawn_on(fetch, &self.runtime);
+            self.task.spawn_on(fetch, self.waits.runtime());
         }
     }
 
@@ -159,11 +159,11 @@ impl ShardCache {
     /// A shard, fetched if it is not here.
     fn open(&mut self, entry: &ShardEntry, batches: &Batches) -> anyhow::Result<&Shard> {
         if self.fetching == Some(entry.hash) {
-            self.runtime.block_on(self.task.join_next());
+            self.waits.wait(self.task.join_next())?;
             self.fetching = None;
         }
         if !self.open.contains_key(&entry.hash) {
-            let path = self.runtime.block_on(self.run_files.obtain_shard(entry))?;
+            let path = self.waits.wait(self.run_files.obtain_shard(entry))??;
             self.kept.insert(entry.hash);
             let shard = Shard::open(&path, batches.index(), entry)?;
             if let Err(error) = shard.check_hash() {

@@ -1,0 +1,44 @@
+//! How the engine's thread waits for asynchronous work, and how its waits end.
+
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+
+/// The runtime that fetches files for the engine's thread, until the engine is closed.
+#[derive(Debug, Clone)]
+pub(crate) struct EngineWaits {
+    runtime: Handle,
+    closed: CancellationToken,
+}
+
+impl EngineWaits {
+    /// Waits on the runtime of the caller.
+    ///
+    /// # Panics
+    /// Outside a runtime.
+    pub(crate) fn here() -> Self {
+        Self { runtime: Handle::current(), closed: CancellationToken::new() }
+    }
+
+    /// The runtime, for tasks that go on beside the thread.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    /// Blocks the thread until the work is done.
+    ///
+    /// # Errors
+    /// When the engine is closed: a thread that outlived its runtime would panic at its next timer.
+    pub(crate) fn wait<T>(&self, work: impl Future<Output = T>) -> anyhow::Result<T> {
+        let done = self.runtime.block_on(self.closed.run_until_cancelled(work));
+        done.ok_or_else(|| anyhow::anyhow!("the engine is closed"))
+    }
+
+    /// Ends every wait, now and later.
+    pub(crate) fn close(&self) {
+        self.closed.cancel();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.is_cancelled()
+    }
+}
