@@ -151,13 +151,13 @@ char* shoal_fan_out(Tensor* x, size_t count, Exchange* exchange, size_t seat, Te
 }
 
 // Writes the `all` parts of all seats of the exchange in order, on the device of the first of `count` own ones; without
-// an exchange, the own ones are all.
+// an exchange, the own ones are all. `alike` is whether all have one shape.
 char* shoal_all_parts(
-    Tensor** own, size_t count, Exchange* exchange, size_t seat, Tensor** results, size_t all) {
+    Tensor** own, size_t count, Exchange* exchange, size_t seat, Tensor** results, size_t all, bool alike) {
   return guarded([&] {
     variable_list list;
     for (size_t slice = 0; slice < count; ++slice) list.push_back(*own[slice]);
-    const auto parts = exchange == nullptr ? list : exchange->all(seat, list);
+    const auto parts = exchange == nullptr ? list : exchange->all(seat, list, alike);
     TORCH_CHECK(parts.size() == all, "the devices of this peer have other slices");
     for (size_t slice = 0; slice < all; ++slice)
       results[slice] = new Tensor(parts[slice].to(list[0].device()));

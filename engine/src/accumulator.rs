@@ -42,6 +42,12 @@ impl Accumulator {
         Ok(Self { fixed_point: FixedPoint::of(manifest), sums, held: held.map(Arc::new) })
     }
 
+    /// Another device's sums: those of the elements that it holds.
+    pub(crate) fn of_device(&self, sums: Tensor, held: Arc<Held>) -> Self {
+        let sums = Arc::new(Mutex::new(sums));
+        Self { fixed_point: self.fixed_point, sums, held: Some(held) }
+    }
+
     /// A handle of the tensor, whose memory may be elsewhere while nothing is added or read.
     pub(crate) fn tensor(&self) -> Tensor {
         self.lock().shallow_clone()

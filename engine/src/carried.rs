@@ -10,13 +10,15 @@ use std::ops::Range;
 use shoal_protocol::codec::Dither;
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::Manifest;
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::distance::{self, Rounding};
 use crate::error::Result;
+use crate::gradient::Piece;
 use crate::optimizer::{OptimizerState, Slot, SlotVector};
 use crate::parameters::parameters;
 use crate::tensor::elements;
+use crate::together::{Together, change_whole};
 
 /// Bits of a carried number where the workers' ways are rounded: fewer would lose the small ones of a block.
 const BITS: u32 = 8;
@@ -35,36 +37,73 @@ impl CarriedMoments {
         Ok(Some(Self { slots: zeros.slots }))
     }
 
-    /// A worker's optimizer begins with these moments.
-    pub(crate) fn begin(&self, worker: &mut OptimizerState) -> Result<()> {
-        for (carried, vector) in self.slots.iter().zip(&mut worker.slots) {
-            vector.flat.f_copy_(&carried.flat)?;
+    /// A worker's optimizer begins with these moments, or with what this device updates of them.
+    pub(crate) fn begin(
+        &self,
+        worker: &mut OptimizerState,
+        together: Option<&Together>,
+    ) -> Result<()> {
+        for vector in &mut worker.slots {
+            let carried = self.slots.iter().find(|one| one.layout.slot == vector.layout.slot);
+            let carried = carried.expect("the slots of all weights have those of some");
+            let part = own_part(carried, together);
+            let part = carried.flat.f_narrow(0, part.start as i64, part.len() as i64)?;
+            vector.flat.f_copy_(&part)?;
         }
         Ok(())
     }
 
+    /// The places of what belongs to the weights in a range, in the vector that is summed. `first` is that of the first
+    /// moment.
+    pub(crate) fn places(
+        &self,
+        mut first: usize,
+        own: &Range<usize>,
+    ) -> impl Iterator<Item = Range<usize>> {
+        self.slots.iter().map(move |carried| {
+            let part = carried.part_of(own);
+            let place = first + part.start..first + part.end;
+            first += carried.layout.len();
+            place
+        })
+    }
+
     /// What a worker adds to the sums: its moments at the end of a step, with roots of squares, in the order of slots.
-    /// They are rounded if the workers' ways are. `first` is their place in the vector that is summed.
+    /// They are rounded if the workers' ways are. `first` is their place in the vector that is summed. Of several devices
+    /// each adds what it updates.
     pub(crate) fn to_sum(
+        &self,
         worker: &OptimizerState,
-        first: usize,
+        mut first: usize,
         dither: Option<Dither>,
-    ) -> Result<Vec<f32>> {
-        let mut all = Vec::new();
-        for SlotVector { layout, flat, .. } in &worker.slots {
-            let is_of_squares = layout.slot.is_of_squares();
-            let numbers = if is_of_squares { flat.f_sqrt()? } else { flat.shallow_clone() };
-            let start = all.len();
-            all.extend_from_slice(elements::<f32>(&numbers.f_to(Device::Cpu)?));
-            let Some(dither) = dither else { continue };
-            let rounding = match is_of_squares {
-                // A root that becomes zero beside a moment that does not would make an update without bound.
-                true => Rounding::Up,
-                false => Rounding::Random { dither, first: (first + start) as u32 },
+        together: Option<&Together>,
+    ) -> Result<Vec<Piece>> {
+        let _guard = tch::no_grad_guard();
+        let mut pieces = Vec::new();
+        for carried in &self.slots {
+            let (slot, part) = (carried.layout.slot, own_part(carried, together));
+            let own = worker.slots.iter().find(|vector| vector.layout.slot == slot);
+            let mut numbers = match own.map(|vector| &vector.flat) {
+                Some(squares) if slot.is_of_squares() => squares.f_sqrt()?,
+                // The next worker changes the vector.
+                Some(moments) => moments.f_alias_copy()?,
+                None => Tensor::f_zeros([0], (Kind::Float, Device::Cpu))?,
             };
-            distance::round(&mut all[start..], BITS, rounding);
+            if let Some(dither) = dither {
+                let rounding = match slot.is_of_squares() {
+                    // A root that becomes zero beside a moment that does not would make an update without bound.
+                    true => Rounding::Up,
+                    false => Rounding::Random { dither, first: first as u32 },
+                };
+                let round = |all: &mut [f32]| distance::round(all, BITS, rounding);
+                numbers = change_whole(&numbers, &part, together, round)?;
+            }
+            if !part.is_empty() {
+                pieces.push(Piece::dense(first + part.start, &numbers)?);
+            }
+            first += carried.layout.len();
         }
-        Ok(all)
+        Ok(pieces)
     }
 
     /// Takes the means of what all workers added to the sums.
@@ -100,4 +139,9 @@ impl CarriedMoments {
     pub(crate) fn vectors(&self) -> impl Iterator<Item = (Slot, &SlotVector)> {
         self.slots.iter().map(|vector| (vector.layout.slot.of_worker(), vector))
     }
+}
+
+/// The range of a slot that belongs to the weights which this device updates.
+fn own_part(carried: &SlotVector, together: Option<&Together>) -> Range<usize> {
+    together.map_or(0..carried.layout.len(), |together| carried.part_of(&together.own()))
 }

@@ -28,6 +28,7 @@ unsafe extern "C" {
         seat: usize,
         results: *mut *mut C_tensor,
         all: usize,
+        alike: bool,
     ) -> *mut c_char;
     fn shoal_sum_in_order(
         parts: *const *mut C_tensor,
@@ -73,6 +74,11 @@ impl Seat {
         (0..count).map(seat).collect()
     }
 
+    /// The seats of all devices, in order.
+    pub(crate) fn each(&self) -> impl Iterator<Item = Self> {
+        (0..self.count).map(|index| Self { index, ..self.clone() })
+    }
+
     /// Its number, from 0.
     pub(crate) fn index(&self) -> usize {
         self.index
@@ -81,6 +87,11 @@ impl Seat {
     /// The number of seats.
     pub(crate) fn count(&self) -> usize {
         self.count
+    }
+
+    /// A tensor of each seat, of any shapes, in order and on this one's device.
+    pub(crate) fn gather(&self, own: &Tensor) -> Result<Vec<Tensor>> {
+        gather(std::slice::from_ref(own), self.count, Some(self), false)
     }
 
     /// This device takes no part any more: an error of all that wait for it, now or later.
@@ -132,12 +143,16 @@ pub(crate) fn sum_in_order(parts: &[Tensor], seat: Option<&Seat>) -> Result<Tens
 
 /// The parts of all `count` slices in order, of this device and the other seats.
 pub(crate) fn all_parts(own: &[Tensor], count: usize, seat: Option<&Seat>) -> Result<Vec<Tensor>> {
+    gather(own, count, seat, true)
+}
+
+fn gather(own: &[Tensor], count: usize, seat: Option<&Seat>, alike: bool) -> Result<Vec<Tensor>> {
     let own: Vec<*mut C_tensor> = own.iter().map(pointer).collect();
     let mut all: Vec<*mut C_tensor> = vec![ptr::null_mut(); count];
     let (exchange, index) = place(seat);
     // SAFETY: all pointers are of live objects, and the arrays have these numbers of elements.
     check(unsafe {
-        shoal_all_parts(own.as_ptr(), own.len(), exchange, index, all.as_mut_ptr(), count)
+        shoal_all_parts(own.as_ptr(), own.len(), exchange, index, all.as_mut_ptr(), count, alike)
     })?;
     // SAFETY: on success each element is a new tensor with no other owner.
     Ok(all.into_iter().map(|part| unsafe { Tensor::from_ptr(part) }).collect())

@@ -1,6 +1,7 @@
 //! The part of a stage's flat vector that a device holds: all of it or, on a device that computes slices of each
 //! layer's matrices, those slices and all other weights.
 
+use std::iter;
 use std::ops::Range;
 
 use tch::Tensor;
@@ -63,8 +64,19 @@ impl Cut {
 impl Held {
     /// A whole flat vector of so many elements.
     fn all(elements: usize) -> Self {
-        let cut = Cut { start: 0, rows: 1, width: elements, stride: elements, place: 0 };
-        Self { cuts: Vec::from_iter(Some(cut).filter(|_| elements > 0)) }
+        Self::ranges(iter::once(0..elements))
+    }
+
+    /// These ranges of a flat vector, in ascending order.
+    pub(crate) fn ranges(ranges: impl IntoIterator<Item = Range<usize>>) -> Self {
+        let mut place = 0;
+        let cut = |range: Range<usize>| {
+            let (start, width) = (range.start, range.len());
+            place += width;
+            Cut { start, rows: 1, width, stride: width, place: place - width }
+        };
+        let ranges = ranges.into_iter().filter(|range| !range.is_empty());
+        Self { cuts: ranges.map(cut).collect() }
     }
 
     /// What a device reads that computes these slices: everything, if they are all.

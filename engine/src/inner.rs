@@ -4,20 +4,22 @@ use bytes::Bytes;
 use shoal_protocol::codec::Dither;
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, Step};
 use shoal_protocol::manifest::Manifest;
-use tch::Tensor;
 
 use crate::carried::CarriedMoments;
 use crate::device::Device;
 use crate::distance::{self, Rounding};
-use crate::error::Result;
+use crate::error::{EngineError, Result};
 use crate::fixed_point::FixedPoint;
 use crate::gradient::Piece;
+use crate::held::Held;
 use crate::optimizer::Update;
-use crate::parameters::group_elements;
+use crate::parameters::{Parameter, group_elements, parameters};
 use crate::share::Share;
 use crate::square_norm::square_norm;
 use crate::stage::{ForwardOutput, StageModel};
-use crate::tensor::elements_mut;
+use crate::tensor::bytes_of;
+use crate::together::{Together, change_whole};
+use crate::weights::Weights;
 
 /// The model that a worker trains, of one step at a time. Nothing of it outlives the step but the moments that all
 /// workers begin with.
@@ -28,7 +30,13 @@ pub(crate) struct InnerTrainer {
     updates: u64,
     /// Bits of a number of the distance, if it is rounded.
     bits: Option<u32>,
-    model: StageModel,
+    pub(crate) model: StageModel,
+    /// The first gradient of the current update that this device could not count, though others may have.
+    failed: Option<EngineError>,
+    /// The weights, by name and place.
+    parameters: Vec<Parameter>,
+    /// The devices that train a worker with this one, if there are any.
+    together: Option<Together>,
     /// What all workers' optimizers begin the step with, if not with zeros.
     pub(crate) moments: Option<CarriedMoments>,
 }
@@ -43,14 +51,40 @@ struct Losses {
 
 impl InnerTrainer {
     /// The trainer of a run's workers; `None` if it has none.
-    pub(crate) fn new(manifest: &Manifest, stage: Stage, device: Device) -> Result<Option<Self>> {
+    pub(crate) fn new(
+        manifest: &Manifest,
+        stage: Stage,
+        device: Device,
+        share: &Share,
+    ) -> Result<Option<Self>> {
         let (Some(inner), Some(of_worker)) = (&manifest.inner, manifest.of_worker()) else {
             return Ok(None);
         };
-        let model = StageModel::without_weights(&of_worker, stage, (device, Share::WHOLE))?;
+        let parameters = parameters(manifest, stage);
+        let together = Together::new(&of_worker, &parameters, share);
+        // A device that computes whole passes trains a whole worker.
+        let share = if together.is_some() { share.clone() } else { Share::WHOLE };
+        let model = StageModel::without_weights(&of_worker, stage, (device, share))?;
         let (updates, bits) = (inner.steps.into(), inner.codec.bits());
         let moments = CarriedMoments::new(manifest, stage, device.state())?;
-        Ok(Some(Self { manifest: of_worker, updates, bits, model, moments }))
+        Ok(Some(Self {
+            manifest: of_worker,
+            updates,
+            bits,
+            model,
+            failed: None,
+            parameters,
+            together,
+            moments,
+        }))
+    }
+
+    /// The part of the vector that the workers sum which this device adds to, if not to all.
+    pub(crate) fn counted(&self) -> Option<Held> {
+        let own = self.together.as_ref()?.own();
+        let first = self.parameters.last().map_or(0, |last| last.range().end);
+        let carried = self.moments.iter().flat_map(|moments| moments.places(first, &own));
+        Some(Held::ranges([own.clone()].into_iter().chain(carried)))
     }
 
     /// Makes all updates of a worker in a step, from these weights and with the tokens and labels of all its
@@ -59,13 +93,14 @@ impl InnerTrainer {
     pub(crate) fn train(
         &mut self,
         key: ClaimKey,
-        weights: &Tensor,
+        weights: &Weights,
         [input, labels]: [&Bytes; 2],
     ) -> Result<(ForwardOutput, Vec<Piece>)> {
         let mut losses = Losses::default();
+        self.failed = None;
         self.model.begin(weights)?;
         if let Some(moments) = &self.moments {
-            moments.begin(&mut self.model.optimizer)?;
+            moments.begin(&mut self.model.optimizer, self.together.as_ref())?;
         }
         for update in 0..self.updates {
             let step = Step(key.step.0 * self.updates + update);
@@ -75,31 +110,34 @@ impl InnerTrainer {
             self.update((key.stage, step), count, targets)?;
         }
         let rounded = self.bits.map(|bits| (bits, Dither::of(self.manifest.training.seed, key)));
-        let distance = self.distance_from(weights, rounded)?;
-        let mut pieces = vec![Piece::dense(0, &distance)?];
-        if self.moments.is_some() {
-            let first = weights.numel();
-            let moments = CarriedMoments::to_sum(
-                &self.model.optimizer,
-                first,
-                rounded.map(|(_, dither)| dither),
-            )?;
-            pieces.push(Piece::dense(first, &Tensor::f_from_slice(&moments)?)?);
+        let mut pieces = Vec::from_iter(self.distance_from(weights, rounded)?);
+        if let Some(moments) = &self.moments {
+            let first = self.parameters.last().map_or(0, |last| last.range().end);
+            let dither = rounded.map(|(_, dither)| dither);
+            let (worker, together) = (&self.model.optimizer, self.together.as_ref());
+            pieces.extend(moments.to_sum(worker, first, dither, together)?);
         }
         let Losses { share, targets, padded } = losses;
         Ok((ForwardOutput::Loss { share, targets, padded }, pieces))
     }
 
-    /// The way from the worker's weights to these, rounded if the manifest says so.
-    fn distance_from(&self, weights: &Tensor, rounded: Option<(u32, Dither)>) -> Result<Tensor> {
+    /// The way from the worker's weights to these, rounded if the manifest says so; of the weights that this device
+    /// updates, if there are any.
+    fn distance_from(
+        &self,
+        weights: &Weights,
+        rounded: Option<(u32, Dither)>,
+    ) -> Result<Option<Piece>> {
         let _guard = tch::no_grad_guard();
-        let mut distance = weights.f_sub(&self.model.weights.flat)?;
+        let kept = weights.kept();
+        let mut distance = weights.flat.f_sub(&self.model.weights.flat)?;
         if let Some((bits, dither)) = rounded {
-            distance = distance.f_to(tch::Device::Cpu)?;
             let rounding = Rounding::Random { dither, first: 0 };
-            distance::round(elements_mut(&mut distance), bits, rounding);
+            distance = change_whole(&distance, &kept, self.together.as_ref(), |all| {
+                distance::round(all, bits, rounding);
+            })?;
         }
-        Ok(distance)
+        if kept.is_empty() { Ok(None) } else { Piece::dense(kept.start, &distance).map(Some) }
     }
 
     /// Runs the passes of one update and adds up their gradients. Returns the number of targets.
@@ -125,7 +163,14 @@ impl InnerTrainer {
                 of_step += targets;
             }
             let _ = self.model.backward(key, None)?;
-            self.model.accumulate(key)?;
+            if let Err(error) = self.model.accumulate(key) {
+                if self.together.is_none() {
+                    return Err(error);
+                }
+                // The others learn of it at the end of the update, and wait for this device until then.
+                self.model.discard(key);
+                self.failed.get_or_insert(error);
+            }
         }
         Ok(of_step)
     }
@@ -133,18 +178,27 @@ impl InnerTrainer {
     /// One update by the exact sum of the passes' gradients, as that of a run without workers.
     fn update(&mut self, (stage, step): (Stage, Step), count: u64, targets: u64) -> Result<()> {
         let (manifest, model) = (&self.manifest, &mut self.model);
-        let fixed_point = FixedPoint::of(manifest);
-        let mut means = Vec::new();
-        for weights in manifest.groups_of(stage) {
-            let elements = group_elements(manifest, weights);
-            let mean = model
-                .read_sums(weights, step, 0..elements, |sums| fixed_point.reduce(&[sums]))??;
-            means.push(mean);
+        let (fixed_point, turn) = (FixedPoint::of(manifest), model.turn(step));
+        let gradient_norm =
+            |mean: &[u8]| square_norm(mean).sqrt() * manifest.gradient_scale(targets);
+        let update =
+            |mean, gradient_norm| Update { step, count, gradients: mean, gradient_norm, targets };
+        if let Some(together) = &self.together {
+            let key = ClaimKey { step, stage, microbatch: Microbatch(0) };
+            together.agree(self.failed.take(), key, &self.parameters)?;
+            let mean = together.mean(&model.accumulators[turn], fixed_point)?;
+            let mean = bytes_of(&mean);
+            model.update_own(&update(&[mean], gradient_norm(mean)))?;
+            let _guard = tch::no_grad_guard();
+            together.take_updates(&mut model.weights)?;
+            model.end_update(step)?;
+        } else {
+            let weights = manifest.groups_of(stage).next().expect("a stage has weights");
+            let all = 0..group_elements(manifest, weights);
+            let mean =
+                model.read_sums(weights, step, all, |sums| fixed_point.reduce(&[sums]))??;
+            model.apply(&update(&[&mean], gradient_norm(&mean)))?;
         }
-        let gradients: Vec<&[u8]> = means.iter().map(|mean| &mean[..]).collect();
-        let square: f64 = gradients.iter().map(|mean| square_norm(mean)).sum();
-        let gradient_norm = square.sqrt() * manifest.gradient_scale(targets);
-        model.apply(&Update { step, count, gradients: &gradients, gradient_norm, targets })?;
-        model.clear(model.turn(step))
+        model.clear(turn)
     }
 }

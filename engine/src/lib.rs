@@ -84,6 +84,7 @@ mod swap;
 mod tensor;
 #[cfg(test)]
 mod testing;
+mod together;
 pub mod tokenizer;
 mod weights;
 mod weights_place;

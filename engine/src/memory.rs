@@ -66,8 +66,9 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
 /// What several workers of the processor ([`crate::Island`]) take beyond [`memory_floor`]. They share accumulators,
 /// and divide what the optimizer keeps.
 ///
-/// Each further one has for every weight one microbatch's gradient, 4 bytes, what it reads of frozen weights, and all that
-/// belongs to a virtual worker. What it has of each version's weights:
+/// Each further one has for every weight one microbatch's gradient, 4 bytes, what it reads of frozen weights, and a
+/// virtual worker of its own, with what workers carry. Those that compute slices together divide the worker too, and
+/// each has the mean gradient of its updates, 4 bytes. What a further one has of each version's weights:
 ///
 /// - In f32, in a run with a subspace and in one of virtual workers, all that one device has.
 /// - In bf16 all divide the weights in f32; each has a bf16 copy, and the embedding in f32.
@@ -80,11 +81,16 @@ pub fn island_overhead(manifest: &Manifest, span: StageSpan, devices: usize) -> 
     let stage_bytes = |stage| {
         let weights = parameter_count(manifest, stage) as u64;
         let frozen = further_frozen(manifest, stage) * size;
-        let carried = (4 + 4) * carried_elements(manifest, stage) as u64;
-        let inner = inner_bytes(manifest, stage) + carried;
+        let carried = carried_elements(manifest, stage) as u64;
+        let inner = match manifest.of_worker() {
+            Some(of_worker) if manifest.model.slices > 1 => {
+                further_copies(&of_worker, stage, devices) + further * 4 * (weights + carried)
+            }
+            _ => further * (inner_bytes(manifest, stage) + (4 + 4) * carried),
+        };
         let copies = manifest.steps_at_once() * further_copies(manifest, stage, devices);
         let gradient = 4 * further * (weights - sliced(manifest, stage));
-        Bytes(gradient + further * (frozen + inner) + copies)
+        Bytes(gradient + further * frozen + inner + copies)
     };
     if further == 0 { Bytes(0) } else { span.stages().map(stage_bytes).sum() }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::exchange::Seat;
-use crate::parameters::Parameter;
+use crate::parameters::{Parameter, range_of};
 
 /// One of several about equal parts of each stage's weights. Whole tensors, because the updates of some rules
 /// read all elements of one.
@@ -45,6 +45,12 @@ impl Share {
     /// Whether the device adds gradients to accumulators that it makes itself.
     pub(crate) fn has_sums(&self) -> bool {
         self.has_sums
+    }
+
+    /// The elements of the flat vector that are in each device's share, in order.
+    pub(crate) fn elements_of_all(&self, parameters: &[Parameter]) -> Vec<Range<usize>> {
+        let share = |index| Self { index, ..self.clone() }.of(parameters);
+        (0..self.count).map(|index| range_of(&parameters[share(index)])).collect()
     }
 
     /// The range of these parameters that is in the share.

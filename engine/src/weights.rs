@@ -92,6 +92,18 @@ impl Weights {
         Ok(Self { flat, kept, copies, image, blocks })
     }
 
+    /// Takes over the values of weights in the same place.
+    pub(crate) fn copy(&mut self, other: &Self) -> Result<()> {
+        assert_eq!(self.kept, other.kept, "both are in the same place");
+        self.flat.f_copy_(&other.flat)?;
+        let (Some(own), Some(theirs)) = (&mut self.copies, &other.copies) else { return Ok(()) };
+        own.values.f_copy_(&theirs.values)?;
+        if let (Some((_, own)), Some((_, theirs))) = (&mut own.embedding, &theirs.embedding) {
+            own.f_copy_(theirs)?;
+        }
+        Ok(())
+    }
+
     /// Replaces the values of all weights.
     pub(crate) fn set(&mut self, values: &Tensor) -> Result<()> {
         self.set_range(&(0..values.numel()), values)
@@ -117,15 +129,19 @@ impl Weights {
         }
     }
 
-    /// Takes the values of a range over from the device that updates them. [`Self::follow`] ends the update.
-    pub(crate) fn take(&mut self, owner: &Self, range: &Range<usize>) -> Result<()> {
-        let updated = part_of(&owner.flat, &owner.kept, range)?;
+    /// Takes the values of a range over that another device updated. [`Self::follow`] ends the update.
+    pub(crate) fn take(&mut self, range: &Range<usize>, updated: &Tensor) -> Result<()> {
         match &self.copies {
             Some(copies) if self.kept.start > range.start || self.kept.end < range.end => {
-                copies.take(range, &updated)
+                copies.take(range, updated)
             }
-            _ => Ok(part_of(&self.flat, &self.kept, range)?.f_copy_(&updated)?),
+            _ => Ok(part_of(&self.flat, &self.kept, range)?.f_copy_(updated)?),
         }
+    }
+
+    /// A view of a range of the weights that are kept.
+    pub(crate) fn part(&self, range: &Range<usize>) -> Result<Tensor> {
+        part_of(&self.flat, &self.kept, range)
     }
 
     /// A copy of a range of the weights that are kept.

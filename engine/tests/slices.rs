@@ -6,11 +6,12 @@ mod common;
 use std::sync::mpsc::channel;
 
 use common::islander::Islander;
-use common::{Trainer, assert_as_pytorch, key, manifest, samples, text, write};
+use common::{Trainer, assert_as_pytorch, key, manifest, samples, text, with_workers, write};
 use shoal_engine::{Device, DeviceChoice, EngineError, Generator, Island};
 use shoal_protocol::ids::{ContentHash, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::manifest::{
-    Activation, Biases, Dtype, Lora, LoraTarget, Manifest, Norm, Placement, QueryKeyNorm,
+    Activation, Biases, DistanceCodec, Dtype, InnerMoments, Lora, LoraTarget, Manifest, Norm,
+    Placement, QueryKeyNorm,
 };
 
 const STEPS: u64 = 20;
@@ -19,6 +20,7 @@ const STEPS: u64 = 20;
 fn divisible() -> Manifest {
     let mut manifest = manifest();
     (manifest.model.heads, manifest.model.key_value_heads) = (8, 4);
+    manifest.training.steps = STEPS;
     manifest
 }
 
@@ -177,7 +179,7 @@ fn compare(manifest: &Manifest, devices: &[usize]) {
         Islander::new(&manifest, samples, *devices)
     };
     let mut islands: Vec<Islander> = devices.iter().map(islander).collect();
-    for step in 0..STEPS {
+    for step in 0..manifest.training.steps {
         let (loss, _) = alone.step(step);
         for island in &mut islands {
             let found = island.step(step);
@@ -228,6 +230,81 @@ fn devices_that_share_slices_compute_the_bits_of_one_in_every_block() {
         manifest.model.slices = 4;
         compare(&manifest, &[2]);
     }
+}
+
+/// A run of three workers in four slices.
+fn sliced_workers(moments: InnerMoments, codec: DistanceCodec) -> Manifest {
+    let mut manifest = with_workers(divisible());
+    manifest.model.slices = 4;
+    let inner = manifest.inner.as_mut().expect("workers");
+    (inner.moments, inner.codec) = (moments, codec);
+    inner.steps = 3;
+    manifest.training.steps = 4;
+    manifest
+}
+
+#[test]
+fn devices_that_train_workers_together_compute_the_bits_of_one() {
+    for (moments, codec, dtype) in [
+        (InnerMoments::Zero, DistanceCodec::F32, Dtype::F32),
+        (InnerMoments::Zero, DistanceCodec::Int2, Dtype::Bf16),
+        (InnerMoments::Mean, DistanceCodec::F32, Dtype::Bf16),
+        (InnerMoments::Mean, DistanceCodec::Int8, Dtype::F32),
+    ] {
+        let mut manifest = sliced_workers(moments, codec);
+        manifest.training.dtype = dtype;
+        manifest.check().expect("a run");
+        compare(&manifest, &[2, 4]);
+    }
+}
+
+#[test]
+fn devices_that_train_workers_together_compute_the_bits_of_one_by_every_rule() {
+    for rule in [common::muon(), common::adafactor(), common::sgd()] {
+        for codec in [DistanceCodec::F32, DistanceCodec::Int4] {
+            let mut manifest = sliced_workers(InnerMoments::Mean, codec);
+            manifest.model.block.tied = true;
+            manifest.inner.as_mut().expect("workers").optimizer.rule = rule;
+            compare(&manifest, &[4]);
+        }
+    }
+}
+
+#[test]
+fn workers_in_slices_have_the_losses_of_those_in_whole_matrices() {
+    let manifest = sliced_workers(InnerMoments::Mean, DistanceCodec::F32);
+    assert!(difference(&manifest, 4) < 1e-3);
+}
+
+/// No device waits for one that gave up.
+#[test]
+fn a_gradient_out_of_range_is_the_same_error_of_all_devices() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut manifest = sliced_workers(InnerMoments::Zero, DistanceCodec::F32);
+    manifest.training.gradient_fraction_bits = 56;
+    manifest.inner.as_mut().expect("workers").microbatches = 128;
+    let samples = samples(&mut manifest, folder.path(), &text());
+    let batch = samples.batch(Step(0), Microbatch(0));
+    let mut island = Islander::new(&manifest, samples, 2).island;
+    let mut state = island.state(Stage(0)).expect("hosted");
+    state.weights.iter_mut().for_each(|weight| *weight *= 1e3);
+    let (results, passes) = channel();
+    for device in island.devices_of_pass(0) {
+        let (results, batch, state) = (results.clone(), batch.clone(), state.clone());
+        let pass = move |engine: &mut shoal_engine::Engine| {
+            engine.set_state(Stage(0), Step(0), &state).expect("the same stage");
+            let key = key(0, Stage(0), 0);
+            let result = engine.forward(key, &batch.inputs, Some(&batch.labels));
+            results.send(result).expect("it is received");
+        };
+        island.run(device, None, pass).expect("it runs");
+    }
+    drop(results);
+    let errors: Vec<String> =
+        passes.iter().map(|pass| pass.expect_err("out of range").to_string()).collect();
+    assert_eq!(errors.len(), 2);
+    assert_eq!(errors[0], errors[1]);
+    assert!(errors[0].contains("accumulator's range"), "{}", errors[0]);
 }
 
 #[test]

@@ -4,30 +4,17 @@ mod common;
 
 use std::fs;
 
-use common::{Trainer, key, manifest, muon, numbers, python, samples, text, write};
+use common::{Trainer, key, manifest, muon, numbers, python, samples, text, with_workers, write};
 use serde_json::{Value, json};
 use shoal_engine::{Checkpoint, EngineError, FixedPoint, ForwardOutput, StageState, learning_rate};
 use shoal_protocol::ids::{Microbatch, Stage, Step};
-use shoal_protocol::manifest::{
-    DistanceCodec, Dtype, InnerLoop, InnerMoments, Manifest, Optimizer, Rule, Schedule, Sgd,
-};
+use shoal_protocol::manifest::{DistanceCodec, Dtype, InnerMoments, Manifest};
 
 const OUTER_STEPS: u64 = 4;
 
 /// Three workers that meet after every five updates of two microbatches.
 fn workers() -> Manifest {
-    let mut manifest = manifest();
-    let outer = Optimizer {
-        rule: Rule::Sgd(Sgd { momentum: 0.6, nesterov: true }),
-        learning_rate: 0.7,
-        warmup_steps: 0,
-        schedule: Schedule::Constant,
-        weight_decay: 0.0,
-        gradient_clip: 0.0,
-    };
-    let optimizer = std::mem::replace(&mut manifest.optimizer, outer);
-    let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
-    manifest.inner = Some(InnerLoop { steps: 5, microbatches: 2, optimizer, codec, moments });
+    let mut manifest = with_workers(manifest());
     manifest.training.steps = OUTER_STEPS;
     manifest
 }

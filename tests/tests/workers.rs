@@ -7,6 +7,10 @@ use toml::{Table, Value};
 
 /// A run of six outer steps of three workers, each of four steps, with a checkpoint after every second outer step.
 fn run(codec: &str, moments: &str, overlap: bool) -> Run {
+    run_with(codec, moments, overlap, &[])
+}
+
+fn run_with(codec: &str, moments: &str, overlap: bool, changes: &[(&str, Value)]) -> Run {
     let outer = Table::from_iter([
         ("workers".to_owned(), Value::from(3)),
         ("every".to_owned(), Value::from(4)),
@@ -14,15 +18,13 @@ fn run(codec: &str, moments: &str, overlap: bool) -> Run {
         ("moments".to_owned(), Value::from(moments)),
         ("overlap".to_owned(), Value::from(overlap)),
     ]);
-    Run::with_section(
-        ("outer", outer),
-        &[
-            ("training.steps", Value::from(24)),
-            ("training.stages", Value::from(1)),
-            ("training.microbatches", Value::from(2)),
-            ("checkpoint.every", Value::from(8)),
-        ],
-    )
+    let values = [
+        ("training.steps", Value::from(24)),
+        ("training.stages", Value::from(1)),
+        ("training.microbatches", Value::from(2)),
+        ("checkpoint.every", Value::from(8)),
+    ];
+    Run::with_section(("outer", outer), &[&values, changes].concat())
 }
 
 /// Three peers, one of which has two devices, meet; one dies and comes back, and the one with two devices dies.
@@ -63,6 +65,14 @@ fn workers_that_round_survive_deaths() {
 fn workers_that_train_while_sums_travel_survive_deaths() {
     assert_survives_deaths(&run("f32", "zero", true));
     assert_survives_deaths(&run("int4", "zero", true));
+}
+
+#[test]
+fn workers_of_devices_that_share_slices_survive_deaths() {
+    for (codec, moments) in [("f32", "zero"), ("int4", "mean")] {
+        let sliced = [("model.slices", Value::from(2))];
+        assert_survives_deaths(&run_with(codec, moments, false, &sliced));
+    }
 }
 
 #[test]

@@ -308,7 +308,7 @@ fn update_each(engines: &mut [Lent<'_>], stage: Stage, update: &Update<'_>) -> R
 
 #[cfg(test)]
 mod tests {
-    use shoal_protocol::manifest::Dtype;
+    use shoal_protocol::manifest::{DistanceCodec, Dtype, InnerLoop, InnerMoments};
     use shoal_protocol::units::Bytes;
 
     use super::*;
@@ -361,6 +361,38 @@ mod tests {
             let further = island_overhead(&manifest, span, devices) - Bytes(gradients);
             let name = format!("{slices} slices, {dtype:?}, {staleness} stale, {devices} workers");
             assert_eq!(Bytes(held), floor + further, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_virtual_worker_of_several_devices_takes_the_stated_memory() {
+        let mut manifest = manifest();
+        manifest.model.key_value_heads = manifest.model.heads;
+        let optimizer = manifest.optimizer.clone();
+        let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
+        manifest.inner = Some(InnerLoop { steps: 2, microbatches: 2, optimizer, codec, moments });
+        let span = StageSpan::all(1);
+        let count = parameter_count(&manifest, Stage(0)) as u64;
+        for (slices, dtype, devices) in
+            [(1, Dtype::F32, 2), (1, Dtype::Bf16, 2), (2, Dtype::F32, 2), (2, Dtype::Bf16, 2)]
+        {
+            manifest.model.slices = slices;
+            manifest.training.dtype = dtype;
+            let held: u64 = state_bytes(&manifest, span, devices).iter().flatten().sum();
+            // Of the run's weights and of a worker's: accumulators, gradients and means are no state.
+            let floor = memory_floor(&manifest, span, 0) - Bytes(count * (8 + 8 + 8 + 4));
+            let further = (devices - 1) as u64;
+            let whole = |one: &&Parameter| one.part_of_slice() == WeightPart::Whole;
+            let shared: u64 = match slices {
+                1 => further * count * (4 + 8 + 4),
+                _ => {
+                    let all = parameters(&manifest, Stage(0));
+                    let whole = all.iter().filter(whole).map(|one| one.len() as u64).sum::<u64>();
+                    further * 4 * (whole + count)
+                }
+            };
+            let stated = floor + island_overhead(&manifest, span, devices) - Bytes(shared);
+            assert_eq!(Bytes(held), stated, "{slices} slices, {dtype:?}");
         }
     }
 

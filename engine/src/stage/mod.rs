@@ -12,9 +12,7 @@ use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
 
 use crate::accumulator::Accumulator;
-use crate::base::{BaseFiles, StageFiles, stage_weights};
 use crate::blocks::{Blocks, Head, Leaf};
-use crate::checkpoint::{StageState, StartFiles};
 use crate::codec;
 use crate::device::Device;
 use crate::error::{EngineError, Result};
@@ -183,7 +181,11 @@ impl StageModel {
             draw_weights(manifest, &parameters, subspace.as_ref(), versions, device.threads)?;
         }
         let sums = if share.has_sums() { manifest.steps_at_once() } else { 0 };
-        let counted = share.seat().map(|_| Held::of_gradients(&parameters, &place.own));
+        let inner = InnerTrainer::new(manifest, stage, device, &share)?.map(Box::new);
+        let counted = match &inner {
+            Some(inner) => inner.counted(),
+            None => share.seat().map(|_| Held::of_gradients(&parameters, &place.own)),
+        };
         let accumulator = |_| Accumulator::new(manifest, count, counted.clone(), device.state());
         Ok(Self {
             stage,
@@ -213,7 +215,7 @@ impl StageModel {
             forwards: BTreeMap::new(),
             recomputes: manifest.training.recompute,
             pending: BTreeMap::new(),
-            inner: InnerTrainer::new(manifest, stage, device)?.map(Box::new),
+            inner,
         })
     }
 
@@ -256,9 +258,10 @@ impl StageModel {
 
     /// All that a virtual worker does in a step.
     fn train_worker(&mut self, key: ClaimKey, words: [&Bytes; 2]) -> Result<ForwardOutput> {
-        let weights = self.weights_of(key)?.flat.shallow_clone();
-        let inner = self.inner.as_mut().expect("the run has workers");
-        let (loss, distance) = inner.train(key, &weights, words)?;
+        let mut inner = self.inner.take().expect("the run has workers");
+        let trained = self.weights_of(key).and_then(|weights| inner.train(key, weights, words));
+        self.inner = Some(inner);
+        let (loss, distance) = trained?;
         self.forwards.insert(key, Kept::Distance(distance));
         Ok(loss)
     }
@@ -468,34 +471,6 @@ impl StageModel {
         Err(EngineError::NoWeights(self.stage))
     }
 
-    /// Whether the frozen weights have no values yet.
-    pub(crate) fn needs_base(&self) -> bool {
-        let has_values = self.frozen.as_ref().is_some_and(Frozen::has_values);
-        self.manifest.lora.is_some() && !has_values
-    }
-
-    /// Removes the frozen weights if they have values, for a stage that takes the place of this one.
-    pub(crate) fn take_frozen(&mut self) -> Option<Frozen> {
-        self.frozen.take_if(|frozen| frozen.has_values())
-    }
-
-    /// Takes the first weights, or the frozen weights, from a base.
-    pub(crate) fn load_base(&mut self, base: &BaseFiles) -> Result<()> {
-        let _guard = tch::no_grad_guard();
-        if let Some(frozen) = &mut self.frozen {
-            return frozen.load(&StageFiles::open(base, &self.manifest, self.stage)?);
-        }
-        let weights = stage_weights(base, &self.manifest, self.stage)?;
-        let state = StageState { weights, ..StageState::default() };
-        self.set_state(self.manifest.first_version(), &state)
-    }
-
-    /// Takes the first weights and optimizer state from the checkpoint that the run goes on from.
-    pub(crate) fn load_start(&mut self, start: &StartFiles) -> Result<()> {
-        let state = start.read_stage(self.stage).map_err(EngineError::Start)?;
-        self.set_state(self.manifest.first_version(), &state)
-    }
-
     /// Drops all state of one microbatch.
     pub(crate) fn discard(&mut self, key: ClaimKey) {
         self.forwards.remove(&key);
@@ -560,7 +535,8 @@ impl StageModel {
     /// Takes over what another device of the same island updated.
     pub(crate) fn copy_from(&mut self, owner: &Self) -> Result<()> {
         let _guard = tch::no_grad_guard();
-        self.weights.take(&owner.weights, &owner.own_elements())
+        let range = owner.own_elements();
+        self.weights.take(&range, &owner.weights.part(&range)?)
     }
 
     /// The elements of the weights that are updated here.

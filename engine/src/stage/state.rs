@@ -6,14 +6,17 @@ use shoal_protocol::ids::{ContentHash, Step};
 use tch::Tensor;
 
 use super::StageModel;
+use crate::base::{BaseFiles, StageFiles, stage_weights};
 use crate::carried::CarriedMoments;
-use crate::checkpoint::{StageState, hash_tensors};
-use crate::error::Result;
+use crate::checkpoint::{StageState, StartFiles, hash_tensors};
+use crate::error::{EngineError, Result};
+use crate::frozen::Frozen;
 use crate::optimizer::{Slot, SlotLayout, SlotVector, layout};
 use crate::parameters::{Parameter, range_of};
-use crate::tensor::elements;
 #[cfg(test)]
-use crate::{tensor::byte_count, weights::Weights};
+use crate::tensor::byte_count;
+use crate::tensor::elements;
+use crate::weights::Weights;
 
 impl StageModel {
     /// The moments that the run carries for its workers, if it does.
@@ -49,9 +52,9 @@ impl StageModel {
     }
 
     /// Begins anew from these weights, with an optimizer that has kept nothing yet.
-    pub(crate) fn begin(&mut self, weights: &Tensor) -> Result<()> {
+    pub(crate) fn begin(&mut self, weights: &Weights) -> Result<()> {
         let _guard = tch::no_grad_guard();
-        self.weights.set(weights)?;
+        self.weights.copy(weights)?;
         for vector in &mut self.optimizer.slots {
             vector.set(None)?;
         }
@@ -61,6 +64,34 @@ impl StageModel {
         self.has_weights = true;
         self.drop_in_flight();
         Ok(())
+    }
+
+    /// Whether the frozen weights have no values yet.
+    pub(crate) fn needs_base(&self) -> bool {
+        let has_values = self.frozen.as_ref().is_some_and(Frozen::has_values);
+        self.manifest.lora.is_some() && !has_values
+    }
+
+    /// Removes the frozen weights if they have values, for a stage that takes the place of this one.
+    pub(crate) fn take_frozen(&mut self) -> Option<Frozen> {
+        self.frozen.take_if(|frozen| frozen.has_values())
+    }
+
+    /// Takes the first weights, or the frozen weights, from a base.
+    pub(crate) fn load_base(&mut self, base: &BaseFiles) -> Result<()> {
+        let _guard = tch::no_grad_guard();
+        if let Some(frozen) = &mut self.frozen {
+            return frozen.load(&StageFiles::open(base, &self.manifest, self.stage)?);
+        }
+        let weights = stage_weights(base, &self.manifest, self.stage)?;
+        let state = StageState { weights, ..StageState::default() };
+        self.set_state(self.manifest.first_version(), &state)
+    }
+
+    /// Takes the first weights and optimizer state from the checkpoint that the run goes on from.
+    pub(crate) fn load_start(&mut self, start: &StartFiles) -> Result<()> {
+        let state = start.read_stage(self.stage).map_err(EngineError::Start)?;
+        self.set_state(self.manifest.first_version(), &state)
     }
 
     /// Loads the stage's state of a version, and drops everything in flight.
@@ -108,11 +139,13 @@ impl StageModel {
 
 #[cfg(test)]
 impl StageModel {
-    /// Bytes of the weights of all versions here, and of what the optimizer keeps.
+    /// Bytes of the weights of all versions here, and of what the optimizer keeps; with those of a virtual worker.
     pub(crate) fn state_bytes(&self) -> [u64; 2] {
         let bytes = |one: &Tensor| byte_count(one) as u64;
-        let weights = self.versions().flat_map(Weights::tensors).map(bytes).sum();
-        [weights, self.optimizer.slots.iter().map(|slot| bytes(&slot.flat)).sum()]
+        let weights: u64 = self.versions().flat_map(Weights::tensors).map(bytes).sum();
+        let slots: u64 = self.optimizer.slots.iter().map(|slot| bytes(&slot.flat)).sum();
+        let inner = self.inner.as_ref().map_or([0; 2], |inner| inner.model.state_bytes());
+        [weights + inner[0], slots + inner[1]]
     }
 }
 

@@ -22,7 +22,8 @@ use shoal_engine::{
 use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::label::Label;
 use shoal_protocol::manifest::{
-    Adafactor, Adam, Data, Manifest, Model, Muon, RateScale, Rule, Sgd, Tokenizer,
+    Adafactor, Adam, Data, DistanceCodec, InnerLoop, InnerMoments, Manifest, Model, Muon,
+    Optimizer, RateScale, Rule, Schedule, Sgd, Tokenizer,
 };
 use shoal_protocol::units;
 
@@ -57,6 +58,22 @@ pub(crate) fn four_stages(change: impl FnOnce(&mut Manifest)) -> (tempfile::Temp
 /// The state of each stage.
 pub(crate) fn hashes(engine: &Engine, manifest: &Manifest) -> Vec<ContentHash> {
     manifest.stages().map(|stage| engine.state_hash(stage).expect("hosted")).collect()
+}
+
+/// The run with three workers that meet after every five updates of two microbatches.
+pub(crate) fn with_workers(mut manifest: Manifest) -> Manifest {
+    let outer = Optimizer {
+        rule: Rule::Sgd(Sgd { momentum: 0.6, nesterov: true }),
+        learning_rate: 0.7,
+        warmup_steps: 0,
+        schedule: Schedule::Constant,
+        weight_decay: 0.0,
+        gradient_clip: 0.0,
+    };
+    let optimizer = std::mem::replace(&mut manifest.optimizer, outer);
+    let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
+    manifest.inner = Some(InnerLoop { steps: 5, microbatches: 2, optimizer, codec, moments });
+    manifest
 }
 
 /// Muon with the constants of its author.

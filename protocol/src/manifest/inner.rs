@@ -155,7 +155,6 @@ impl Manifest {
         };
         alone("training.stages of more than 1: a worker is one peer", self.training.stages > 1)?;
         alone("training.staleness of more than 1", self.training.staleness > 1)?;
-        alone("model.slices of more than 1", self.model.slices > 1)?;
         let rounds = self.carried_rule().is_some() && self.codec.all_reduce.loses();
         alone("outer.moments = \"mean\" where codec.all_reduce rounds", rounds)?;
         let overlaps = self.carried_rule().is_some() && self.training.staleness > 0;
