@@ -49,17 +49,19 @@ impl Engine {
     /// # Panics
     /// If the run has no such stage.
     pub fn new(manifest: &Manifest, span: StageSpan, device: Device) -> Result<Self> {
-        Self::sharing(manifest, span, device, Share::WHOLE)
+        Self::sharing(manifest, span, device, (Share::WHOLE, None))
     }
 
-    /// Like [`Engine::new`], for one device of an island, which updates its share of the weights.
+    /// Like [`Engine::new`], for one device of an island, which updates its share of the weights. With `memory` the
+    /// device has what passes read only while they run, as in [`Engine::swapping`].
     pub(crate) fn sharing(
         manifest: &Manifest,
         span: StageSpan,
         device: Device,
-        share: Share,
+        (share, memory): (Share, Option<units::Bytes>),
     ) -> Result<Self> {
-        Self::above(manifest, span, (device, share), Tiers::default())
+        let device = if memory.is_some() { device.with_images() } else { device };
+        Self::above(manifest, span, (device, share), Tiers { device: memory, lower: None })
     }
 
     /// Like [`Engine::new`], with tiers below the device. While it hosts more stages than the machine's memory holds,
@@ -96,7 +98,7 @@ impl Engine {
     ) -> Result<Self> {
         let (manifest, stages) = (manifest.clone(), BTreeMap::new());
         let images = |budget| Images::new(device.torch, budget).map(RefCell::new);
-        let images = tiers.for_weights(&manifest).map(images).transpose()?;
+        let images = tiers.for_weights(&manifest, share.count()).map(images).transpose()?;
         let mut engine = Self { manifest, device, share, stages, tiers, swap: None, images };
         let hosted: Vec<Stage> = span.stages().collect();
         engine.divide_memory(&hosted)?;
@@ -134,7 +136,7 @@ impl Engine {
     /// Whether not all hosted stages are in memory, or what passes read of them on the device.
     #[must_use]
     pub fn swaps(&self) -> bool {
-        self.tiers.swap(&self.manifest, self.stages.len())
+        self.tiers.swap(&self.manifest, self.stages.len(), self.share.count())
     }
 
     /// What was swapped; `None` if everything was in memory all the time.
@@ -269,14 +271,21 @@ impl Engine {
     /// # Errors
     /// If the file of swapped weights fails.
     pub fn fetch_ahead(&mut self, stage: Stage, sums: Option<Step>) -> Result<()> {
+        self.plan_image(stage);
         let Some(hosted) = self.stages.get(&stage) else { return Ok(()) };
-        if let Some(images) = &self.images {
-            images.borrow_mut().plan(stage);
-        }
         let Some(swap) = &self.swap else { return Ok(()) };
         let mut parts = hosted.touches(Use::Pass);
         parts.extend(sums.into_iter().flat_map(|step| hosted.touches(Use::Sums(step))));
         swap.borrow_mut().plan(parts)
+    }
+
+    /// Plans to copy what passes of a stage read to the device beside the next pass.
+    pub(crate) fn plan_image(&self, stage: Stage) {
+        if let Some(images) = &self.images
+            && self.stages.contains_key(&stage)
+        {
+            images.borrow_mut().plan(stage);
+        }
     }
 
     fn need_mean_if_held(&self, weights: WeightGroup) -> Result<()> {

@@ -193,18 +193,24 @@ impl DeviceFloor {
     }
 }
 
-/// The memory of a device that has the weights of a run's stages only while their passes read them.
+/// The memory of each of so many devices, which compute slices of each pass together or are one, that has the weights
+/// of a run's stages only while their passes read them.
 #[must_use]
-pub fn device_floor(manifest: &Manifest) -> DeviceFloor {
-    let size = manifest.training.dtype.size() as u64;
-    let count = |stage| parameter_count(manifest, stage) as u64;
+pub fn device_floor(manifest: &Manifest, devices: usize) -> DeviceFloor {
+    let (size, devices) = (manifest.training.dtype.size() as u64, devices as u64);
+    // What one device has of the slices, and all that is not sliced.
+    let part = |all: u64, sliced: u64| all - sliced + sliced.div_ceil(devices);
+    let count = |stage| part(parameter_count(manifest, stage) as u64, sliced(manifest, stage));
     let largest = |of: &dyn Fn(Stage) -> u64| manifest.stages().map(of).max().unwrap_or(0);
     let subspace = basis_bytes(manifest) + initial_bytes(manifest);
     let weights = |stage| {
         let is_narrow = manifest.training.dtype == Dtype::Bf16;
-        let embedding = if is_narrow { 4 * embedding(manifest, stage) } else { 0 };
+        let rows = embedding(manifest, stage).div_ceil(devices);
+        let embedding = if is_narrow { 4 * rows } else { 0 };
         let trained = manifest.steps_at_once() * (size * count(stage) + embedding);
-        trained + size * frozen_count(manifest, stage) as u64
+        let all = frozen_count(manifest, stage) as u64;
+        let frozen = if all == 0 { 0 } else { part(all, all - further_frozen(manifest, stage)) };
+        trained + size * frozen
     };
     DeviceFloor {
         passes: Bytes(largest(&|stage| 4 * count(stage) + graph_bytes(manifest, stage)) + subspace),

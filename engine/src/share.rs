@@ -37,6 +37,11 @@ impl Share {
         self.seat.as_ref()
     }
 
+    /// The number of devices among which weights are divided.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
     /// Whether it is all weights.
     pub(crate) fn is_whole(&self) -> bool {
         self.count == 1

@@ -82,8 +82,11 @@ impl Weights {
         let copies = Copies::new(manifest, stage, place)?;
         let image = || {
             let values = copies.as_ref().map_or(&flat, |copies| &copies.values);
-            let embedding = wide_embedding(manifest, stage, place);
-            let embedding = embedding.map(|range| part_of(&flat, &kept, &range)).transpose()?;
+            let own = copies.as_ref().and_then(|copies| copies.embedding.as_ref());
+            let embedding = match (own, wide_embedding(manifest, stage, place)) {
+                (Some((_, own)), _) => Some(own.shallow_clone()),
+                (None, range) => range.map(|range| part_of(&flat, &kept, &range)).transpose()?,
+            };
             Image::of([values].into_iter().chain(&embedding), place.device.torch)
         };
         let image = place.device.has_images.then(image).transpose()?;

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::collections::BTreeMap;
+
 use shoal_engine::{
     EngineError, ForwardOutput, LowerTier, Origin, Tiers, device_floor, swapping_floor,
 };
@@ -9,11 +11,12 @@ use shoal_protocol::ids::{Stage, Step};
 use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Lora, LoraTarget, Manifest};
 use shoal_protocol::units::Bytes;
 
+use self::common::islander::Islander;
 use self::common::{Trainer, four_stages, hashes, key, samples, text};
 
 /// Memory of a device for so many stages' weights.
 fn room_for(manifest: &Manifest, stages: u64) -> Bytes {
-    let floor = device_floor(manifest);
+    let floor = device_floor(manifest, 1);
     floor.passes + Bytes(stages * floor.weights.0)
 }
 
@@ -69,6 +72,48 @@ fn with_slices_and_tied_weights_too() {
         manifest.model.slices = 2;
         manifest.model.block.tied = true;
     });
+}
+
+/// Devices that compute slices together, each with room for its part of one stage's weights, or of all.
+#[test]
+fn devices_that_share_slices_have_their_parts_of_the_weights() {
+    let changes: [fn(&mut Manifest); 3] = [
+        |_| {},
+        |manifest| {
+            manifest.training.dtype = Dtype::Bf16;
+            manifest.training.staleness = 1;
+            manifest.model.block.tied = true;
+        },
+        |manifest| {
+            manifest.training.dtype = Dtype::Bf16;
+            manifest.lora = Some(Lora { rank: 4, alpha: 8.0, targets: LoraTarget::ALL.to_vec() });
+        },
+    ];
+    for change in changes {
+        let (folder, mut manifest) = four_stages(|manifest| {
+            manifest.model.slices = 2;
+            change(manifest);
+        });
+        let mut make = || samples(&mut manifest, folder.path(), &text());
+        let [first, rest @ ..] = [make(), make(), make()];
+        let mut alone = Trainer::new(&manifest, first);
+        let losses: Vec<f64> = (0..3).map(|step| alone.step(step).0).collect();
+        let state = |stage| (stage, alone.engine.state(stage).expect("hosted"));
+        let expected: BTreeMap<_, _> = manifest.stages().map(state).collect();
+        let floor = device_floor(&manifest, 2);
+        for (room, samples) in [1, 4].into_iter().zip(rest) {
+            let device = Some(floor.passes + Bytes(room * floor.weights.0));
+            let tiers = Tiers { device, lower: None };
+            let mut island = Islander::with_tiers(&manifest, samples, 2, tiers);
+            for (step, loss) in losses.iter().enumerate() {
+                let found = island.step(step as u64);
+                assert!((found - loss).abs() < 1e-6, "step {step}: {found} instead of {loss}");
+            }
+            assert!(island.states() == expected, "room for {room}");
+            let copied = island.island.swap_stats().expect("weights were copied").copied;
+            assert!(copied > Bytes(0));
+        }
+    }
 }
 
 #[test]
@@ -135,7 +180,7 @@ fn checkpoints_restarts_and_leaving_work() {
 fn a_device_that_cannot_hold_a_stage_says_so() {
     let (folder, mut manifest) = four_stages(|_| {});
     let samples = samples(&mut manifest, folder.path(), &text());
-    let tiers = Tiers { device: Some(device_floor(&manifest).passes), lower: None };
+    let tiers = Tiers { device: Some(device_floor(&manifest, 1).passes), lower: None };
     let mut trainer = Trainer::with_tiers(&manifest, samples, tiers);
     let batch = trainer.batch(0, 0);
     let error = trainer.engine.forward(key(0, Stage(0), 0), &batch.inputs, None);

@@ -1,7 +1,7 @@
 //! Peers of several devices train the bits of one device, alone and beside others.
 
 use shoal_tests::process::Process;
-use shoal_tests::run::{Run, local_command, trained_by};
+use shoal_tests::run::{Run, Trained, local_command, trained_by};
 use shoal_tests::swarm::{SLOW, Swarm};
 use toml::Value;
 
@@ -84,6 +84,43 @@ fn sliced() -> Run {
 #[test]
 fn peers_that_share_slices_among_devices_train_beside_others_and_may_die() {
     assert_survives_a_death(&sliced(), ["cpu:2", "cpu", "cpu:2"]);
+}
+
+/// Devices that hold their slices of one stage's weights host both stages, alone and in a swarm.
+#[test]
+fn devices_that_share_slices_may_have_weights_only_while_passes_read_them() {
+    const THROUGH: [&str; 4] = ["--device", "cpu:2", "--device-memory", "350KiB"];
+    let run = sliced();
+    let alone = run.local("alone");
+    let out = run.path("through");
+    let mut command = local_command(&run.config(), &out);
+    command.args(THROUGH);
+    let mut process = Process::start("local", command);
+    let copied = process.event("finished")["swapped"]["copied"].as_u64();
+    let _ = process.end().success();
+    assert!(copied > Some(0), "{copied:?}");
+    let through = Trained::read(&out);
+    assert_eq!((through.hash(), through.losses()), (alone.hash(), alone.losses()));
+
+    let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "3"], SLOW].concat());
+    let passing = [&THROUGH[..], &["--stage", "all"], SLOW].concat();
+    swarm.join(SLOW);
+    swarm.join(&passing);
+    swarm.reach(2);
+    swarm.peers.remove(2).kill();
+    swarm.join(&passing);
+    swarm.reach(5);
+    swarm.peers.remove(1).kill();
+    assert_eq!(swarm.finish().hash(), alone.hash());
+}
+
+#[test]
+fn replicas_do_not_pass_weights_through_their_devices() {
+    let run = run();
+    let mut command = local_command(&run.config(), &run.path("none"));
+    command.args(["--device", "cpu:2", "--device-memory", "1MiB"]);
+    let text = Process::start("local", command).end().failure(2);
+    assert!(text.contains("--device-memory is of a peer with one device, or"), "{text}");
 }
 
 /// Between stages on peers of unlike devices every activation and gradient crosses once, whatever the number of devices

@@ -23,7 +23,7 @@ use crate::error::{EngineError, Result};
 use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::parameters::group_elements;
-use crate::swap::SwapStats;
+use crate::swap::{SwapStats, Tiers};
 
 /// The threads of each of so many devices: an equal part, at least one.
 #[must_use]
@@ -76,12 +76,35 @@ impl Island {
         devices: &[DeviceChoice],
         threads: usize,
     ) -> Result<Self> {
+        Self::swapping(manifest, span, (devices, threads), Tiers::default())
+    }
+
+    /// Like [`Island::new`], with tiers below the devices, as [`Engine::swapping`]. Several devices have none below the
+    /// machine's memory, and that one if they compute slices together.
+    ///
+    /// # Errors
+    /// As [`Island::new`]; if the disk has no room.
+    ///
+    /// # Panics
+    /// As [`Island::new`], and if the devices cannot have these tiers.
+    pub fn swapping(
+        manifest: &Manifest,
+        span: StageSpan,
+        (devices, threads): (&[DeviceChoice], usize),
+        tiers: Tiers,
+    ) -> Result<Self> {
         // Rounds run beside a worker that trains, where it has a thread of its own.
         let overlaps = manifest.inner.is_some() && manifest.steps_at_once() > 1;
         if let ([device], false) = (devices, overlaps) {
-            return Ok(Engine::new(manifest, span, Device::open(*device, threads)?)?.into());
+            let device = Device::open(*device, threads)?;
+            let engine = match tiers.are_none() {
+                true => Engine::new(manifest, span, device)?,
+                false => Engine::swapping(manifest, span, device, tiers)?,
+            };
+            return Ok(engine.into());
         }
-        let several = Several::new(manifest, span, devices, threads)?;
+        assert!(tiers.lower.is_none(), "several devices do not swap to a disk");
+        let several = Several::new(manifest, span, devices, (threads, tiers.device))?;
         Ok(Self(Devices::Several(Box::new(several))))
     }
 
@@ -150,7 +173,7 @@ impl Island {
     pub fn swap_stats(&self) -> Option<SwapStats> {
         match &self.0 {
             Devices::One(engine) => engine.swap_stats(),
-            Devices::Several(_) => None,
+            Devices::Several(several) => several.swap_stats(),
         }
     }
 
@@ -159,7 +182,10 @@ impl Island {
     /// # Errors
     /// If the file of swapped weights fails.
     pub fn fetch_ahead(&mut self, stage: Stage, sums: Option<Step>) -> Result<()> {
-        self.only().map_or(Ok(()), |engine| engine.fetch_ahead(stage, sums))
+        match &mut self.0 {
+            Devices::One(engine) => engine.fetch_ahead(stage, sums),
+            Devices::Several(several) => several.fetch_ahead(stage),
+        }
     }
 
     /// The all-reduce of a weight group; see [`Engine::all_reduce`].

@@ -12,6 +12,7 @@ use std::path::Path;
 
 use shoal_protocol::ids::{ClaimKey, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
+use shoal_protocol::units::Bytes;
 
 use super::additions::Additions;
 use super::passes_at_once;
@@ -27,6 +28,7 @@ use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::parameters::{parameter_count, range_in_stage, range_within};
 use crate::share::Share;
+use crate::swap::SwapStats;
 
 /// An accumulator: its stage, and which one of that stage.
 pub(super) type SumsKey = (Stage, usize);
@@ -49,14 +51,16 @@ pub(super) struct Several {
 }
 
 impl Several {
-    /// Starts a thread for each device.
+    /// Starts a thread for each device. With `memory` of each, devices that compute slices together have what passes
+    /// read only while they run.
     pub(super) fn new(
         manifest: &Manifest,
         span: StageSpan,
         devices: &[DeviceChoice],
-        threads: usize,
+        (threads, memory): (usize, Option<Bytes>),
     ) -> Result<Self> {
         let is_together = passes_at_once(manifest, devices.len())? == 1;
+        assert!(memory.is_none() || is_together, "replicas have their weights all the time");
         let has_gpus = devices.iter().any(|device| !device.is_processor());
         let shares: Vec<Share> = match is_together {
             true => Share::all_together(devices.len()).collect(),
@@ -64,7 +68,7 @@ impl Several {
         };
         let start = |(device, share): (&DeviceChoice, Share)| {
             let (manifest, seat) = (manifest.clone(), share.seat().cloned());
-            let make = move |device| Engine::sharing(&manifest, span, device, share);
+            let make = move |device| Engine::sharing(&manifest, span, device, (share, memory));
             Worker::start(*device, threads, seat, make)
         };
         // All at once, since weights are drawn or copied for each.
@@ -122,6 +126,17 @@ impl Several {
 
     pub(super) fn hosted(&self) -> usize {
         self.sums.len()
+    }
+
+    /// What was copied to all devices by the end of their last work; `None` if they have everything all the time.
+    pub(super) fn swap_stats(&self) -> Option<SwapStats> {
+        self.workers.iter().filter_map(Worker::copied).reduce(SwapStats::and)
+    }
+
+    /// Plans to copy what passes of a stage read beside the passes before; see [`Engine::fetch_ahead`].
+    pub(super) fn fetch_ahead(&self, stage: Stage) -> Result<()> {
+        let plan = || Box::new(move |engine: &mut Engine| engine.plan_image(stage));
+        self.workers.iter().try_for_each(|worker| worker.run(plan()))
     }
 
     /// Queues work on a device's engine. `counts` is the microbatch whose gradient it may add to the device's
@@ -193,6 +208,7 @@ impl Several {
     /// Updates a stage; see [`Engine::apply`].
     pub(super) fn apply(&mut self, stage: Stage, update: &Update<'_>) -> Result<()> {
         let mut engines = self.all()?;
+        engines.iter().try_for_each(|engine| engine.need_update(stage))?;
         update_each(&mut engines, stage, update)?;
         for owner in 0..engines.len() {
             let (before, rest) = engines.split_at_mut(owner);
@@ -309,7 +325,6 @@ fn update_each(engines: &mut [Lent<'_>], stage: Stage, update: &Update<'_>) -> R
 #[cfg(test)]
 mod tests {
     use shoal_protocol::manifest::{DistanceCodec, Dtype, InnerLoop, InnerMoments};
-    use shoal_protocol::units::Bytes;
 
     use super::*;
     use crate::memory::{island_overhead, memory_floor};
@@ -319,7 +334,7 @@ mod tests {
     /// Bytes of weights and of what the optimizer keeps, on each of so many workers.
     fn state_bytes(manifest: &Manifest, span: StageSpan, devices: usize) -> Vec<[u64; 2]> {
         let devices = vec![DeviceChoice::Cpu; devices];
-        let island = Several::new(manifest, span, &devices, 1).expect("a small model");
+        let island = Several::new(manifest, span, &devices, (1, None)).expect("a small model");
         let engines = island.all().expect("workers");
         let of_stage =
             |engine: &Lent<'_>, stage| engine.stage(stage).expect("hosted").state_bytes();

@@ -2,11 +2,13 @@
 
 use std::ops::{Deref, DerefMut};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::device::{Device, DeviceChoice};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::exchange::{EndOnDrop, Seat};
+use crate::swap::SwapStats;
 
 /// Orders that wait at most. A device has two passes at a time, each with an order to add or drop its gradient.
 const ORDERS: usize = 1 << 10;
@@ -28,7 +30,11 @@ pub(super) struct Worker {
     orders: SyncSender<Order>,
     lent: Receiver<Box<Engine>>,
     back: SyncSender<Box<Engine>>,
+    copied: Copies,
 }
+
+/// What was copied to a device so far; `None` if it has everything all the time.
+type Copies = Arc<Mutex<Option<SwapStats>>>;
 
 /// A thread that makes its engine.
 pub(super) struct Starting {
@@ -37,15 +43,16 @@ pub(super) struct Starting {
     orders: SyncSender<Order>,
     lent: Receiver<Box<Engine>>,
     back: SyncSender<Box<Engine>>,
+    copied: Copies,
 }
 
 impl Starting {
     /// Waits until the thread has its device and engine.
     pub(super) fn begun(self) -> Result<Worker> {
-        let Self { choice, begins, orders, lent, back } = self;
+        let Self { choice, begins, orders, lent, back, copied } = self;
         let stopped = |_| EngineError::DeviceStopped { device: choice.to_string() };
         let device = begins.recv().map_err(stopped)??;
-        Ok(Worker { device, orders, lent, back })
+        Ok(Worker { device, orders, lent, back, copied })
     }
 }
 
@@ -61,6 +68,8 @@ impl Worker {
         let (lend, lent) = sync_channel(1);
         let (back, returned) = sync_channel(1);
         let (began, begins) = sync_channel(1);
+        let copied = Copies::default();
+        let counts = copied.clone();
         let thread = std::thread::Builder::new().name(format!("device {choice}"));
         let run = move || {
             let _end = seat.map(EndOnDrop);
@@ -75,7 +84,11 @@ impl Worker {
             }
             while let Ok(order) = next.recv() {
                 match order {
-                    Order::Run(work) => work(&mut engine),
+                    Order::Run(work) => {
+                        work(&mut engine);
+                        *counts.lock().unwrap_or_else(PoisonError::into_inner) =
+                            engine.swap_stats();
+                    }
                     Order::Lend => {
                         let Some(back) = lend.send(engine).ok().and_then(|()| returned.recv().ok())
                         else {
@@ -88,7 +101,7 @@ impl Worker {
         };
         let stopped = |_| EngineError::DeviceStopped { device: choice.to_string() };
         thread.spawn(run).map_err(stopped)?;
-        Ok(Starting { choice, begins, orders, lent, back })
+        Ok(Starting { choice, begins, orders, lent, back, copied })
     }
 
     /// Queues work.
@@ -108,6 +121,11 @@ impl Worker {
     pub(super) fn receive(&self) -> Result<Lent<'_>> {
         let engine = self.lent.recv().map_err(|_| self.stopped())?;
         Ok(Lent { worker: self, engine: Some(engine) })
+    }
+
+    /// What was copied to the device by the end of its last work; `None` if it has everything all the time.
+    pub(super) fn copied(&self) -> Option<SwapStats> {
+        *self.copied.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn stopped(&self) -> EngineError {

@@ -29,8 +29,8 @@ pub struct LowerTier {
 /// The memories through which stages go that one of them does not hold.
 #[derive(Debug, Clone, Default)]
 pub struct Tiers {
-    /// Memory of the device for passes and the weights that they read; all else is then in the machine's memory.
-    /// `None` where the device has all.
+    /// Memory of each device for passes and the weights that they read; all else is then in the machine's memory.
+    /// `None` where the devices have all.
     pub device: Option<Bytes>,
     /// The tier below the machine's memory.
     pub lower: Option<LowerTier>,
@@ -43,15 +43,16 @@ impl Tiers {
         self.device.is_none() && self.lower.is_none()
     }
 
-    /// Whether so many hosted stages are swapped, through the device or below the memory.
-    pub(crate) fn swap(&self, manifest: &Manifest, hosted: usize) -> bool {
+    /// Whether so many hosted stages are swapped, through a device or below the memory.
+    pub(crate) fn swap(&self, manifest: &Manifest, hosted: usize, devices: usize) -> bool {
+        let fit = |memory| device_floor(manifest, devices).stages_in(memory);
         self.lower.as_ref().is_some_and(|lower| lower.swaps(hosted))
-            || self.device.is_some_and(|memory| device_floor(manifest).stages_in(memory) < hosted)
+            || self.device.is_some_and(|memory| fit(memory) < hosted)
     }
 
-    /// The memory of the device for weights; `None` where it has all.
-    pub(crate) fn for_weights(&self, manifest: &Manifest) -> Option<Bytes> {
-        let passes = device_floor(manifest).passes;
+    /// The memory of each of so many devices for weights; `None` where they have all.
+    pub(crate) fn for_weights(&self, manifest: &Manifest, devices: usize) -> Option<Bytes> {
+        let passes = device_floor(manifest, devices).passes;
         self.device.map(|memory| Bytes(memory.0.saturating_sub(passes.0)))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 
 use bytes::Bytes;
 use shoal_engine::{
-    Engine, FixedPoint, ForwardOutput, Island, Samples, StageState, group_elements,
+    Engine, FixedPoint, ForwardOutput, Island, Samples, StageState, Tiers, group_elements,
 };
 use shoal_protocol::ids::{Microbatch, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
@@ -22,8 +22,17 @@ pub(crate) struct Islander {
 
 impl Islander {
     pub(crate) fn new(manifest: &Manifest, samples: Samples, devices: usize) -> Self {
+        Self::with_tiers(manifest, samples, devices, Tiers::default())
+    }
+
+    pub(crate) fn with_tiers(
+        manifest: &Manifest,
+        samples: Samples,
+        devices: usize,
+        tiers: Tiers,
+    ) -> Self {
         let span = StageSpan::all(manifest.training.stages);
-        let island = Island::new(manifest, span, &vec![device(); devices], 1);
+        let island = Island::swapping(manifest, span, (&vec![device(); devices], 1), tiers);
         Self { manifest: manifest.clone(), island: island.expect("room"), samples, devices }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use shoal_engine::{Device, DeviceChoice, Engine, Island};
+use shoal_engine::{DeviceChoice, Island};
 use shoal_protocol::ids::{Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::units::Bytes;
@@ -88,13 +88,7 @@ impl EngineHost {
                 None
             };
             let cached = tiers.lower.is_none();
-            let mut engine = match tiers.are_none() {
-                true => Island::new(&manifest, span, &devices, threads)?,
-                false => {
-                    let device = Device::open(devices[0], threads)?;
-                    Engine::swapping(&manifest, span, device, tiers)?.into()
-                }
-            };
+            let mut engine = Island::swapping(&manifest, span, (&devices, threads), tiers)?;
             for stage in span.stages() {
                 let origin = run_files.obtain_origin(stage, version, true);
                 engine.load(stage, &waits.wait(origin)??)?;

@@ -9,7 +9,7 @@ use anyhow::{Context, anyhow};
 use nix::sys::statvfs::statvfs;
 use shoal_engine::{
     Device, DeviceChoice, LowerTier, Tiers, device_floor, island_overhead, memory_floor,
-    optimizer_elements, parameter_count, swapping_floor,
+    optimizer_elements, parameter_count, passes_at_once, swapping_floor,
 };
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::Manifest;
@@ -39,7 +39,7 @@ const LOG_SHARE: u64 = 8;
 pub struct ResourceLimits {
     /// Memory; `None` stands for the free memory.
     pub memory: Option<Bytes>,
-    /// Memory of the device; `None` stands for what is free on a GPU.
+    /// Memory of each device; `None` stands for what is free on a GPU.
     pub device_memory: Option<Bytes>,
     /// Memory for the output log; its rest is on the disk.
     pub log_memory: Bytes,
@@ -101,15 +101,18 @@ pub(crate) struct ResourceBudget {
     memory: Bytes,
     /// The devices whose state of stages is in this memory.
     workers: usize,
-    /// Memory of the only device, where it has the weights of stages only while passes read them.
+    /// Memory of each device, where they have the weights of stages only while passes read them.
     device: Option<Bytes>,
+    /// The devices that compute a pass together.
+    together: usize,
     log_memory: Bytes,
     disk: Bytes,
     folder: PathBuf,
 }
 
 impl ResourceBudget {
-    /// Measures the machine for a run of which it hosts the chosen stages. The memory of several GPUs is not measured.
+    /// Measures the machine for a run of which it hosts the chosen stages. The memory of GPUs with replicas is not
+    /// measured.
     ///
     /// # Errors
     /// When the system does not report the free room.
@@ -120,17 +123,22 @@ impl ResourceBudget {
         (manifest, choice): (&Manifest, StageChoice),
     ) -> anyhow::Result<Self> {
         let disk = statvfs(folder).context("the file system does not say how much is free")?;
-        if limits.device_memory.is_some() && devices.len() > 1 {
-            return Err(anyhow!("--device-memory is of a peer with one device"))
-                .exit_with(Exit::Usage);
+        let are_together = matches!(passes_at_once(manifest, devices.len()), Ok(1));
+        if limits.device_memory.is_some() && !are_together {
+            let text = "--device-memory is of a peer with one device, or whose devices compute slices together \
+                        (model.slices)";
+            return Err(anyhow!(text)).exit_with(Exit::Usage);
         }
         let on_device = match limits.device_memory {
             Some(memory) => Some(memory),
-            None => free_on(devices),
+            None if are_together => free_on(devices),
+            None => None,
         };
-        let device = on_device.filter(|memory| passes_through(manifest, choice, *memory));
+        let together = if are_together { devices.len() } else { 1 };
+        let run = (manifest, choice);
+        let device = on_device.filter(|memory| passes_through(run, *memory, together));
         let of_processor = devices.iter().filter(|device| device.is_processor()).count();
-        let workers = if device.is_some() { 1 } else { of_processor };
+        let workers = if device.is_some() { together } else { of_processor };
         let memory = match limits.memory {
             Some(memory) => memory,
             None if workers > 0 => HostMemory::now().map(|memory| memory.available)?,
@@ -138,12 +146,16 @@ impl ResourceBudget {
         };
         let memory = match device {
             Some(_) => memory,
-            None => memory.min(on_device.unwrap_or(Bytes(u64::MAX))),
+            None => {
+                let of_all = |each: Bytes| Bytes(each.0.saturating_mul(together as u64));
+                memory.min(on_device.map_or(Bytes(u64::MAX), of_all))
+            }
         };
         Ok(Self {
             memory,
             workers,
             device,
+            together,
             log_memory: limits.log_memory,
             disk: Bytes(disk.blocks_available() * disk.fragment_size()),
             folder: folder.to_owned(),
@@ -190,7 +202,7 @@ impl ResourceBudget {
 
     /// Returns the stages, whichever, whose weights the device holds at once.
     fn on_device(&self, manifest: &Manifest) -> u16 {
-        let stages = |memory| device_floor(manifest).stages_in(memory);
+        let stages = |memory| device_floor(manifest, self.together).stages_in(memory);
         self.device.map_or(u16::MAX, |memory| u16::try_from(stages(memory)).unwrap_or(u16::MAX))
     }
 
@@ -333,7 +345,7 @@ impl ResourceBudget {
 
     fn check(&self, manifest: &Manifest, span: StageSpan) -> Result<(), InsufficientResources> {
         if let Some(has) = self.device.filter(|_| self.on_device(manifest) == 0) {
-            let floor = device_floor(manifest);
+            let floor = device_floor(manifest, self.together);
             return Err(InsufficientResources::Device { needs: floor.passes + floor.weights, has });
         }
         let needs = self.least_memory(manifest, span);
@@ -403,19 +415,29 @@ impl ResourceBudget {
     }
 }
 
-/// Returns what may be used of a single GPU, if its driver says what is free: a part is for libraries' workspaces.
+/// Returns what may be used of each GPU, if the driver says what is free: a part is for libraries' workspaces.
 fn free_on(devices: &[DeviceChoice]) -> Option<Bytes> {
-    let [device @ DeviceChoice::Cuda(_)] = devices else { return None };
-    let free = Device::open(*device, 1).and_then(Device::free_memory);
-    let free = free.map(|free| Bytes(free.0 / 10 * 9));
-    free.inspect_err(|error| tracing::warn!("the free memory of {device} is not known: {error}"))
+    let free = |device: &DeviceChoice| {
+        let DeviceChoice::Cuda(_) = device else { return None };
+        let free = Device::open(*device, 1).and_then(Device::free_memory);
+        free.inspect_err(|error| {
+            tracing::warn!("the free memory of {device} is not known: {error}");
+        })
         .ok()
+    };
+    let least = devices.iter().map(free).collect::<Option<Vec<_>>>()?.into_iter().min()?;
+    Some(Bytes(least.0 / 10 * 9))
 }
 
-/// Returns whether a device with so much memory has the weights of the chosen stages only while passes read them,
-/// because it does not hold their state. Of stages that the coordinator chooses it holds one at least.
-fn passes_through(manifest: &Manifest, choice: StageChoice, memory: Bytes) -> bool {
-    let holds = |span| memory_floor(manifest, span, 1) <= memory;
+/// Returns whether so many devices with so much memory each have the weights of the chosen stages only while passes read
+/// them, because they do not hold their state. Of stages that the coordinator chooses they hold one at least.
+fn passes_through(
+    (manifest, choice): (&Manifest, StageChoice),
+    memory: Bytes,
+    devices: usize,
+) -> bool {
+    let of_all = |span| memory_floor(manifest, span, 1) + island_overhead(manifest, span, devices);
+    let holds = |span| of_all(span).0.div_ceil(devices as u64) <= memory.0;
     let all = StageSpan::all(manifest.training.stages);
     let holds = match choice {
         StageChoice::None => true,

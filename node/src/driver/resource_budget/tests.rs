@@ -28,7 +28,8 @@ fn the_least_memory_of_a_machine_that_swaps_is_enough_and_less_is_not() {
 fn budget(memory: u64, disk: u64) -> ResourceBudget {
     let (memory, disk) = (Bytes(memory), Bytes(disk));
     let folder = PathBuf::from("/data");
-    ResourceBudget { memory, workers: 0, device: None, log_memory: Bytes(0), disk, folder }
+    let (device, log_memory) = (None, Bytes(0));
+    ResourceBudget { memory, workers: 0, device, together: 1, log_memory, disk, folder }
 }
 
 #[test]
@@ -129,7 +130,7 @@ fn a_device_that_does_not_hold_the_stages_has_their_weights_while_passes_read_th
     assert_eq!(through(small, StageChoice::Span(one)), None);
     assert_eq!(measure(None, StageChoice::All).expect("measured").device, None);
 
-    let floor = device_floor(&manifest);
+    let floor = device_floor(&manifest, 1);
     let two = Bytes(floor.passes.0 + 2 * floor.weights.0);
     let budget = measure(Some(two), StageChoice::All).expect("measured");
     assert_eq!(budget.resident(&manifest, StageChoice::All), 2, "two on the device");
@@ -145,6 +146,29 @@ fn a_device_that_does_not_hold_the_stages_has_their_weights_while_passes_read_th
     let run = (&manifest, StageChoice::All);
     let refused = ResourceBudget::measure(limits, &two_devices, folder.path(), run);
     assert!(refused.expect_err("two devices").to_string().contains("one device"));
+}
+
+#[test]
+fn devices_that_share_slices_divide_what_passes_read() {
+    let mut manifest = Scenario::small_manifest(8, 8, 1);
+    manifest.model.slices = 2;
+    let folder = tempfile::tempdir().expect("a folder");
+    let [one, two] = [1, 2].map(|devices| device_floor(&manifest, devices));
+    assert!(two.weights < one.weights && two.passes < one.passes);
+    let measure = |devices: usize| {
+        let memory = two.passes + two.weights;
+        let limits = ResourceLimits { device_memory: Some(memory), ..ResourceLimits::default() };
+        let run = (&manifest, StageChoice::All);
+        ResourceBudget::measure(limits, &vec![DeviceChoice::Cpu; devices], folder.path(), run)
+            .expect("measured")
+    };
+    assert_eq!(measure(2).resident(&manifest, StageChoice::All), 1);
+    let error = measure(1).fits(&manifest, StageChoice::All).expect_err("room for no weights");
+    assert!(error.to_string().contains("--device-memory"), "{error}");
+    // Their state is in the machine's memory, beside what each has of the weights.
+    let memory = |devices| measure(devices).memory_for(&manifest, StageSpan::all(8), 1);
+    let further = island_overhead(&manifest, StageSpan::all(8), 2);
+    assert_eq!(memory(2), memory(1) + further);
 }
 
 #[test]
