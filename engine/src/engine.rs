@@ -521,6 +521,13 @@ impl Engine {
         self.take_in(stage, model)
     }
 
+    /// Adds a stage with the weights of another device of the same memory.
+    pub(crate) fn host_beside(&mut self, first: &StageModel) -> Result<()> {
+        let model = StageModel::beside(first, (self.device, self.share.clone()))?;
+        self.take_in(first.stage, model)?;
+        self.divide_memory_again()
+    }
+
     /// Hosts a stage without anything in its accumulators, in place of the one that was there.
     fn take_in(&mut self, stage: Stage, model: StageModel) -> Result<()> {
         if let Some(swap) = &self.swap {

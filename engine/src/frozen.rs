@@ -20,6 +20,8 @@ use crate::tensor::kind;
 pub(crate) struct Frozen {
     /// One after the other, in the dtype of passes: all, or those that are held.
     pub(crate) flat: Tensor,
+    /// Whether another device has the tensor too, and loads it.
+    is_beside: bool,
     /// What passes read of them, if they are kept elsewhere.
     pub(crate) image: Option<Image>,
     /// The weights that are in `flat`.
@@ -47,13 +49,21 @@ impl Frozen {
         let flat = device.zeros(held.len(), kind)?;
         let image = image_of(&flat, device)?;
         let has_values = !manifest.model.loads_weights();
-        let frozen = Self { flat, image, held, parameters, has_values };
+        let frozen = Self { flat, is_beside: false, image, held, parameters, has_values };
         if has_values {
             for parameter in &frozen.parameters {
                 frozen.take(parameter, &draw_one(manifest, parameter, device.threads)?)?;
             }
         }
         Ok(Some(frozen))
+    }
+
+    /// The frozen weights of another device of the same memory.
+    pub(crate) fn beside(first: &Self, device: Device) -> Result<Self> {
+        let flat = first.flat.shallow_clone();
+        let image = image_of(&flat, device)?;
+        let (held, parameters) = (first.held.clone(), first.parameters.clone());
+        Ok(Self { flat, is_beside: true, image, held, parameters, has_values: first.has_values })
     }
 
     /// Takes what is held of a weight's values.
@@ -73,7 +83,7 @@ impl Frozen {
         flat.f_copy_(&self.flat)?;
         let image = image_of(&flat, device)?;
         let (held, parameters) = (self.held.clone(), self.parameters.clone());
-        Ok(Self { flat, image, held, parameters, has_values: self.has_values })
+        Ok(Self { flat, is_beside: false, image, held, parameters, has_values: self.has_values })
     }
 
     /// Whether the weights have values.
@@ -84,7 +94,7 @@ impl Frozen {
     /// Takes the values of a base, one weight at a time.
     pub(crate) fn load(&mut self, files: &StageFiles) -> Result<()> {
         let _guard = tch::no_grad_guard();
-        for parameter in &self.parameters {
+        for parameter in self.parameters.iter().filter(|_| !self.is_beside) {
             self.take(parameter, &Tensor::f_from_slice(&files.values(parameter)?)?)?;
         }
         self.has_values = true;

@@ -9,7 +9,6 @@ use crate::optimizer::{carried_elements, optimizer_elements};
 use crate::parameters::{
     Parameter, WeightPart, frozen_count, model_parameters, parameter_count, parameters,
 };
-use crate::weights_place::keeps_all;
 
 /// Bytes per weight while a step is closed, without the optimizer's: weights 4, one microbatch's gradient 4,
 /// accumulator 8, result of the all-reduce 4.
@@ -63,52 +62,44 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
     span.stages().map(stage_bytes).sum()
 }
 
-/// What several workers of the processor ([`crate::Island`]) take beyond [`memory_floor`]. They share accumulators,
-/// and divide what the optimizer keeps.
+/// What several workers of the processor ([`crate::Island`]) take beyond [`memory_floor`]. They share accumulators and
+/// weights, and divide what the optimizer keeps. Each further one has for every weight one microbatch's gradient, 4 bytes,
+/// and a virtual worker of its own, with what workers carry.
 ///
-/// Each further one has for every weight one microbatch's gradient, 4 bytes, what it reads of frozen weights, and a
-/// virtual worker of its own, with what workers carry. Those that compute slices together divide the worker too, and
-/// each has the mean gradient of its updates, 4 bytes. What a further one has of each version's weights:
-///
-/// - In f32, in a run with a subspace and in one of virtual workers, all that one device has.
-/// - In bf16 all divide the weights in f32; each has a bf16 copy, and the embedding in f32.
-/// - Workers that compute slices of each pass together divide the weights in f32. Each has its slices of the
-///   matrices, and all other weights, in the dtype of passes, and its rows of the embedding in f32.
+/// Workers that compute slices of each pass together divide the weights in f32, a virtual worker, and gradients of
+/// slices. Each has its slices of the matrices, and all other weights, trained or frozen, in the dtype of passes; its rows
+/// of the embedding in f32; and the mean gradient of a virtual worker's updates.
 #[must_use]
 pub fn island_overhead(manifest: &Manifest, span: StageSpan, devices: usize) -> Bytes {
     let further = devices.saturating_sub(1) as u64;
     let size = manifest.training.dtype.size() as u64;
     let stage_bytes = |stage| {
         let weights = parameter_count(manifest, stage) as u64;
-        let frozen = further_frozen(manifest, stage) * size;
         let carried = carried_elements(manifest, stage) as u64;
-        let inner = match manifest.of_worker() {
-            Some(of_worker) if manifest.model.slices > 1 => {
-                further_copies(&of_worker, stage, devices) + further * 4 * (weights + carried)
-            }
-            _ => further * (inner_bytes(manifest, stage) + (4 + 4) * carried),
-        };
-        let copies = manifest.steps_at_once() * further_copies(manifest, stage, devices);
         let gradient = 4 * further * (weights - sliced(manifest, stage));
-        Bytes(gradient + further * frozen + inner + copies)
+        if manifest.model.slices == 1 {
+            let inner = inner_bytes(manifest, stage) + (4 + 4) * carried;
+            return Bytes(gradient + further * inner);
+        }
+        let inner = manifest.of_worker().map_or(0, |of_worker| {
+            further_copies(&of_worker, stage, devices) + further * 4 * (weights + carried)
+        });
+        let frozen = further * further_frozen(manifest, stage) * size;
+        let copies = manifest.steps_at_once() * further_copies(manifest, stage, devices);
+        Bytes(gradient + frozen + inner + copies)
     };
     if further == 0 { Bytes(0) } else { span.stages().map(stage_bytes).sum() }
 }
 
-/// Bytes of the weights of one version that several workers of the processor have beyond those of one.
+/// Bytes of the weights of one version that several workers who share slices have beyond those of one.
 fn further_copies(manifest: &Manifest, stage: Stage, devices: usize) -> u64 {
     let (devices, narrow) = (devices as u64, narrow_bytes(manifest));
     let (weights, sliced) = (parameter_count(manifest, stage) as u64, sliced(manifest, stage));
-    let is_together = manifest.model.slices > 1;
-    if !is_together && keeps_all(manifest) {
-        return (devices - 1) * weights * (4 + narrow);
-    }
     let held = sliced + devices * (weights - sliced);
-    // Workers that share slices divide the embedding too.
-    let embeddings = if is_together { 1 } else { devices };
     match manifest.training.dtype {
         Dtype::F32 => 4 * held,
-        Dtype::Bf16 => narrow * (held - weights) + embeddings * 4 * embedding(manifest, stage),
+        // They divide the embedding too.
+        Dtype::Bf16 => narrow * (held - weights) + 4 * embedding(manifest, stage),
     }
 }
 
@@ -297,14 +288,14 @@ mod tests {
     }
 
     #[test]
-    fn further_workers_add_replicas_of_the_weights() {
+    fn further_workers_add_gradients() {
         let mut manifest = manifest();
         let span = StageSpan::one(Stage(0));
         let weights = parameter_count(&manifest, Stage(0)) as u64;
         assert_eq!(island_overhead(&manifest, span, 1), Bytes(0));
-        assert_eq!(island_overhead(&manifest, span, 4), Bytes(weights * 3 * 8));
+        assert_eq!(island_overhead(&manifest, span, 4), Bytes(weights * 3 * 4));
         manifest.training.staleness = 1;
-        assert_eq!(island_overhead(&manifest, span, 2), Bytes(weights * 12));
+        assert_eq!(island_overhead(&manifest, span, 2), Bytes(weights * 4));
     }
 
     #[test]

@@ -13,17 +13,18 @@ pub(crate) struct Share {
     count: usize,
     /// The device's place among those that compute the slices of each pass together.
     seat: Option<Seat>,
-    /// Whether the device adds gradients to accumulators that it makes itself.
-    has_sums: bool,
+    /// Whether the device has sums and weights of its own.
+    is_apart: bool,
 }
 
 impl Share {
     /// All weights.
-    pub(crate) const WHOLE: Self = Self { index: 0, count: 1, seat: None, has_sums: true };
+    pub(crate) const WHOLE: Self = Self { index: 0, count: 1, seat: None, is_apart: true };
 
-    /// All shares of so many devices, in order. Devices that have no sums of their own get accumulators.
-    pub(crate) fn all(count: usize, has_sums: bool) -> impl Iterator<Item = Self> {
-        (0..count).map(move |index| Self { index, count, seat: None, has_sums })
+    /// All shares of so many devices, in order. Devices that are not apart have the weights of the first, and get
+    /// accumulators.
+    pub(crate) fn all(count: usize, is_apart: bool) -> impl Iterator<Item = Self> {
+        (0..count).map(move |index| Self { index, count, seat: None, is_apart })
     }
 
     /// All shares of so many devices that compute the slices of each pass together, in order.
@@ -47,9 +48,9 @@ impl Share {
         self.count == 1
     }
 
-    /// Whether the device adds gradients to accumulators that it makes itself.
-    pub(crate) fn has_sums(&self) -> bool {
-        self.has_sums
+    /// Whether the device has weights of its own, and accumulators that it makes itself.
+    pub(crate) fn is_apart(&self) -> bool {
+        self.is_apart
     }
 
     /// The elements of the flat vector that are in each device's share, in order.

@@ -19,6 +19,8 @@ use crate::weights_place::WeightsPlace;
 pub(crate) struct Weights {
     /// Trained weights, flat f32: all, or those that this device updates.
     pub(crate) flat: Tensor,
+    /// Whether another device has these tensors too, and changes them as a whole.
+    is_beside: bool,
     /// Their range in the stage's flat vector.
     kept: Range<usize>,
     /// What passes read instead of `flat`.
@@ -55,6 +57,16 @@ impl Copies {
         Ok(Some(Self { values: place.device.zeros(held.len(), kind(dtype))?, held, embedding }))
     }
 
+    /// The same tensors.
+    fn handles(&self) -> Self {
+        let embedding = self.embedding.as_ref();
+        Self {
+            held: self.held.clone(),
+            values: self.values.shallow_clone(),
+            embedding: embedding.map(|(range, values)| (range.clone(), values.shallow_clone())),
+        }
+    }
+
     /// Takes over what they have of a range of the flat vector.
     fn take(&self, range: &Range<usize>, values: &Tensor) -> Result<()> {
         self.held.take(&self.values, range, values)?;
@@ -80,6 +92,18 @@ impl Weights {
         let kept = place.kept.clone();
         let flat = place.device.zeros(kept.len(), Kind::Float)?;
         let copies = Copies::new(manifest, stage, place)?;
+        Self::of((flat, kept), copies, manifest, stage, frozen, place)
+    }
+
+    /// Weights in these tensors.
+    fn of(
+        (flat, kept): (Tensor, Range<usize>),
+        copies: Option<Copies>,
+        manifest: &Manifest,
+        stage: Stage,
+        frozen: Option<Source<'_>>,
+        place: &WeightsPlace,
+    ) -> Result<Self> {
         let image = || {
             let values = copies.as_ref().map_or(&flat, |copies| &copies.values);
             let own = copies.as_ref().and_then(|copies| copies.embedding.as_ref());
@@ -92,7 +116,21 @@ impl Weights {
         let image = place.device.has_images.then(image).transpose()?;
         let source = source_of(&flat, copies.as_ref(), image.as_ref());
         let blocks = Blocks::new(manifest, stage, source, frozen, &place.own)?;
-        Ok(Self { flat, kept, copies, image, blocks })
+        Ok(Self { flat, is_beside: false, kept, copies, image, blocks })
+    }
+
+    /// The weights of another device of the same memory.
+    pub(crate) fn beside(
+        first: &Self,
+        manifest: &Manifest,
+        stage: Stage,
+        frozen: Option<Source<'_>>,
+        place: &WeightsPlace,
+    ) -> Result<Self> {
+        let copies = first.copies.as_ref().map(Copies::handles);
+        let kept = (first.flat.shallow_clone(), first.kept.clone());
+        let weights = Self::of(kept, copies, manifest, stage, frozen, place)?;
+        Ok(Self { is_beside: true, ..weights })
     }
 
     /// Takes over the values of weights in the same place.
@@ -114,6 +152,9 @@ impl Weights {
 
     /// Replaces the values of a range, which ends between tensors.
     pub(crate) fn set_range(&mut self, range: &Range<usize>, values: &Tensor) -> Result<()> {
+        if self.is_beside {
+            return Ok(());
+        }
         let kept = self.kept.start.max(range.start)..self.kept.end.min(range.end);
         if !kept.is_empty() {
             part_of(&self.flat, &self.kept, &kept)?.f_copy_(&part_of(values, range, &kept)?)?;
@@ -127,8 +168,8 @@ impl Weights {
     /// Updates the copies after a change of the flat vector.
     pub(crate) fn follow(&mut self) -> Result<()> {
         match &self.copies {
-            Some(copies) => copies.take(&self.kept, &self.flat),
-            None => Ok(()),
+            Some(copies) if !self.is_beside => copies.take(&self.kept, &self.flat),
+            _ => Ok(()),
         }
     }
 

@@ -37,7 +37,8 @@ impl WeightsPlace {
     ) -> Self {
         let own = OwnSlices::new(&manifest.model, share.seat());
         let held = Held::of_passes(parameters, &own);
-        let kept = match share.is_whole() || own.are_all() && keeps_all(manifest) {
+        let has_all = share.is_whole() || !share.is_apart();
+        let kept = match has_all || own.are_all() && keeps_all(manifest) {
             true => parameters,
             false => &parameters[share.of(parameters)],
         };
@@ -47,7 +48,7 @@ impl WeightsPlace {
 
 /// Whether each device of several that compute passes of their own keeps all weights in f32, because passes, or
 /// something else, read them as f32. Otherwise it keeps its share.
-pub(crate) fn keeps_all(manifest: &Manifest) -> bool {
+fn keeps_all(manifest: &Manifest) -> bool {
     manifest.training.dtype == Dtype::F32
         || manifest.inner.is_some()
         || manifest.model.subspace().is_some()

@@ -74,9 +74,9 @@ fn with_slices_and_tied_weights_too() {
     });
 }
 
-/// Devices that compute slices together, each with room for its part of one stage's weights, or of all.
+/// Devices that compute slices together, each with room for its part of one stage's weights, or of all; and replicas.
 #[test]
-fn devices_that_share_slices_have_their_parts_of_the_weights() {
+fn several_devices_have_weights_only_while_passes_read_them() {
     let changes: [fn(&mut Manifest); 3] = [
         |_| {},
         |manifest| {
@@ -89,9 +89,9 @@ fn devices_that_share_slices_have_their_parts_of_the_weights() {
             manifest.lora = Some(Lora { rank: 4, alpha: 8.0, targets: LoraTarget::ALL.to_vec() });
         },
     ];
-    for change in changes {
+    for (change, slices) in changes.into_iter().flat_map(|change| [(change, 1), (change, 2)]) {
         let (folder, mut manifest) = four_stages(|manifest| {
-            manifest.model.slices = 2;
+            manifest.model.slices = slices;
             change(manifest);
         });
         let mut make = || samples(&mut manifest, folder.path(), &text());
@@ -100,7 +100,7 @@ fn devices_that_share_slices_have_their_parts_of_the_weights() {
         let losses: Vec<f64> = (0..3).map(|step| alone.step(step).0).collect();
         let state = |stage| (stage, alone.engine.state(stage).expect("hosted"));
         let expected: BTreeMap<_, _> = manifest.stages().map(state).collect();
-        let floor = device_floor(&manifest, 2);
+        let floor = device_floor(&manifest, slices.into());
         for (room, samples) in [1, 4].into_iter().zip(rest) {
             let device = Some(floor.passes + Bytes(room * floor.weights.0));
             let tiers = Tiers { device, lower: None };
@@ -109,7 +109,7 @@ fn devices_that_share_slices_have_their_parts_of_the_weights() {
                 let found = island.step(step as u64);
                 assert!((found - loss).abs() < 1e-6, "step {step}: {found} instead of {loss}");
             }
-            assert!(island.states() == expected, "room for {room}");
+            assert!(island.states() == expected, "{slices} slices, room for {room}");
             let copied = island.island.swap_stats().expect("weights were copied").copied;
             assert!(copied > Bytes(0));
         }

@@ -115,12 +115,17 @@ fn devices_that_share_slices_may_have_weights_only_while_passes_read_them() {
 }
 
 #[test]
-fn replicas_do_not_pass_weights_through_their_devices() {
+fn replicas_may_have_their_state_beside_their_devices() {
     let run = run();
-    let mut command = local_command(&run.config(), &run.path("none"));
-    command.args(["--device", "cpu:2", "--device-memory", "1MiB"]);
-    let text = Process::start("local", command).end().failure(2);
-    assert!(text.contains("--device-memory is of a peer with one device, or"), "{text}");
+    let through = |memory, name: &str| {
+        let mut command = local_command(&run.config(), &run.path(name));
+        command.args(["--device", "cpu:2", "--device-memory", memory]);
+        Process::start("local", command)
+    };
+    let text = through("300KiB", "none").end().failure(3);
+    assert!(text.starts_with("the weights of 2 stages and a pass take "), "{text}");
+    let _ = through("600KiB", "through").end().success();
+    assert_eq!(Trained::read(&run.path("through")).hash(), run.local("alone").hash());
 }
 
 /// Between stages on peers of unlike devices every activation and gradient crosses once, whatever the number of devices

@@ -56,7 +56,7 @@ fn too_little_memory_of_a_device_for_one_stage_is_refused_with_what_would_do() {
     let mut command = local_command(&run.config(), &run.path("out"));
     command.args(["--device-memory", "100KiB"]);
     let reason = Process::start("local", command).end().failure(3);
-    assert!(reason.starts_with("the passes of one stage and the weights that they read take "));
+    assert!(reason.starts_with("the weights of one stage and a pass take "));
     assert!(reason.contains("100.0 KiB is there"), "{reason}");
 }
 

@@ -1,8 +1,8 @@
 //! An island of several devices.
 //!
-//! Rounds read accumulators in the machine's memory. Workers of the processor add to these; a GPU has
-//! accumulators of its own, whose integers are moved when a round first reads them. Both are exact, so it does
-//! not matter which device ran a pass. Devices that compute slices together have the sums of their slices, from
+//! Rounds read accumulators in the machine's memory. Workers of the processor add to these and read the same weights; a
+//! GPU has weights and accumulators of its own, whose integers are moved when a round first reads them. Both are exact, so it
+//! does not matter which device ran a pass. Devices that compute slices together have the sums of their slices, from
 //! which rounds read. Each device updates a share of the weights, for which alone it has what
 //! the optimizer keeps (ZeRO-1, arXiv 1910.02054), and copies the others' shares.
 
@@ -38,8 +38,8 @@ pub(super) type SumsKey = (Stage, usize);
 pub(super) struct Several {
     manifest: Manifest,
     workers: Vec<Worker>,
-    /// Whether the devices add to accumulators of their own.
-    has_gpus: bool,
+    /// Whether replicas have weights and accumulators of their own, or once for all in the machine's memory.
+    are_apart: bool,
     /// Whether the devices compute the slices of each pass together.
     is_together: bool,
     /// The sums of each hosted stage.
@@ -51,8 +51,7 @@ pub(super) struct Several {
 }
 
 impl Several {
-    /// Starts a thread for each device. With `memory` of each, devices that compute slices together have what passes
-    /// read only while they run.
+    /// Starts a thread for each device. With `memory` of each, they have what passes read only while they run.
     pub(super) fn new(
         manifest: &Manifest,
         span: StageSpan,
@@ -60,30 +59,36 @@ impl Several {
         (threads, memory): (usize, Option<Bytes>),
     ) -> Result<Self> {
         let is_together = passes_at_once(manifest, devices.len())? == 1;
-        assert!(memory.is_none() || is_together, "replicas have their weights all the time");
         let has_gpus = devices.iter().any(|device| !device.is_processor());
+        let are_apart = has_gpus && memory.is_none();
         let shares: Vec<Share> = match is_together {
             true => Share::all_together(devices.len()).collect(),
-            false => Share::all(devices.len(), has_gpus).collect(),
+            false => Share::all(devices.len(), are_apart).collect(),
         };
-        let start = |(device, share): (&DeviceChoice, Share)| {
+        // Weights are drawn once for each memory.
+        let drawn = if is_together || are_apart { devices.len() } else { 1 };
+        let start = |(index, (device, share)): (usize, (&DeviceChoice, Share))| {
             let (manifest, seat) = (manifest.clone(), share.seat().cloned());
+            let span = if index < drawn { span } else { StageSpan::none() };
             let make = move |device| Engine::sharing(&manifest, span, device, (share, memory));
             Worker::start(*device, threads, seat, make)
         };
         // All at once, since weights are drawn or copied for each.
         let started: Vec<Starting> =
-            devices.iter().zip(shares).map(start).collect::<Result<_>>()?;
+            devices.iter().zip(shares).enumerate().map(start).collect::<Result<_>>()?;
         let mut island = Self {
             manifest: manifest.clone(),
             workers: started.into_iter().map(Starting::begun).collect::<Result<_>>()?,
             is_together,
-            has_gpus,
+            are_apart,
             sums: BTreeMap::new(),
             counted: BTreeSet::new(),
             additions: Additions::default(),
         };
-        span.stages().try_for_each(|stage| island.make_sums(stage))?;
+        for stage in span.stages() {
+            island.host_beside(stage)?;
+            island.make_sums(stage)?;
+        }
         Ok(island)
     }
 
@@ -99,7 +104,7 @@ impl Several {
         let accumulator = |_| Accumulator::new(&self.manifest, elements, None, tch::Device::Cpu);
         let sums: Vec<Accumulator> =
             (0..self.manifest.steps_at_once()).map(accumulator).collect::<Result<_>>()?;
-        if !self.has_gpus {
+        if !self.are_apart {
             self.each(|engine| {
                 engine.stage_mut(stage)?.accumulators.clone_from(&sums);
                 Ok(())
@@ -149,7 +154,7 @@ impl Several {
     ) -> Result<()> {
         let Some(key) = counts else { return self.workers[device].run(work) };
         let place = (key.stage, self.turn(key.step));
-        if self.has_gpus && !self.is_together {
+        if self.are_apart && !self.is_together {
             self.counted.insert((device, place));
         }
         let addition = self.additions.begin(place);
@@ -210,7 +215,8 @@ impl Several {
         let mut engines = self.all()?;
         engines.iter().try_for_each(|engine| engine.need_update(stage))?;
         update_each(&mut engines, stage, update)?;
-        for owner in 0..engines.len() {
+        let copies = if self.have_one_memory() { 0 } else { engines.len() };
+        for owner in 0..copies {
             let (before, rest) = engines.split_at_mut(owner);
             let (owner, after) = rest.split_first_mut().expect("the owner is one of them");
             let updated = owner.stage(stage)?;
@@ -256,11 +262,33 @@ impl Several {
 
     /// Adds a stage unless it is hosted already; see [`Engine::host`].
     pub(super) fn host(&mut self, stage: Stage) -> Result<()> {
-        if !self.sums.contains_key(&stage) {
-            self.each(|engine| engine.host(stage))?;
-            self.make_sums(stage)?;
+        if self.sums.contains_key(&stage) {
+            return Ok(());
         }
-        Ok(())
+        match self.have_one_memory() {
+            true => {
+                self.all()?[0].host(stage)?;
+                self.host_beside(stage)?;
+            }
+            false => self.each(|engine| engine.host(stage))?,
+        }
+        self.make_sums(stage)
+    }
+
+    /// Whether all devices read the same weights.
+    fn have_one_memory(&self) -> bool {
+        !self.is_together && !self.are_apart
+    }
+
+    /// Adds a stage with the weights of the first device to the others, if all have one memory.
+    fn host_beside(&mut self, stage: Stage) -> Result<()> {
+        if !self.have_one_memory() {
+            return Ok(());
+        }
+        let mut engines = self.all()?;
+        let (first, others) = engines.split_first_mut().expect("there is a device");
+        let first = first.stage(stage)?;
+        others.iter_mut().try_for_each(|engine| engine.host_beside(first))
     }
 
     /// Removes a stage and its microbatches in flight.
@@ -273,7 +301,19 @@ impl Several {
 
     /// Resets a stage to the first version; see [`Engine::restart`].
     pub(super) fn restart(&mut self, stage: Stage, origin: &Origin) -> Result<()> {
-        self.each(|engine| engine.restart(stage, origin))?;
+        if self.have_one_memory() {
+            let mut engines = self.all()?;
+            let (first, others) = engines.split_first_mut().expect("there is a device");
+            // They keep the memory of what is replaced.
+            others.iter_mut().try_for_each(|engine| engine.leave(stage))?;
+            first.restart(stage, origin)?;
+            for engine in others {
+                engine.host_beside(first.stage(stage)?)?;
+                engine.load(stage, origin)?;
+            }
+        } else {
+            self.each(|engine| engine.restart(stage, origin))?;
+        }
         self.make_sums(stage)
     }
 
@@ -336,10 +376,10 @@ mod tests {
         let devices = vec![DeviceChoice::Cpu; devices];
         let island = Several::new(manifest, span, &devices, (1, None)).expect("a small model");
         let engines = island.all().expect("workers");
-        let of_stage =
-            |engine: &Lent<'_>, stage| engine.stage(stage).expect("hosted").state_bytes();
+        let mut seen = BTreeSet::new();
         let of_engine = |engine: &Lent<'_>| {
-            let stages = span.stages().map(|stage| of_stage(engine, stage));
+            let model = |stage| engine.stage(stage).expect("hosted");
+            let stages = span.stages().map(|stage| model(stage).state_bytes(&mut seen));
             stages.fold([0; 2], |sum, more| [sum[0] + more[0], sum[1] + more[1]])
         };
         engines.iter().map(of_engine).collect()

@@ -138,7 +138,16 @@ impl StageModel {
         stage: Stage,
         place: (Device, Share),
     ) -> Result<Self> {
-        Self::build(manifest, stage, place, None, false)
+        Self::build(manifest, stage, place, (None, None), false)
+    }
+
+    /// Like [`Self::new`], with the weights of another device of the same memory.
+    pub(crate) fn beside(first: &Self, place: (Device, Share)) -> Result<Self> {
+        let frozen = first.frozen.as_ref().map(|frozen| Frozen::beside(frozen, place.0));
+        let weights = (frozen.transpose()?, Some(first));
+        let has_weights = first.has_weights;
+        let model = Self::build(&first.manifest, first.stage, place, weights, false)?;
+        Ok(Self { has_weights, version: first.version, ..model })
     }
 
     /// Like [`Self::new`], with frozen weights that may have values already.
@@ -150,15 +159,15 @@ impl StageModel {
     ) -> Result<Self> {
         let from_base = frozen.is_none() && manifest.model.loads_weights();
         let drawn = manifest.start.is_none() && !from_base;
-        Self::build(manifest, stage, place, frozen, drawn)
+        Self::build(manifest, stage, place, (frozen, None), drawn)
     }
 
-    /// `drawn` says whether the weights are drawn from the seed.
+    /// `drawn` says whether the weights are drawn from the seed. `first` has them if they are there already.
     fn build(
         manifest: &Manifest,
         stage: Stage,
         (device, share): (Device, Share),
-        frozen: Option<Frozen>,
+        (frozen, first): (Option<Frozen>, Option<&Self>),
         drawn: bool,
     ) -> Result<Self> {
         let parameters = parameters(manifest, stage);
@@ -172,15 +181,21 @@ impl StageModel {
             Ok((subspace, projection))
         };
         let unchanged = frozen.as_ref().map(Frozen::source);
-        let version = |_| Weights::zeros(manifest, stage, unchanged, &place);
+        let version = |age: usize| match first.map(|first| first.versions().nth(age)) {
+            Some(first) => {
+                let first = first.expect("both have all versions");
+                Weights::beside(first, manifest, stage, unchanged, &place)
+            }
+            None => Weights::zeros(manifest, stage, unchanged, &place),
+        };
         let mut weights = version(0)?;
         let mut stale: Vec<_> =
-            (0..manifest.training.staleness).map(version).collect::<Result<_>>()?;
+            (1..=manifest.training.staleness.into()).map(version).collect::<Result<_>>()?;
         if drawn {
             let versions = stale.iter_mut().chain([&mut weights]).collect();
             draw_weights(manifest, &parameters, subspace.as_ref(), versions, device.threads)?;
         }
-        let sums = if share.has_sums() { manifest.steps_at_once() } else { 0 };
+        let sums = if share.is_apart() { manifest.steps_at_once() } else { 0 };
         let inner = InnerTrainer::new(manifest, stage, device, &share)?.map(Box::new);
         let counted = match &inner {
             Some(inner) => inner.counted(),
@@ -509,10 +524,11 @@ impl StageModel {
         }
         let gradients = self.groups.values().cloned().zip(gradients.iter().copied().map(floats));
         let gradients: Vec<_> = gradients.collect();
-        if let Some(mut oldest) = self.stale.pop() {
+        if let Some(oldest) = self.stale.pop() {
             // Work that reads the oldest version has been accumulated, or is dropped below. Its copies follow
-            // when the update ends.
-            oldest.flat.f_copy_(&self.weights.flat)?;
+            // when the update ends. Other devices, perhaps at this moment in the same memory, update the others.
+            let own = self.own_elements();
+            oldest.part(&own)?.f_copy_(&self.weights.part(&own)?)?;
             self.stale.insert(0, std::mem::replace(&mut self.weights, oldest));
         }
         let kept = self.weights.kept();

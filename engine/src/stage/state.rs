@@ -1,6 +1,8 @@
 //! A stage's state: its weights, and what the optimizer keeps beside them.
 
 use std::collections::BTreeMap;
+#[cfg(test)]
+use std::{collections::BTreeSet, ffi::c_void};
 
 use shoal_protocol::ids::{ContentHash, Step};
 use tch::Tensor;
@@ -139,12 +141,14 @@ impl StageModel {
 
 #[cfg(test)]
 impl StageModel {
-    /// Bytes of the weights of all versions here, and of what the optimizer keeps; with those of a virtual worker.
-    pub(crate) fn state_bytes(&self) -> [u64; 2] {
+    /// Bytes of the weights of all versions here, and of what the optimizer keeps; with those of a virtual worker, and
+    /// without tensors that were seen elsewhere.
+    pub(crate) fn state_bytes(&self, seen: &mut BTreeSet<*mut c_void>) -> [u64; 2] {
         let bytes = |one: &Tensor| byte_count(one) as u64;
-        let weights: u64 = self.versions().flat_map(Weights::tensors).map(bytes).sum();
+        let tensors = self.versions().flat_map(Weights::tensors);
+        let weights: u64 = tensors.filter(|one| seen.insert(one.data_ptr())).map(bytes).sum();
         let slots: u64 = self.optimizer.slots.iter().map(|slot| bytes(&slot.flat)).sum();
-        let inner = self.inner.as_ref().map_or([0; 2], |inner| inner.model.state_bytes());
+        let inner = self.inner.as_ref().map_or([0; 2], |inner| inner.model.state_bytes(seen));
         [weights + inner[0], slots + inner[1]]
     }
 }

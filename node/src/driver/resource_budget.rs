@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use nix::sys::statvfs::statvfs;
 use shoal_engine::{
     Device, DeviceChoice, LowerTier, Tiers, device_floor, island_overhead, memory_floor,
@@ -18,7 +18,6 @@ use shoal_protocol::units::Bytes;
 use shoal_scheduler::placement::NO_ROOM_ADVICE;
 
 use super::spill::SpillFile;
-use crate::exit::{Exit, ExitWith};
 use crate::memory::HostMemory;
 
 /// Versions of weights and of the optimizer's state on the disk: one kept and one being written.
@@ -67,12 +66,14 @@ pub(crate) enum InsufficientResources {
         /// The room that exists.
         has: Bytes,
     },
-    /// Too little memory of the device for the passes of one stage.
+    /// Too little memory of the device for the passes of one stage, or of all that replicas host.
     #[error(
-        "the passes of one stage and the weights that they read take {needs} of the device's memory and {has} is \
-         there: {NO_ROOM_ADVICE} (--device-memory says how much may be used)"
+        "the weights of {} and a pass take {needs} of the device's memory and {has} is there: {NO_ROOM_ADVICE} \
+         (--device-memory says how much may be used)", counted(*.stages)
     )]
     Device {
+        /// The stages whose weights are there at once, at least.
+        stages: usize,
         /// The room that one stage takes.
         needs: Bytes,
         /// The room that exists.
@@ -111,8 +112,7 @@ pub(crate) struct ResourceBudget {
 }
 
 impl ResourceBudget {
-    /// Measures the machine for a run of which it hosts the chosen stages. The memory of GPUs with replicas is not
-    /// measured.
+    /// Measures the machine for a run of which it hosts the chosen stages.
     ///
     /// # Errors
     /// When the system does not report the free room.
@@ -124,21 +124,12 @@ impl ResourceBudget {
     ) -> anyhow::Result<Self> {
         let disk = statvfs(folder).context("the file system does not say how much is free")?;
         let are_together = matches!(passes_at_once(manifest, devices.len()), Ok(1));
-        if limits.device_memory.is_some() && !are_together {
-            let text = "--device-memory is of a peer with one device, or whose devices compute slices together \
-                        (model.slices)";
-            return Err(anyhow!(text)).exit_with(Exit::Usage);
-        }
-        let on_device = match limits.device_memory {
-            Some(memory) => Some(memory),
-            None if are_together => free_on(devices),
-            None => None,
-        };
+        let on_device = limits.device_memory.or_else(|| free_on(devices));
         let together = if are_together { devices.len() } else { 1 };
         let run = (manifest, choice);
         let device = on_device.filter(|memory| passes_through(run, *memory, together));
         let of_processor = devices.iter().filter(|device| device.is_processor()).count();
-        let workers = if device.is_some() { together } else { of_processor };
+        let workers = if device.is_some() { devices.len() } else { of_processor };
         let memory = match limits.memory {
             Some(memory) => memory,
             None if workers > 0 => HostMemory::now().map(|memory| memory.available)?,
@@ -147,7 +138,7 @@ impl ResourceBudget {
         let memory = match device {
             Some(_) => memory,
             None => {
-                let of_all = |each: Bytes| Bytes(each.0.saturating_mul(together as u64));
+                let of_all = |each: Bytes| Bytes(each.0.saturating_mul(devices.len() as u64));
                 memory.min(on_device.map_or(Bytes(u64::MAX), of_all))
             }
         };
@@ -176,6 +167,11 @@ impl ResourceBudget {
     /// are in this machine's memory. A virtual worker's are not swapped.
     fn can_swap(&self, manifest: &Manifest) -> bool {
         self.workers == 1 && manifest.inner.is_none()
+    }
+
+    /// Returns whether several devices compute whole passes each. All weights that they read are on each of them.
+    fn are_replicas(&self) -> bool {
+        self.workers > self.together
     }
 
     /// Returns whether these stages are swapped.
@@ -304,6 +300,7 @@ impl ResourceBudget {
             }
         };
         let whole = self.stages_in_memory(manifest).min(on_disk(false));
+        let whole = if self.are_replicas() { whole.min(self.on_device(manifest)) } else { whole };
         let any: Vec<Stage> = manifest.stages().collect();
         let swapped = |count: &u16| {
             any.windows(usize::from(*count))
@@ -344,9 +341,15 @@ impl ResourceBudget {
     }
 
     fn check(&self, manifest: &Manifest, span: StageSpan) -> Result<(), InsufficientResources> {
-        if let Some(has) = self.device.filter(|_| self.on_device(manifest) == 0) {
+        let stages = if self.are_replicas() { span.stages().count() } else { 1 };
+        if let Some(has) = self.device.filter(|_| usize::from(self.on_device(manifest)) < stages) {
             let floor = device_floor(manifest, self.together);
-            return Err(InsufficientResources::Device { needs: floor.passes + floor.weights, has });
+            let weights = Bytes(floor.weights.0 * stages as u64);
+            return Err(InsufficientResources::Device {
+                stages,
+                needs: floor.passes + weights,
+                has,
+            });
         }
         let needs = self.least_memory(manifest, span);
         if needs > self.memory {
@@ -447,6 +450,10 @@ fn passes_through(
     };
     // A virtual worker's weights stay.
     !holds && manifest.inner.is_none()
+}
+
+fn counted(stages: usize) -> String {
+    if stages == 1 { "one stage".to_owned() } else { format!("{stages} stages") }
 }
 
 /// How many things of a size have room in so many bytes.

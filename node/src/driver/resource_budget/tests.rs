@@ -141,11 +141,21 @@ fn a_device_that_does_not_hold_the_stages_has_their_weights_while_passes_read_th
     let budget = measure(Some(floor.passes), StageChoice::Auto).expect("measured");
     let error = budget.fits(&manifest, StageChoice::Auto).expect_err("room for no weights");
     assert!(error.to_string().contains("--device-memory"), "{error}");
-    let two_devices = [DeviceChoice::Cpu; 2];
-    let limits = ResourceLimits { device_memory: Some(two), ..ResourceLimits::default() };
-    let run = (&manifest, StageChoice::All);
-    let refused = ResourceBudget::measure(limits, &two_devices, folder.path(), run);
-    assert!(refused.expect_err("two devices").to_string().contains("one device"));
+    // Replicas have all weights all the time.
+    let replicas = |memory, choice| {
+        let limits = ResourceLimits { device_memory: Some(memory), ..ResourceLimits::default() };
+        let devices = [DeviceChoice::Cpu; 2];
+        ResourceBudget::measure(limits, &devices, folder.path(), (&manifest, choice))
+            .expect("measured")
+    };
+    let error = replicas(two, StageChoice::All).fits(&manifest, StageChoice::All);
+    let error = error.expect_err("room for two of eight").to_string();
+    assert!(error.contains("the weights of 8 stages and a pass take"), "{error}");
+    let span = StageChoice::Span(StageSpan { first: Stage(0), last: Stage(1) });
+    let budget = replicas(two, span);
+    assert!(budget.device.is_some() && budget.fits(&manifest, span).is_ok());
+    let room = budget.room(&manifest, StageChoice::Auto, &stages);
+    assert_eq!((room.in_memory, room.most), (2, 2));
 }
 
 #[test]
