@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 
 use shoal_engine::{Origin, StageState};
 use shoal_protocol::ids::{Stage, Step};
-use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Lora, LoraTarget, Manifest};
+use shoal_protocol::manifest::{
+    Boundary, BoundaryKind, Dtype, InnerMoments, Lora, LoraTarget, Manifest,
+};
 
 use self::common::islander::Islander;
 use self::common::{Trainer, manifest, samples, text};
@@ -125,4 +127,16 @@ fn a_device_that_panics_is_an_error_of_later_work() {
     island.island.run(1, None, |_| panic!("as the test wants")).expect("it runs");
     let error = island.island.state(Stage(0)).expect_err("one device is gone");
     assert!(error.to_string().contains("cpu has stopped"), "{error}");
+}
+
+#[test]
+fn islands_compute_the_bits_of_one_device_with_virtual_workers() {
+    for moments in [InnerMoments::Zero, InnerMoments::Mean] {
+        compare(|manifest| {
+            manifest.training.stages = 1;
+            manifest.training.microbatches = 5;
+            *manifest = common::with_workers(manifest.clone());
+            manifest.inner.as_mut().expect("workers").moments = moments;
+        });
+    }
 }

@@ -159,10 +159,15 @@ impl Process {
     /// Kills the process, as `kill -9` does.
     ///
     /// # Panics
-    /// When the process cannot be killed.
+    /// When it had failed before.
     pub fn kill(&mut self) {
         self.child.kill().expect("it is our child");
-        self.child.wait().expect("it is our child");
+        let code = self.child.wait().expect("it is our child").code();
+        let (name, stderr) = (&self.name, self.stderr_so_far());
+        assert!(
+            matches!(code, None | Some(0)),
+            "{name} had failed before it was killed:\n{stderr}"
+        );
     }
 
     /// Asks the process to end, as `kill` does.

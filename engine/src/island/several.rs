@@ -26,7 +26,7 @@ use crate::error::{EngineError, Result};
 use crate::fixed_point::add_words;
 use crate::optimizer::Update;
 use crate::origin::Origin;
-use crate::parameters::{parameter_count, range_in_stage, range_within};
+use crate::parameters::{range_in_stage, range_within, summed_elements};
 use crate::share::Share;
 use crate::swap::SwapStats;
 
@@ -100,7 +100,7 @@ impl Several {
             self.sums.insert(stage, Sums::Parts(parts));
             return Ok(());
         }
-        let elements = parameter_count(&self.manifest, stage);
+        let elements = summed_elements(&self.manifest, stage);
         let accumulator = |_| Accumulator::new(&self.manifest, elements, None, tch::Device::Cpu);
         let sums: Vec<Accumulator> =
             (0..self.manifest.steps_at_once()).map(accumulator).collect::<Result<_>>()?;
@@ -368,7 +368,7 @@ mod tests {
 
     use super::*;
     use crate::memory::{island_overhead, memory_floor};
-    use crate::parameters::{Parameter, WeightPart, parameters};
+    use crate::parameters::{Parameter, WeightPart, parameter_count, parameters};
     use crate::testing::manifest;
 
     /// Bytes of weights and of what the optimizer keeps, on each of so many workers.
