@@ -9,6 +9,7 @@ use shoal_protocol::ids::{Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::action::{PayloadId, Task};
+use tokio::time::timeout;
 
 use super::checkpoint_writer::PartWriter;
 use super::context::Context;
@@ -20,6 +21,9 @@ use super::payload::Payloads;
 use super::resource_budget::ResourceBudget;
 use super::resume::{FETCHED, STORED};
 use super::startup_probes::HostedRoom;
+
+/// The longest wait for the end of the thread.
+const CLOSING: Duration = Duration::from_secs(30);
 
 /// Everything that the engine needs before its stages are known.
 #[derive(Debug)]
@@ -129,10 +133,11 @@ impl EngineHost {
         }
     }
 
-    /// Ends the thread, and waits until it has.
+    /// Ends the thread, and waits until it has; not for a pass without end, or a disk that hangs.
     pub(super) async fn close(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            thread.close().await;
+        let Some(thread) = self.thread.take() else { return };
+        if timeout(CLOSING, thread.close()).await.is_err() {
+            tracing::warn!("the engine still computes or writes: its memory is free when it ends");
         }
     }
 }

@@ -27,10 +27,15 @@ impl EngineWaits {
     /// Blocks the thread until the work is done.
     ///
     /// # Errors
-    /// When the engine is closed: a thread that outlived its runtime would panic at its next timer.
+    /// When the engine is closed. Nothing is polled then: after the end of its runtime a timer panics.
     pub(crate) fn wait<T>(&self, work: impl Future<Output = T>) -> anyhow::Result<T> {
-        let done = self.runtime.block_on(self.closed.run_until_cancelled(work));
-        done.ok_or_else(|| anyhow::anyhow!("the engine is closed"))
+        self.runtime.block_on(async {
+            tokio::select! {
+                biased;
+                () = self.closed.cancelled() => Err(anyhow::anyhow!("the engine is closed")),
+                done = work => Ok(done),
+            }
+        })
     }
 
     /// Ends every wait, now and later.

@@ -1,47 +1,41 @@
 //! The event loop: receives events, hands each to the component that it concerns, and carries out
 //! the effects.
 
+mod actions;
+
 use std::collections::VecDeque;
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
-use shoal_metrics::{NodeState, Preemption, Refusal};
+use shoal_metrics::{Preemption, Refusal};
 use shoal_protocol::history::History;
-use shoal_protocol::ids::{Member, StageSpan, Step, Term};
-use shoal_protocol::message::{
-    CommitRecord, Envelope, FromCoordinator, Message, PeerMessage, TensorTag, ToCoordinator,
-};
-use shoal_scheduler::action::{
-    CoordinatorAction, CoordinatorEvent, CoordinatorInput, PayloadId, PeerAction, PeerEvent,
-    PeerInput, StepCounts, TaskResult,
-};
+use shoal_protocol::ids::{Member, Term};
+use shoal_protocol::message::{Envelope, FromCoordinator, Message, ToCoordinator};
+use shoal_scheduler::action::{CoordinatorInput, PeerInput, TaskResult};
 use shoal_scheduler::peer::Peer;
-
-use super::anchor_role::AnchorRole;
-use super::background_results::{Background, BackgroundResult};
-use super::checkpoint_shelf::CheckpointShelf;
-use super::context::Context;
-use super::coordination::Coordination;
-use super::effect::{Effect, Effects, LocalInput, Stamp};
-use super::engine_host::{EngineHost, EngineSetup};
-use super::job_report::JobDone;
-use super::link_events::LinkEvent;
-use super::metrics_update::MetricsUpdate;
-use super::observer::Observer;
-use super::peer_network::{NetworkEvent, PeerNetwork};
-use super::resource_budget::ResourceBudget;
-use super::run_files::FileHolders;
-use super::setup::Setup;
-use super::shutdown::{Ending, Outcome, Shutdown, ShutdownEvent, Signals, source_of};
-use super::startup_probes::{self, new_peer};
-use super::status_feed::StatusFeed;
-use super::status_snapshot::Sources;
-use super::timers::sleep_to;
 use tokio::sync::watch;
 
 use crate::anchor::AnchorEvent;
-use crate::events::RunEvent;
-use crate::fault_point::FaultPoint;
+use crate::driver::anchor_role::AnchorRole;
+use crate::driver::background_results::{Background, BackgroundResult};
+use crate::driver::checkpoint_shelf::CheckpointShelf;
+use crate::driver::context::Context;
+use crate::driver::coordination::Coordination;
+use crate::driver::effect::{Effect, Effects, LocalInput, Stamp};
+use crate::driver::engine_host::{EngineHost, EngineSetup};
+use crate::driver::job_report::JobDone;
+use crate::driver::link_events::LinkEvent;
+use crate::driver::metrics_update::MetricsUpdate;
+use crate::driver::observer::Observer;
+use crate::driver::peer_network::{NetworkEvent, PeerNetwork};
+use crate::driver::resource_budget::ResourceBudget;
+use crate::driver::run_files::FileHolders;
+use crate::driver::setup::Setup;
+use crate::driver::shutdown::{Ending, Outcome, Shutdown, ShutdownEvent, Signals, source_of};
+use crate::driver::startup_probes::{self, new_peer};
+use crate::driver::status_feed::StatusFeed;
+use crate::driver::status_snapshot::Sources;
+use crate::driver::timers::sleep_to;
 
 /// Takes part in a run until it is over.
 ///
@@ -469,176 +463,6 @@ impl<'a> Driver<'a> {
             false => PeerInput::Drain.into(),
         });
         Ok(())
-    }
-
-    fn apply_peer_actions(&mut self, actions: Vec<PeerAction>) {
-        for action in actions {
-            let mut out = Effects::new();
-            match action {
-                PeerAction::ToCoordinator(message) => self.send_to_coordinator(message),
-                PeerAction::Send { to, message } => self.send(to, message, &mut out),
-                PeerAction::SendTensor { to, tag, payload } => {
-                    self.send_tensor(to, tag, payload, &mut out);
-                }
-                PeerAction::ProbeLinks { at } => self.network.probe_latency(&self.background, at),
-                PeerAction::Fetch { version, part } => {
-                    self.coordination.publish_file_holders();
-                    let (context, background) = (&self.context, &self.background);
-                    self.checkpoints.fetch(context, background, (version, part));
-                }
-                PeerAction::Keep { version, part } => {
-                    self.checkpoints.keep(&self.context, &self.background, version, part);
-                }
-                PeerAction::Compute(task) => self.engine.compute(task),
-                PeerAction::Release(payload) => self.engine.payloads().release(payload),
-                PeerAction::Event(event) => self.peer_event(event, &mut out),
-            }
-            self.execute(out);
-        }
-    }
-
-    fn send_to_coordinator(&mut self, message: ToCoordinator) {
-        let reduced = matches!(message, ToCoordinator::Reduced { .. });
-        let mut out = Effects::new();
-        self.coordination.send(message, &mut out);
-        self.execute(out);
-        if reduced {
-            FaultPoint::Reduced.pass();
-        }
-    }
-
-    fn send(&self, to: Member, message: PeerMessage, out: &mut Effects) {
-        let from = self.context.me;
-        if to == from {
-            out.push(PeerInput::PeerMessage { from, message }.into());
-        } else {
-            let (stamp, message) = (self.coordination.stamp(), Message::PeerMessage(message));
-            out.push(Effect::Send { to, stamp, message });
-        }
-    }
-
-    fn send_tensor(&self, to: Member, tag: TensorTag, payload: PayloadId, out: &mut Effects) {
-        let (from, payloads) = (self.context.me, self.engine.payloads());
-        if to == from {
-            let payload = payloads.share(payload);
-            out.push(PeerInput::Tensor { from, tag, payload }.into());
-            return;
-        }
-        match tag {
-            TensorTag::ActivationGradient { .. } => FaultPoint::GradientUnsent.pass(),
-            TensorTag::RoundPart { .. } => FaultPoint::Reducing.pass(),
-            TensorTag::Activation { .. } | TensorTag::RoundResult { .. } => {}
-        }
-        self.background.spawn(self.network.send_tensors(to, tag, payloads.get(payload)));
-        if matches!(tag, TensorTag::Activation { .. }) {
-            FaultPoint::ForwardSent.pass();
-        }
-    }
-
-    fn peer_event(&mut self, event: PeerEvent, out: &mut Effects) {
-        match event {
-            PeerEvent::Admitted { span, version } => self.admitted(span, version, out),
-            PeerEvent::Rewound { era, version } => {
-                self.coordination.rewound(era);
-                self.status.metrics().version(version);
-                tracing::warn!(%era, %version, "the run goes back");
-            }
-            PeerEvent::Serving { version } => {
-                self.status.metrics().version(version);
-                out.push(RunEvent::Serving { version: version.0 }.into());
-            }
-            PeerEvent::Drained => out.push(Ending::Drained.into()),
-            PeerEvent::Expelled { reason } => out.push(Ending::Expelled(reason).into()),
-            PeerEvent::Refused { reason } => out.push(Ending::Refused(reason).into()),
-            PeerEvent::View => self.members_changed(),
-            PeerEvent::Checkpoint { version, stages, oldest } => {
-                self.status.metrics().checkpoint_completed(version);
-                let (context, background) = (&self.context, &self.background);
-                self.checkpoints.completed(context, background, (version, stages), oldest);
-            }
-            PeerEvent::Applied { record } => self.committed(&record, None),
-            PeerEvent::Counted { .. } => {}
-            PeerEvent::MoveBegun { to, reason } => {
-                let reason = reason.words();
-                tracing::info!(stages = %to, reason, "fetching other stages, to host them");
-            }
-            PeerEvent::Moved { from, to, at } => {
-                out.push(RunEvent::Moved { from, to, step: at.0 }.into());
-            }
-            PeerEvent::MoveCancelled { to } => {
-                tracing::info!(stages = %to, "needed where it is: it stays");
-            }
-            PeerEvent::ResultLost { step, .. } => {
-                tracing::warn!(step = step.0, "a result was lost on the way: beginning anew");
-            }
-            PeerEvent::Fault(fault) => {
-                self.status.metrics().fault(&fault);
-                tracing::error!(%fault, "fault");
-            }
-            PeerEvent::Finished => self.finished(out),
-            PeerEvent::Stopped { reason } => {
-                if !self.shutdown.is_ending() {
-                    out.push(RunEvent::Stopped { reason: reason.clone() }.into());
-                    out.push(Ending::Stopped(reason).into());
-                }
-            }
-        }
-    }
-
-    fn admitted(&mut self, span: StageSpan, version: Step, out: &mut Effects) {
-        if !span.is_empty() {
-            self.status
-                .metrics()
-                .memory_needed(self.engine.memory_for(&self.context.manifest, span));
-            self.coordination.publish_file_holders();
-            if let Err(error) = self.engine.start(&self.context, span, version) {
-                self.leave_at_once();
-                out.push(Ending::Failed(error).into());
-            }
-        }
-        out.push(RunEvent::Joined { span }.into());
-    }
-
-    fn members_changed(&mut self) {
-        let view = self.peer.view().clone();
-        self.status.members_changed(&self.context, &view);
-        self.network.members_changed(&view);
-        self.coordination.members_changed(view);
-    }
-
-    fn committed(&mut self, record: &CommitRecord, counts: Option<StepCounts>) {
-        let members = self.coordination.view().members.len();
-        if self.status.committed(&self.context, record, counts, members) {
-            self.checkpoints.forget_old_parts(&self.context, record.step);
-        }
-    }
-
-    fn finished(&mut self, out: &mut Effects) {
-        let swapped = self.status.metrics().swap_stats().into();
-        out.push(RunEvent::Finished { sent: self.network.sent(), swapped }.into());
-        self.status.metrics().is(NodeState::Finished);
-        let (voters, view) = (self.coordination.anchor_role().voters(), self.coordination.view());
-        out.extend(self.shutdown.finish(voters, view, self.context.me).map(Effect::Note));
-        out.push(Ending::Finished.into());
-    }
-
-    fn apply_coordinator_actions(&mut self, actions: Vec<CoordinatorAction>) {
-        for action in actions {
-            let mut out = Effects::new();
-            match action {
-                CoordinatorAction::Event(event) => self.coordinator_event(event),
-                action => self.coordination.apply(action, &mut out),
-            }
-            self.execute(out);
-        }
-    }
-
-    fn coordinator_event(&mut self, event: CoordinatorEvent) {
-        self.status.metrics().coordinator_event(&event, &self.context.manifest);
-        match event {
-            CoordinatorEvent::Committed { record, counts } => self.committed(&record, Some(counts)),
-            event => self.status.coordinator_event(&self.context, event),
-        }
     }
 
     async fn close(&mut self) {
