@@ -133,10 +133,10 @@ impl Engine {
         self.divide_memory(&hosted)
     }
 
-    /// Whether not all hosted stages are in memory, or what passes read of them on the device.
+    /// Whether the machine's memory does not hold all hosted stages.
     #[must_use]
     pub fn swaps(&self) -> bool {
-        self.tiers.swap(&self.manifest, self.stages.len(), self.share.count())
+        self.tiers.lower.as_ref().is_some_and(|lower| lower.swaps(self.stages.len()))
     }
 
     /// What was swapped; `None` if everything was in memory all the time.

@@ -43,13 +43,6 @@ impl Tiers {
         self.device.is_none() && self.lower.is_none()
     }
 
-    /// Whether so many hosted stages are swapped, through a device or below the memory.
-    pub(crate) fn swap(&self, manifest: &Manifest, hosted: usize, devices: usize) -> bool {
-        let fit = |memory| device_floor(manifest, devices).stages_in(memory);
-        self.lower.as_ref().is_some_and(|lower| lower.swaps(hosted))
-            || self.device.is_some_and(|memory| fit(memory) < hosted)
-    }
-
     /// The memory of each of so many devices for weights; `None` where they have all.
     pub(crate) fn for_weights(&self, manifest: &Manifest, devices: usize) -> Option<Bytes> {
         let passes = device_floor(manifest, devices).passes;
