@@ -259,6 +259,15 @@ fn devices_that_train_workers_together_compute_the_bits_of_one() {
 }
 
 #[test]
+fn devices_that_train_workers_together_while_sums_travel_compute_the_bits_of_one() {
+    let mut manifest = sliced_workers(InnerMoments::Zero, DistanceCodec::Int4);
+    manifest.training.dtype = Dtype::Bf16;
+    manifest.training.staleness = 1;
+    manifest.check().expect("a run");
+    compare(&manifest, &[2]);
+}
+
+#[test]
 fn devices_that_train_workers_together_compute_the_bits_of_one_by_every_rule() {
     for rule in [common::muon(), common::adafactor(), common::sgd()] {
         for codec in [DistanceCodec::F32, DistanceCodec::Int4] {
