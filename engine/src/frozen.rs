@@ -86,6 +86,12 @@ impl Frozen {
         Ok(Self { flat, is_beside: false, image, held, parameters, has_values: self.has_values })
     }
 
+    /// The other device of the same memory has loaded them.
+    pub(crate) fn note_loaded(&mut self) {
+        assert!(self.is_beside, "it loads its own");
+        self.has_values = true;
+    }
+
     /// Whether the weights have values.
     pub(crate) fn has_values(&self) -> bool {
         self.has_values

@@ -10,6 +10,7 @@ use crate::device::Device;
 use crate::distance::{self, Rounding};
 use crate::error::{EngineError, Result};
 use crate::fixed_point::FixedPoint;
+use crate::frozen::Frozen;
 use crate::gradient::Piece;
 use crate::held::Held;
 use crate::optimizer::Update;
@@ -50,12 +51,12 @@ struct Losses {
 }
 
 impl InnerTrainer {
-    /// The trainer of a run's workers; `None` if it has none.
+    /// The trainer of a run's workers, beside its frozen weights; `None` if it has none.
     pub(crate) fn new(
         manifest: &Manifest,
         stage: Stage,
-        device: Device,
-        share: &Share,
+        (device, share): (Device, &Share),
+        frozen: Option<&Frozen>,
     ) -> Result<Option<Self>> {
         let (Some(inner), Some(of_worker)) = (&manifest.inner, manifest.of_worker()) else {
             return Ok(None);
@@ -64,7 +65,7 @@ impl InnerTrainer {
         let together = Together::new(&of_worker, &parameters, share);
         // A device that computes whole passes trains a whole worker.
         let share = if together.is_some() { share.clone() } else { Share::WHOLE };
-        let model = StageModel::without_weights(&of_worker, stage, (device, share))?;
+        let model = StageModel::of_worker(&of_worker, stage, (device, share), frozen)?;
         let (updates, bits) = (inner.steps.into(), inner.codec.bits());
         let moments = CarriedMoments::new(manifest, stage, device.state())?;
         Ok(Some(Self {

@@ -140,3 +140,12 @@ fn islands_compute_the_bits_of_one_device_with_virtual_workers() {
         });
     }
 }
+
+#[test]
+fn islands_compute_the_bits_of_one_device_with_adapters_of_virtual_workers() {
+    compare(|manifest| {
+        manifest.training.stages = 1;
+        *manifest = common::with_workers(manifest.clone());
+        manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+    });
+}

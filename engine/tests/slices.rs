@@ -259,6 +259,14 @@ fn devices_that_train_workers_together_compute_the_bits_of_one() {
 }
 
 #[test]
+fn devices_that_train_adapters_of_workers_together_compute_the_bits_of_one() {
+    let mut manifest = sliced_workers(InnerMoments::Mean, DistanceCodec::Int8);
+    manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+    manifest.check().expect("a run");
+    compare(&manifest, &[2]);
+}
+
+#[test]
 fn devices_that_train_workers_together_while_sums_travel_compute_the_bits_of_one() {
     let mut manifest = sliced_workers(InnerMoments::Zero, DistanceCodec::Int4);
     manifest.training.dtype = Dtype::Bf16;

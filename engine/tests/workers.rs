@@ -8,7 +8,9 @@ use common::{Trainer, key, manifest, muon, numbers, python, samples, text, with_
 use serde_json::{Value, json};
 use shoal_engine::{Checkpoint, EngineError, FixedPoint, ForwardOutput, StageState, learning_rate};
 use shoal_protocol::ids::{Microbatch, Stage, Step};
-use shoal_protocol::manifest::{DistanceCodec, Dtype, InnerMoments, Manifest};
+use shoal_protocol::manifest::{
+    DistanceCodec, Dtype, InnerMoments, Lora, LoraTarget, Manifest, Rule, Sgd,
+};
 
 const OUTER_STEPS: u64 = 4;
 
@@ -182,6 +184,35 @@ fn carried_moments_are_in_a_checkpoint() {
             assert_ne!(goes_on(&without), hash(&first), "{slot:?}");
         }
     }
+}
+
+/// A single worker whose last weights become the run's is a run without workers, but for a rounding of its way.
+#[test]
+fn a_worker_trains_adapters_beside_the_frozen_weights() {
+    let mut manifest = workers();
+    manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+    manifest.training.microbatches = 1;
+    manifest.optimizer.rule = Rule::Sgd(Sgd { momentum: 0.0, nesterov: false });
+    manifest.optimizer.learning_rate = 1.0;
+    manifest.check().expect("a run");
+    let (mut meeting, _folder) = trainer(&mut manifest);
+    let mut plain = meeting.manifest.of_worker().expect("workers");
+    let (mut alone, _folder) = trainer(&mut plain);
+    let begun = alone.weights();
+    let passes = manifest.passes() as f64;
+    let loss = meeting.step(0).0 / passes;
+    let losses: Vec<f64> = (0..5).map(|step| alone.step(step).0).collect();
+    let mean = losses.iter().sum::<f64>() / losses.len() as f64;
+    assert!((loss - mean).abs() < 1e-5, "{loss} instead of {mean}");
+    let off = |from: &[u32], to: &[u32]| {
+        let floats =
+            |bits: &[u32]| bits.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>();
+        let pairs = floats(from).into_iter().zip(floats(to));
+        pairs.map(|(from, to)| (from - to).abs()).fold(0.0, f32::max)
+    };
+    let (met, trained) = (meeting.weights(), alone.weights());
+    assert!(off(&begun, &trained) > 1e-3, "it trains");
+    assert!(off(&met, &trained) < 1e-6, "{}", off(&met, &trained));
 }
 
 #[test]

@@ -128,6 +128,24 @@ fn peers_train_adapters_and_survive_a_death_with_small_checkpoints() {
     assert!(out.join("model.safetensors").exists() && out.join("config.json").exists());
 }
 
+/// Three virtual workers, which meet after every third step and send their adapters alone.
+#[test]
+fn workers_train_adapters_and_survive_a_death() {
+    let run = run_from("gemma3", "from");
+    add_adapters(&run);
+    let text = fs::read_to_string(run.config()).expect("it is there");
+    let mut config: toml::Table = text.parse().expect("valid TOML");
+    let training = config["training"].as_table_mut().expect("a section");
+    training.extend([("stages".to_owned(), 1.into()), ("steps".to_owned(), 12.into())]);
+    let outer = "workers = 3\nevery = 3\ncodec = \"int8\"\nmoments = \"mean\"";
+    config.insert("outer".to_owned(), outer.parse::<toml::Table>().expect("valid").into());
+    fs::write(run.config(), config.to_string()).expect("room for a file");
+    let alone = run.local("alone");
+    let trained = with_a_death(&run.config(), 1);
+    assert_eq!(trained.hash(), alone.hash());
+    assert_eq!(trained.losses(), alone.losses());
+}
+
 /// Bytes of a checkpoint's tensors.
 fn weights_bytes(checkpoint: &Path) -> u64 {
     let files = fs::read_dir(checkpoint).expect("a folder").map(|entry| entry.expect("an entry"));

@@ -132,13 +132,15 @@ impl StageModel {
         Self::with_frozen(manifest, stage, (device, share), frozen)
     }
 
-    /// Like [`Self::new`], without any values of its weights yet.
-    pub(crate) fn without_weights(
+    /// The stage of a virtual worker, without any values of its trained weights yet. `frozen` are those of the run.
+    pub(crate) fn of_worker(
         manifest: &Manifest,
         stage: Stage,
         place: (Device, Share),
+        frozen: Option<&Frozen>,
     ) -> Result<Self> {
-        Self::build(manifest, stage, place, (None, None), false)
+        let frozen = frozen.map(|frozen| Frozen::beside(frozen, place.0)).transpose()?;
+        Self::build(manifest, stage, place, (frozen, None), false)
     }
 
     /// Like [`Self::new`], with the weights of another device of the same memory.
@@ -196,7 +198,7 @@ impl StageModel {
             draw_weights(manifest, &parameters, subspace.as_ref(), versions, device.threads)?;
         }
         let sums = if share.is_apart() { manifest.steps_at_once() } else { 0 };
-        let inner = InnerTrainer::new(manifest, stage, device, &share)?.map(Box::new);
+        let inner = InnerTrainer::new(manifest, stage, (device, &share), frozen.as_ref())?;
         let counted = match &inner {
             Some(inner) => inner.counted(),
             None => share.seat().map(|_| Held::of_gradients(&parameters, &place.own)),
@@ -230,7 +232,7 @@ impl StageModel {
             forwards: BTreeMap::new(),
             recomputes: manifest.training.recompute,
             pending: BTreeMap::new(),
-            inner,
+            inner: inner.map(Box::new),
         })
     }
 

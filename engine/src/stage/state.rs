@@ -57,6 +57,7 @@ impl StageModel {
     pub(crate) fn begin(&mut self, weights: &Weights) -> Result<()> {
         let _guard = tch::no_grad_guard();
         self.weights.copy(weights)?;
+        self.frozen.iter_mut().for_each(Frozen::note_loaded);
         for vector in &mut self.optimizer.slots {
             vector.set(None)?;
         }

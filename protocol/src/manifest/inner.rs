@@ -158,8 +158,7 @@ impl Manifest {
         let rounds = self.carried_rule().is_some() && self.codec.all_reduce.loses();
         alone("outer.moments = \"mean\" where codec.all_reduce rounds", rounds)?;
         let overlaps = self.carried_rule().is_some() && self.training.staleness > 0;
-        alone("outer.moments = \"mean\" with outer.overlap", overlaps)?;
-        alone("lora", self.lora.is_some())
+        alone("outer.moments = \"mean\" with outer.overlap", overlaps)
     }
 }
 
