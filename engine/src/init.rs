@@ -46,17 +46,15 @@ pub(crate) fn draw_weights(
 ) -> Result<()> {
     let _guard = tch::no_grad_guard();
     for parameter in parameters {
-        let values = draw_one(manifest, parameter, threads)?;
+        let mut values = draw_one(manifest, parameter, threads)?;
+        if let Some(subspace) = subspace {
+            subspace.constrain_tensor(parameter.range(), &mut values, threads)?;
+        }
         for version in &mut versions {
             version.set_range(&parameter.range(), &values)?;
         }
     }
-    let Some(subspace) = subspace else { return Ok(()) };
-    versions.into_iter().try_for_each(|version| {
-        let all = 0..version.flat.numel();
-        subspace.constrain_tensor(all, &mut version.flat, threads)?;
-        version.follow()
-    })
+    Ok(())
 }
 
 /// The initial values of a weight before any constraint: flat f32, on the processor.

@@ -10,8 +10,8 @@ use common::{Trainer, assert_as_pytorch, key, manifest, samples, text, with_work
 use shoal_engine::{Device, DeviceChoice, EngineError, Generator, Island};
 use shoal_protocol::ids::{ContentHash, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::manifest::{
-    Activation, Biases, DistanceCodec, Dtype, InnerMoments, Lora, LoraTarget, Manifest, Norm,
-    Placement, QueryKeyNorm,
+    Activation, Biases, Boundary, BoundaryKind, DistanceCodec, Dtype, InnerMoments, Lora,
+    LoraTarget, Manifest, Norm, Placement, QueryKeyNorm,
 };
 
 const STEPS: u64 = 20;
@@ -229,6 +229,25 @@ fn devices_that_share_slices_compute_the_bits_of_one_in_every_block() {
     for mut manifest in [tied, normed, biased] {
         manifest.model.slices = 4;
         compare(&manifest, &[2]);
+    }
+}
+
+#[test]
+fn devices_that_share_slices_compute_the_bits_of_one_within_a_subspace() {
+    for (dtype, tied) in [(Dtype::F32, false), (Dtype::Bf16, true)] {
+        let mut manifest = divisible();
+        manifest.training.stages = 3;
+        manifest.training.dtype = dtype;
+        manifest.model.block.tied = tied;
+        manifest.model.boundary = Some(Boundary { kind: BoundaryKind::Subspace, width: 8 });
+        if !tied {
+            let all = Biases { query_key_value: true, attention_output: true, feed_forward: true };
+            manifest.model.block.biases = all;
+            assert!(difference(&manifest, 4) < 1e-3);
+        }
+        manifest.model.slices = 4;
+        manifest.check().expect("a run");
+        compare(&manifest, &[2, 4]);
     }
 }
 

@@ -533,9 +533,11 @@ impl StageModel {
             oldest.part(&own)?.f_copy_(&self.weights.part(&own)?)?;
             self.stale.insert(0, std::mem::replace(&mut self.weights, oldest));
         }
-        let kept = self.weights.kept();
+        // Other devices may update the others in the same memory.
+        let own = self.own_elements();
+        let mut weights = self.weights.part(&own)?;
         self.optimizer.apply(
-            (&mut self.weights.flat, kept.start),
+            (&mut weights, own.start),
             &gradients,
             &self.parameters[self.own.clone()],
             &self.manifest,
@@ -543,9 +545,8 @@ impl StageModel {
         )?;
         // A run of workers has one stage and one weight group.
         self.take_carried(&gradients[0].1)?;
-        let own = self.own_elements();
         if let Some((subspace, _)) = &self.subspace {
-            subspace.constrain_tensor(own, &mut self.weights.flat, self.threads)?;
+            subspace.constrain_tensor(own, &mut weights, self.threads)?;
         }
         Ok(())
     }

@@ -89,9 +89,10 @@ impl Subspace {
         })
     }
 
-    /// The constraint of the weight that begins at an offset in the flat vector; `None` is free.
+    /// The constraint of the weight that has this element of the flat vector; `None` is free.
     pub(crate) fn constraint_at(&self, offset: usize) -> Option<Constraint> {
-        let found = self.constrained.iter().find(|(parameter, _)| parameter.offset == offset);
+        let has = |parameter: &Parameter| parameter.range().contains(&offset);
+        let found = self.constrained.iter().find(|(parameter, _)| has(parameter));
         found.map(|(_, constraint)| *constraint)
     }
 
@@ -102,10 +103,11 @@ impl Subspace {
         self.constrain_within(all, flat, threads);
     }
 
-    /// Like [`Self::constrain`], of the weights that begin in a range of the flat vector.
-    fn constrain_within(&self, place: Range<usize>, flat: &mut [f32], threads: usize) {
+    /// Like [`Self::constrain`], of whole weights that are a range of the flat vector.
+    fn constrain_within(&self, place: Range<usize>, weights: &mut [f32], threads: usize) {
+        assert_eq!(place.len(), weights.len(), "the range is that of the weights");
         let mut jobs = Vec::new();
-        let (mut rest, mut end) = (flat, 0);
+        let (mut rest, mut end) = (weights, place.start);
         let within = self.constrained.iter().filter(|(one, _)| place.contains(&one.offset));
         for (parameter, constraint) in within {
             let range = parameter.range();
@@ -135,20 +137,24 @@ impl Subspace {
         });
     }
 
-    /// Constrains the weights that begin in a range of the flat vector, which is on any device.
+    /// Constrains whole weights that are a range of the flat vector, on any device.
     pub(crate) fn constrain_tensor(
         &self,
         place: Range<usize>,
-        flat: &mut Tensor,
+        weights: &mut Tensor,
         threads: usize,
     ) -> Result<()> {
-        if flat.device() == tch::Device::Cpu {
-            self.constrain_within(place, elements_mut(flat), threads);
+        if place.is_empty() {
+            // A device whose share is nothing has no memory for it.
             return Ok(());
         }
-        let mut copied = flat.f_to(tch::Device::Cpu)?;
+        if weights.device() == tch::Device::Cpu {
+            self.constrain_within(place, elements_mut(weights), threads);
+            return Ok(());
+        }
+        let mut copied = weights.f_to(tch::Device::Cpu)?;
         self.constrain_within(place, elements_mut(&mut copied), threads);
-        Ok(flat.f_copy_(&copied)?)
+        Ok(weights.f_copy_(&copied)?)
     }
 
     fn run(&self, job: Job<'_>) {

@@ -81,7 +81,7 @@ impl Projection {
         let wide = gradient.f_to_kind(Kind::Float)?;
         match constraint {
             Constraint::Columns => {
-                let matrix = wide.f_view([self.columns.size2()?.0, -1])?;
+                let matrix = wide.f_reshape([self.columns.size2()?.0, -1])?;
                 let within = self.columns.f_matmul(&self.rows.f_matmul(&matrix)?)?;
                 Ok(within.f_view_as(&wide)?)
             }

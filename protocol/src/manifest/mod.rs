@@ -220,12 +220,6 @@ pub enum ManifestError {
         "model.slices computes heads apart, and this model normalises all queries together: set model.slices = 1"
     )]
     SlicesWithNormOfAllHeads,
-    /// Slices of matrices that are constrained as a whole.
-    #[error(
-        "model.boundary of kind \"subspace\" constrains whole matrices, and model.slices cuts them: set \
-         model.slices = 1, or take another kind of boundary"
-    )]
-    SlicesWithSubspace,
     /// The text is too short for one sample to train on and, if requested, one to evaluate.
     #[error(
         "the text has {count} tokens; training on samples of {context} needs at least {needed}: \
@@ -505,7 +499,6 @@ impl Manifest {
         self.check_boundary()?;
         self.check_lora()?;
         self.check_inner()?;
-        self.check_slices()?;
         // Cannot overflow a u64: the factors are within their ranges.
         let numbers = self.boundary_numbers();
         let bytes = |codec: Codec| codec.bytes_of(numbers).unwrap_or(u64::MAX);

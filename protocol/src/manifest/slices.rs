@@ -1,7 +1,7 @@
 //! Slices: the partial products that the matrices of a layer are computed in (Shoeybi et al., arXiv
 //! 1909.08053).
 
-use super::{BoundaryKind, Manifest, ManifestError, Model, QueryKeyNorm, within};
+use super::{ManifestError, Model, QueryKeyNorm, within};
 use crate::limits;
 
 impl Model {
@@ -40,20 +40,9 @@ impl Model {
     }
 }
 
-impl Manifest {
-    /// Checks that updates treat each part of what is sliced by itself.
-    pub(super) fn check_slices(&self) -> Result<(), ManifestError> {
-        let subspace = |boundary: super::Boundary| boundary.kind == BoundaryKind::Subspace;
-        match self.model.slices > 1 && self.model.boundary.is_some_and(subspace) {
-            true => Err(ManifestError::SlicesWithSubspace),
-            false => Ok(()),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::Boundary;
+    use super::super::Manifest;
     use super::super::example::small;
     use super::*;
 
@@ -85,8 +74,5 @@ mod tests {
         let mut normed = sliced(2);
         normed.model.block.query_key_norm = QueryKeyNorm::All;
         assert_eq!(normed.check(), Err(ManifestError::SlicesWithNormOfAllHeads));
-        let mut narrow = sliced(2);
-        narrow.model.boundary = Some(Boundary { kind: BoundaryKind::Subspace, width: 8 });
-        assert_eq!(narrow.check(), Err(ManifestError::SlicesWithSubspace));
     }
 }
