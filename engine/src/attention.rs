@@ -75,7 +75,11 @@ fn mask(
 
 /// Normalises the queries and keys in `[B, T, (heads + 2 · key_value_heads) · D]`: each head by
 /// itself or all heads together, by the width of the norms' weights.
-fn normalise(mixed: &Tensor, [queries, keys]: &[Tensor; 2], shape: &Shape) -> Result<Tensor> {
+pub(crate) fn normalise(
+    mixed: &Tensor,
+    [queries, keys]: &[Tensor; 2],
+    shape: &Shape,
+) -> Result<Tensor> {
     let (samples, tokens, _) = mixed.size3()?;
     let (query_width, key_width) =
         (shape.heads * shape.head_size, shape.key_value_heads * shape.head_size);
@@ -141,15 +145,26 @@ pub(crate) fn attend(
     masks: &Masks,
     cache: Option<&mut LayerCache>,
 ) -> Result<Tensor> {
-    let (samples, tokens, _) = x.size3()?;
     let mut mixed = of.matrix.apply(x)?;
     if let Some(norms) = of.norms {
         mixed = normalise(&mixed, norms, shape)?;
     }
-    let angles = shape.angles(of.attention);
-    let [queries, keys, values] = rotate(&mixed, angles, masks.past, shape)?;
+    attend_normalised(&mixed, of.attention, shape, masks, cache)
+}
+
+/// Like [`attend`], of queries, keys and values in `[B, T, (heads + 2 · key_value_heads) · D]`.
+pub(crate) fn attend_normalised(
+    mixed: &Tensor,
+    attention: LayerAttention,
+    shape: &Shape,
+    masks: &Masks,
+    cache: Option<&mut LayerCache>,
+) -> Result<Tensor> {
+    let (samples, tokens, _) = mixed.size3()?;
+    let angles = shape.angles(attention);
+    let [queries, keys, values] = rotate(mixed, angles, masks.past, shape)?;
     let [keys, values] = match cache {
-        Some(cache) => cache.extend([&keys, &values], of.attention.window)?,
+        Some(cache) => cache.extend([&keys, &values], attention.window)?,
         None => [keys, values],
     };
     // The heads of a group read the same keys, so those of one token can take the place of tokens.
@@ -160,7 +175,7 @@ pub(crate) fn attend(
         false => queries.f_transpose(1, 2)?,
     };
     let grouped = !folds && shape.heads != shape.key_value_heads;
-    let mask = masks.of(of.attention);
+    let mask = masks.of(attention);
     let mixed = Tensor::f_scaled_dot_product_attention(
         &queries,
         &keys.f_transpose(1, 2)?,

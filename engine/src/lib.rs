@@ -76,6 +76,7 @@ mod share;
 mod shim;
 mod sliced;
 mod sliced_loss;
+mod sliced_norm;
 mod square_norm;
 mod stage;
 mod streams;

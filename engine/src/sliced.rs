@@ -8,10 +8,11 @@
 use tch::Tensor;
 
 use crate::adapter::{Adapter, AdapterSlices};
-use crate::attention::{Heads, Masks, attend};
+use crate::attention::{Masks, attend_normalised};
 use crate::error::Result;
 use crate::layer::{Layer, Linear, Shape, Slice, Sliced};
 use crate::model::inner;
+use crate::sliced_norm::normalise;
 
 impl Sliced {
     /// Causal self-attention of `[B, T, H]`, with constants of one slice.
@@ -22,26 +23,22 @@ impl Sliced {
         shape: &Shape,
         masks: &Masks,
     ) -> Result<Tensor> {
-        // The norms of single heads are the same in all slices.
-        let mut norms = match &layer.query_key_norms {
-            Some([queries, keys]) => {
-                let [queries, keys] = [self.own.fan_out(queries)?, self.own.fan_out(keys)?];
-                queries.into_iter().zip(keys).map(|(query, key)| [query, key]).collect()
-            }
-            None => Vec::new(),
-        }
-        .into_iter();
         let adapters = &self.adapters;
         let mut reads = self.adapters_of_pass(adapters.query_key_value.as_ref())?;
         let mut writes = self.adapters_of_pass(adapters.attention_output.as_ref())?;
-        let part = |(slice, x): (&Slice, Tensor)| -> Result<Tensor> {
-            let (matrix, norms) = (slice.query_key_value.joined(reads.next())?, norms.next());
-            let heads =
-                Heads { matrix: &matrix, norms: norms.as_ref(), attention: layer.attention };
-            let mixed = attend(&x, &heads, shape, masks, None)?;
-            product(&mixed, &slice.attention_output, writes.next())
+        let of_slice = |(slice, x): (&Slice, Tensor)| -> Result<Tensor> {
+            slice.query_key_value.joined(reads.next())?.apply(&x)
         };
-        let parts = self.slices.iter().zip(self.own.fan_out(x)?).map(part);
+        let mixed = self.slices.iter().zip(self.own.fan_out(x)?).map(of_slice);
+        let mut mixed = mixed.collect::<Result<Vec<_>>>()?;
+        if let Some(norms) = &layer.query_key_norms {
+            mixed = normalise(&mixed, norms, shape, &self.own)?;
+        }
+        let part = |(slice, mixed): (&Slice, Tensor)| -> Result<Tensor> {
+            let heads = attend_normalised(&mixed, layer.attention, shape, masks, None)?;
+            product(&heads, &slice.attention_output, writes.next())
+        };
+        let parts = self.slices.iter().zip(mixed).map(part);
         let parts = parts.collect::<Result<Vec<_>>>()?;
         self.own.sum(&parts, self.attention_output_bias.as_ref())
     }

@@ -72,6 +72,9 @@ fn slices_have_the_losses_of_whole_matrices_in_every_block() {
     let mut normed = divisible();
     normed.model.block.query_key_norm = QueryKeyNorm::Head;
     normed.model.block.placement = Placement::Both;
+    let mut normed_together = divisible();
+    normed_together.model.block.query_key_norm = QueryKeyNorm::All;
+    normed_together.model.block.placement = Placement::After;
     let mut biased = divisible();
     let all = Biases { query_key_value: true, attention_output: true, feed_forward: true };
     biased.model.block.biases = all;
@@ -82,7 +85,7 @@ fn slices_have_the_losses_of_whole_matrices_in_every_block() {
     let mut repeated = divisible();
     repeated.training.recompute = true;
     repeated.training.stages = 2;
-    for manifest in [tied, normed, biased, repeated] {
+    for manifest in [tied, normed, normed_together, biased, repeated] {
         let off = difference(&manifest, 2);
         assert!(off < 1e-3, "{:?}: {off}", manifest.model.block);
     }
@@ -219,6 +222,9 @@ fn devices_that_share_slices_compute_the_bits_of_one_in_every_block() {
     normed.model.block.query_key_norm = QueryKeyNorm::Head;
     normed.model.block.placement = Placement::Both;
     normed.training.dtype = Dtype::Bf16;
+    let mut normed_together = divisible();
+    normed_together.model.block.query_key_norm = QueryKeyNorm::All;
+    normed_together.model.block.placement = Placement::After;
     let mut biased = divisible();
     let all = Biases { query_key_value: true, attention_output: true, feed_forward: true };
     biased.model.block.biases = all;
@@ -226,7 +232,7 @@ fn devices_that_share_slices_compute_the_bits_of_one_in_every_block() {
     biased.training.recompute = true;
     biased.training.stages = 2;
     biased.optimizer.rule = common::muon();
-    for mut manifest in [tied, normed, biased] {
+    for mut manifest in [tied, normed, normed_together, biased] {
         manifest.model.slices = 4;
         compare(&manifest, &[2]);
     }

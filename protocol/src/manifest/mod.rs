@@ -215,11 +215,6 @@ pub enum ManifestError {
         "lora freezes the model's weights, and model.boundary needs them to be trained: take one of them out"
     )]
     LoraWithBoundary,
-    /// Slices beside norms that read all heads at once.
-    #[error(
-        "model.slices computes heads apart, and this model normalises all queries together: set model.slices = 1"
-    )]
-    SlicesWithNormOfAllHeads,
     /// The text is too short for one sample to train on and, if requested, one to evaluate.
     #[error(
         "the text has {count} tokens; training on samples of {context} needs at least {needed}: \

@@ -1,7 +1,7 @@
 //! Slices: the partial products that the matrices of a layer are computed in (Shoeybi et al., arXiv
 //! 1909.08053).
 
-use super::{ManifestError, Model, QueryKeyNorm, within};
+use super::{ManifestError, Model, within};
 use crate::limits;
 
 impl Model {
@@ -18,7 +18,7 @@ impl Model {
         slice
     }
 
-    /// Checks that slices are equal and independent parts of a layer.
+    /// Checks that slices are equal parts of a layer.
     pub(super) fn check_slices(&self) -> Result<(), ManifestError> {
         within("model.slices", self.slices, 1..=limits::SLICES)?;
         let Self { heads, key_value_heads, intermediate, .. } = *self;
@@ -33,10 +33,7 @@ impl Model {
                 ),
             });
         }
-        match self.slices > 1 && self.block.query_key_norm == QueryKeyNorm::All {
-            true => Err(ManifestError::SlicesWithNormOfAllHeads),
-            false => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -44,7 +41,6 @@ impl Model {
 mod tests {
     use super::super::Manifest;
     use super::super::example::small;
-    use super::*;
 
     fn sliced(slices: u16) -> Manifest {
         let mut manifest = small();
@@ -67,12 +63,5 @@ mod tests {
         assert_eq!((slice.heads, slice.key_value_heads, slice.intermediate), (2, 1, 16));
         assert_eq!(slice.head_size(), sliced(4).model.head_size());
         assert_eq!(slice.check(), Ok(()));
-    }
-
-    #[test]
-    fn parts_that_are_not_independent_are_refused() {
-        let mut normed = sliced(2);
-        normed.model.block.query_key_norm = QueryKeyNorm::All;
-        assert_eq!(normed.check(), Err(ManifestError::SlicesWithNormOfAllHeads));
     }
 }
