@@ -28,7 +28,14 @@ pub fn root() -> &'static Path {
 /// Builds the binary. Cargo prints its path, which depends on the target directory.
 fn build() -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let built = Command::new(cargo)
+    let mut command = Command::new(cargo);
+    // The build script of a dependency reads what cargo says of the test's package, and would run again.
+    let of_test =
+        |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_test)) {
+        command.env_remove(name);
+    }
+    let built = command
         .current_dir(root())
         // With all members and an example, which needs the dev-dependencies, features are the same as in the
         // tests' own build: nothing is built twice.
