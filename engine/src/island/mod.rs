@@ -1,7 +1,7 @@
 //! The devices of one peer as one engine.
 //!
-//! One device computes on the caller's thread. Several have a thread and a replica of every hosted stage each,
-//! so passes of different microbatches run at the same time.
+//! One device computes on the caller's thread. Several have a thread each, and host the same stages: as replicas,
+//! so that passes of different microbatches run at the same time, or each with its slices of every pass.
 
 mod additions;
 mod several;

@@ -33,7 +33,7 @@ use crate::swap::SwapStats;
 /// An accumulator: its stage, and which one of that stage.
 pub(super) type SumsKey = (Stage, usize);
 
-/// Several devices with replicas of the same stages.
+/// Several devices that host the same stages.
 #[derive(Debug)]
 pub(super) struct Several {
     manifest: Manifest,
@@ -73,7 +73,7 @@ impl Several {
             let make = move |device| Engine::sharing(&manifest, span, device, (share, memory));
             Worker::start(*device, threads, seat, make)
         };
-        // All at once, since weights are drawn or copied for each.
+        // All at once, since each of these memories has its weights drawn.
         let started: Vec<Starting> =
             devices.iter().zip(shares).enumerate().map(start).collect::<Result<_>>()?;
         let mut island = Self {
