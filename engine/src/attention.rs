@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::cache::LayerCache;
 use crate::error::Result;
-use crate::layer::{Linear, Shape};
+use crate::layer::Shape;
 use crate::norm::rms_norm;
 use crate::rotary::Angles;
 use crate::shim;
@@ -75,7 +75,7 @@ fn mask(
 
 /// Normalises the queries and keys in `[B, T, (heads + 2 · key_value_heads) · D]`: each head by
 /// itself or all heads together, by the width of the norms' weights.
-pub(crate) fn normalise(
+pub(crate) fn normalise_heads(
     mixed: &Tensor,
     [queries, keys]: &[Tensor; 2],
     shape: &Shape,
@@ -126,34 +126,10 @@ fn rotate(mixed: &Tensor, angles: &Angles, past: i64, shape: &Shape) -> Result<[
     ])
 }
 
-/// The heads of a layer, or those of one slice: their rows of `q_proj`, `k_proj` and `v_proj`, `q_norm` and
-/// `k_norm`, and what they read.
-#[derive(Debug)]
-pub(crate) struct Heads<'a> {
-    pub(crate) matrix: &'a Linear,
-    pub(crate) norms: Option<&'a [Tensor; 2]>,
-    pub(crate) attention: LayerAttention,
-}
-
-/// Causal self-attention with grouped queries (Ainslie et al., arXiv 2305.13245) of `[B, T, H]`: what each
-/// head read, `[B, T, heads · D]`. With a cache, the tokens follow those whose keys and values it holds, and
-/// it gets theirs.
+/// Causal self-attention with grouped queries (Ainslie et al., arXiv 2305.13245): what each head of a layer, or of a slice,
+/// read, `[B, T, heads · D]`, from normalised queries and keys, and values in `[B, T, (heads + 2 · key_value_heads) · D]`.
+/// With a cache, the tokens follow those whose keys and values it holds, and it gets theirs.
 pub(crate) fn attend(
-    x: &Tensor,
-    of: &Heads<'_>,
-    shape: &Shape,
-    masks: &Masks,
-    cache: Option<&mut LayerCache>,
-) -> Result<Tensor> {
-    let mut mixed = of.matrix.apply(x)?;
-    if let Some(norms) = of.norms {
-        mixed = normalise(&mixed, norms, shape)?;
-    }
-    attend_normalised(&mixed, of.attention, shape, masks, cache)
-}
-
-/// Like [`attend`], of queries, keys and values in `[B, T, (heads + 2 · key_value_heads) · D]`.
-pub(crate) fn attend_normalised(
     mixed: &Tensor,
     attention: LayerAttention,
     shape: &Shape,

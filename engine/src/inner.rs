@@ -14,7 +14,7 @@ use crate::frozen::Frozen;
 use crate::gradient::Piece;
 use crate::held::Held;
 use crate::optimizer::Update;
-use crate::parameters::{Parameter, group_elements, parameters};
+use crate::parameters::{group_elements, parameters, range_of};
 use crate::share::Share;
 use crate::square_norm::square_norm;
 use crate::stage::{ForwardOutput, StageModel};
@@ -32,10 +32,6 @@ pub(crate) struct InnerTrainer {
     /// Bits of a number of the distance, if it is rounded.
     bits: Option<u32>,
     pub(crate) model: StageModel,
-    /// The first gradient of the current update that this device could not count, though others may have.
-    failed: Option<EngineError>,
-    /// The weights, by name and place.
-    parameters: Vec<Parameter>,
     /// The devices that train a worker with this one, if there are any.
     together: Option<Together>,
     /// What all workers' optimizers begin the step with, if not with zeros.
@@ -61,29 +57,19 @@ impl InnerTrainer {
         let (Some(inner), Some(of_worker)) = (&manifest.inner, manifest.of_worker()) else {
             return Ok(None);
         };
-        let parameters = parameters(manifest, stage);
-        let together = Together::new(&of_worker, &parameters, share);
+        let together = Together::new(&of_worker, &parameters(manifest, stage), share);
         // A device that computes whole passes trains a whole worker.
         let share = if together.is_some() { share.clone() } else { Share::WHOLE };
         let model = StageModel::of_worker(&of_worker, stage, (device, share), frozen)?;
         let (updates, bits) = (inner.steps.into(), inner.codec.bits());
         let moments = CarriedMoments::new(manifest, stage, device.state())?;
-        Ok(Some(Self {
-            manifest: of_worker,
-            updates,
-            bits,
-            model,
-            failed: None,
-            parameters,
-            together,
-            moments,
-        }))
+        Ok(Some(Self { manifest: of_worker, updates, bits, model, together, moments }))
     }
 
     /// The part of the vector that the workers sum which this device adds to, if not to all.
     pub(crate) fn counted(&self) -> Option<Held> {
         let own = self.together.as_ref()?.own();
-        let first = self.parameters.last().map_or(0, |last| last.range().end);
+        let first = range_of(&self.model.parameters).end;
         let carried = self.moments.iter().flat_map(|moments| moments.places(first, &own));
         Some(Held::ranges([own.clone()].into_iter().chain(carried)))
     }
@@ -98,22 +84,21 @@ impl InnerTrainer {
         [input, labels]: [&Bytes; 2],
     ) -> Result<(ForwardOutput, Vec<Piece>)> {
         let mut losses = Losses::default();
-        self.failed = None;
         self.model.begin(weights)?;
         if let Some(moments) = &self.moments {
             moments.begin(&mut self.model.optimizer, self.together.as_ref())?;
         }
         for update in 0..self.updates {
             let step = Step(key.step.0 * self.updates + update);
-            let targets =
+            let passes =
                 self.run_passes((key.stage, step, update), [input, labels], &mut losses)?;
             let count = if self.moments.is_some() { step.0 + 1 } else { update + 1 };
-            self.update((key.stage, step), count, targets)?;
+            self.update((key.stage, step), count, passes)?;
         }
         let rounded = self.bits.map(|bits| (bits, Dither::of(self.manifest.training.seed, key)));
         let mut pieces = Vec::from_iter(self.distance_from(weights, rounded)?);
         if let Some(moments) = &self.moments {
-            let first = self.parameters.last().map_or(0, |last| last.range().end);
+            let first = range_of(&self.model.parameters).end;
             let dither = rounded.map(|(_, dither)| dither);
             let (worker, together) = (&self.model.optimizer, self.together.as_ref());
             pieces.extend(moments.to_sum(worker, first, dither, together)?);
@@ -141,16 +126,17 @@ impl InnerTrainer {
         if kept.is_empty() { Ok(None) } else { Piece::dense(kept.start, &distance).map(Some) }
     }
 
-    /// Runs the passes of one update and adds up their gradients. Returns the number of targets.
+    /// Runs the passes of one update and adds up their gradients. Returns the number of targets and, where other devices
+    /// go on, the first gradient that this one could not count.
     fn run_passes(
         &mut self,
         (stage, step, update): (Stage, Step, u64),
         words: [&Bytes; 2],
         losses: &mut Losses,
-    ) -> Result<u64> {
+    ) -> Result<(u64, Option<EngineError>)> {
         let microbatches = self.manifest.training.microbatches;
         let bytes = 4 * self.manifest.tokens_per_microbatch() as usize;
-        let mut of_step = 0;
+        let (mut of_step, mut failed) = (0, None);
         for microbatch in 0..microbatches {
             let pass = update as usize * microbatches as usize + microbatch as usize;
             let place = pass * bytes..(pass + 1) * bytes;
@@ -170,14 +156,19 @@ impl InnerTrainer {
                 }
                 // The others learn of it at the end of the update, and wait for this device until then.
                 self.model.discard(key);
-                self.failed.get_or_insert(error);
+                failed.get_or_insert(error);
             }
         }
-        Ok(of_step)
+        Ok((of_step, failed))
     }
 
     /// One update by the exact sum of the passes' gradients, as that of a run without workers.
-    fn update(&mut self, (stage, step): (Stage, Step), count: u64, targets: u64) -> Result<()> {
+    fn update(
+        &mut self,
+        (stage, step): (Stage, Step),
+        count: u64,
+        (targets, failed): (u64, Option<EngineError>),
+    ) -> Result<()> {
         let (manifest, model) = (&self.manifest, &mut self.model);
         let (fixed_point, turn) = (FixedPoint::of(manifest), model.turn(step));
         let gradient_norm =
@@ -186,7 +177,7 @@ impl InnerTrainer {
             |mean, gradient_norm| Update { step, count, gradients: mean, gradient_norm, targets };
         if let Some(together) = &self.together {
             let key = ClaimKey { step, stage, microbatch: Microbatch(0) };
-            together.agree(self.failed.take(), key, &self.parameters)?;
+            together.agree(failed, key, &model.parameters)?;
             let mean = together.mean(&model.accumulators[turn], fixed_point)?;
             let mean = bytes_of(&mean);
             model.update_own(&update(&[mean], gradient_norm(mean)))?;

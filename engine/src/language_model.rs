@@ -99,7 +99,7 @@ impl LanguageModel {
         manifest.model.slices = 1;
         let mut stages = Vec::new();
         for stage in manifest.stages() {
-            let values = Tensor::f_from_slice(&weights(stage)?)?;
+            let values = weights(stage)?;
             let place = WeightsPlace::whole(&manifest, stage, device);
             let mut frozen = Frozen::new(&manifest, stage, device, &place.own)?;
             if let (Some(frozen), Some(base)) = (&mut frozen, base) {

@@ -7,7 +7,7 @@
 use shoal_protocol::manifest::{Activation, Dtype, Placement};
 use tch::{Device, Kind, Tensor};
 
-use crate::attention::{Heads, Masks, attend};
+use crate::attention::{Masks, attend, normalise_heads};
 use crate::cache::LayerCache;
 use crate::error::Result;
 use crate::layer::{Layer, Linear, Matrices, NormWeights, Shape};
@@ -54,9 +54,11 @@ fn attention(
             return sliced.attention(x, layer, shape.slice(), masks);
         }
     };
-    let (matrix, norms) = (&whole.query_key_value, layer.query_key_norms.as_ref());
-    let heads = Heads { matrix, norms, attention: layer.attention };
-    whole.attention_output.apply(&attend(x, &heads, shape, masks, cache)?)
+    let mut mixed = whole.query_key_value.apply(x)?;
+    if let Some(norms) = &layer.query_key_norms {
+        mixed = normalise_heads(&mixed, norms, shape)?;
+    }
+    whole.attention_output.apply(&attend(&mixed, layer.attention, shape, masks, cache)?)
 }
 
 fn activate(x: &Tensor, activation: Activation) -> Result<Tensor> {

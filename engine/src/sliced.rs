@@ -8,7 +8,7 @@
 use tch::Tensor;
 
 use crate::adapter::{Adapter, AdapterSlices};
-use crate::attention::{Masks, attend_normalised};
+use crate::attention::{Masks, attend};
 use crate::error::Result;
 use crate::layer::{Layer, Linear, Shape, Slice, Sliced};
 use crate::model::inner;
@@ -35,7 +35,7 @@ impl Sliced {
             mixed = normalise(&mixed, norms, shape, &self.own)?;
         }
         let part = |(slice, mixed): (&Slice, Tensor)| -> Result<Tensor> {
-            let heads = attend_normalised(&mixed, layer.attention, shape, masks, None)?;
+            let heads = attend(&mixed, layer.attention, shape, masks, None)?;
             product(&heads, &slice.attention_output, writes.next())
         };
         let parts = self.slices.iter().zip(mixed).map(part);

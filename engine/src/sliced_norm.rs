@@ -2,7 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use crate::attention;
+use crate::attention::normalise_heads;
 use crate::error::Result;
 use crate::layer::Shape;
 use crate::own_slices::OwnSlices;
@@ -20,7 +20,7 @@ pub(crate) fn normalise(
     if queries.size1()? == shape.head_size {
         // The norms of single heads are the same in all slices.
         let of_slice =
-            |(mixed, norms): (&Tensor, [Tensor; 2])| attention::normalise(mixed, &norms, shape);
+            |(mixed, norms): (&Tensor, [Tensor; 2])| normalise_heads(mixed, &norms, shape);
         return slices.iter().zip(weights).map(of_slice).collect();
     }
     let widths = [shape.heads, shape.key_value_heads].map(|heads| heads * shape.head_size);

@@ -145,16 +145,21 @@ impl Weights {
         Ok(())
     }
 
-    /// Replaces the values of all weights.
-    pub(crate) fn set(&mut self, values: &Tensor) -> Result<()> {
-        self.set_range(&(0..values.numel()), values)
+    /// Whether another device has the tensors too, and takes their values.
+    pub(crate) fn is_beside(&self) -> bool {
+        self.is_beside
+    }
+
+    /// Replaces the values of all weights, unless another device does.
+    pub(crate) fn set(&mut self, values: &[f32]) -> Result<()> {
+        if self.is_beside {
+            return Ok(());
+        }
+        self.set_range(&(0..values.len()), &Tensor::f_from_slice(values)?)
     }
 
     /// Replaces the values of a range, which ends between tensors.
     pub(crate) fn set_range(&mut self, range: &Range<usize>, values: &Tensor) -> Result<()> {
-        if self.is_beside {
-            return Ok(());
-        }
         let kept = self.kept.start.max(range.start)..self.kept.end.min(range.end);
         if !kept.is_empty() {
             part_of(&self.flat, &self.kept, &kept)?.f_copy_(&part_of(values, range, &kept)?)?;

@@ -80,7 +80,7 @@ impl Island {
     }
 
     /// Like [`Island::new`], with tiers below the devices, as [`Engine::swapping`]. Several devices have none below the
-    /// machine's memory, and that one if they compute slices together.
+    /// machine's memory.
     ///
     /// # Errors
     /// As [`Island::new`]; if the disk has no room.

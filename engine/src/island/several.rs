@@ -4,7 +4,7 @@
 //! GPU has weights and accumulators of its own, whose integers are moved when a round first reads them. Both are exact, so it
 //! does not matter which device ran a pass. Devices that compute slices together have the sums of their slices, from
 //! which rounds read. Each device updates a share of the weights, for which alone it has what
-//! the optimizer keeps (ZeRO-1, arXiv 1910.02054), and copies the others' shares.
+//! the optimizer keeps (ZeRO-1, arXiv 1910.02054), and copies the others' shares where it has weights of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

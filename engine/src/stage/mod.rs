@@ -62,7 +62,7 @@ pub(crate) struct StageModel {
     last: bool,
     manifest: Manifest,
     device: tch::Device,
-    parameters: Vec<Parameter>,
+    pub(crate) parameters: Vec<Parameter>,
     /// The weights that are updated here, as a range of the list above. Other devices of the same island
     /// update the others.
     own: Range<usize>,

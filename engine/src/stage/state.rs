@@ -86,7 +86,10 @@ impl StageModel {
         if let Some(frozen) = &mut self.frozen {
             return frozen.load(&StageFiles::open(base, &self.manifest, self.stage)?);
         }
-        let weights = stage_weights(base, &self.manifest, self.stage)?;
+        let weights = match self.weights.is_beside() {
+            true => Vec::new(),
+            false => stage_weights(base, &self.manifest, self.stage)?,
+        };
         let state = StageState { weights, ..StageState::default() };
         self.set_state(self.manifest.first_version(), &state)
     }
@@ -100,10 +103,10 @@ impl StageModel {
     /// Loads the stage's state of a version, and drops everything in flight.
     pub(crate) fn set_state(&mut self, version: Step, state: &StageState) -> Result<()> {
         let _guard = tch::no_grad_guard();
-        self.weights.set(&Tensor::f_from_slice(&state.weights)?)?;
+        self.weights.set(&state.weights)?;
         for (age, stale) in self.stale.iter_mut().enumerate() {
             let values = state.stale_weights.get(age).unwrap_or(&state.weights);
-            stale.set(&Tensor::f_from_slice(values)?)?;
+            stale.set(values)?;
         }
         let before = &self.parameters[..self.own.start];
         let skipped = layout(&self.manifest.optimizer.rule, before);
