@@ -70,6 +70,11 @@ counter! {
     Microbatch(u32)
 }
 counter! {
+    /// Position of an exchange within its microbatch: an activation that goes up a stage and the gradient that
+    /// comes back. A virtual worker of several stages has one for each of its passes, all others have one.
+    Exchange(u32)
+}
+counter! {
     /// One attempt at a step's all-reduce of one weight group.
     Attempt(u32)
 }

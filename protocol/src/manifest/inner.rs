@@ -28,6 +28,11 @@ pub struct InnerLoop {
     pub moments: InnerMoments,
 }
 
+/// Bytes of the note that travels with each tensor of a virtual worker of several stages: up, the square of the norm
+/// of the gradient of the update before; down, the sum of the squares of this update's gradients at the stages
+/// that have all of them. A little-endian f64.
+pub const NOTE: usize = 8;
+
 /// What the optimizer of a virtual worker has kept when a step of the run begins: its moments, or what else its rule
 /// keeps beside the weights.
 #[derive(
@@ -114,6 +119,35 @@ impl Manifest {
         if microbatch.0 < self.training.microbatches { self.passes() } else { 1 }
     }
 
+    /// Exchanges of a microbatch between neighbouring stages. A virtual worker of several stages makes one for each of
+    /// its passes, and a last one without a pass, which ends it.
+    #[must_use]
+    pub fn exchanges_of(&self, microbatch: Microbatch) -> u32 {
+        match &self.inner {
+            Some(inner)
+                if self.has_worker_pipelines() && microbatch.0 < self.training.microbatches =>
+            {
+                inner.passes() + 1
+            }
+            _ => 1,
+        }
+    }
+
+    /// Exchanges of one microbatch that may be under way at a time: those of one update of a virtual worker.
+    #[must_use]
+    pub fn exchanges_at_once(&self) -> u32 {
+        match &self.inner {
+            Some(inner) if self.has_worker_pipelines() => inner.microbatches,
+            _ => 1,
+        }
+    }
+
+    /// Whether a virtual worker is a pipeline of several peers.
+    #[must_use]
+    pub fn has_worker_pipelines(&self) -> bool {
+        self.inner.is_some() && self.training.stages > 1
+    }
+
     /// Samples of a microbatch of the run.
     #[must_use]
     pub fn samples_of(&self, microbatch: Microbatch) -> u64 {
@@ -153,7 +187,12 @@ impl Manifest {
             true => Err(ManifestError::WorkersWith { other }),
             false => Ok(()),
         };
-        alone("training.stages of more than 1: a worker is one peer", self.training.stages > 1)?;
+        let in_stages = self.training.stages > 1;
+        let tied = in_stages && self.model.block.tied;
+        alone("tied embeddings and training.stages of more than 1", tied)?;
+        alone("model.boundary", self.model.boundary.is_some())?;
+        let sliced = in_stages && self.model.slices > 1;
+        alone("model.slices and training.stages of more than 1", sliced)?;
         alone("training.staleness of more than 1", self.training.staleness > 1)?;
         let rounds = self.carried_rule().is_some() && self.codec.all_reduce.loses();
         alone("outer.moments = \"mean\" where codec.all_reduce rounds", rounds)?;
@@ -232,8 +271,11 @@ mod tests {
             change(&mut manifest);
             manifest.check().expect_err("refused").to_string()
         };
-        let error = refusal(&|manifest| manifest.training.stages = 2);
-        assert!(error.contains("outer workers do not go with training.stages"), "{error}");
+        let error = refusal(&|manifest| {
+            manifest.training.stages = 2;
+            manifest.model.block.tied = true;
+        });
+        assert!(error.contains("outer workers do not go with tied embeddings"), "{error}");
         let error = refusal(&|manifest| manifest.training.staleness = 2);
         assert!(error.contains("training.staleness of more than 1"), "{error}");
         let error = refusal(&|manifest| {

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::codec::Codec;
 use crate::frame::Element;
-use crate::ids::{RunId, Stage, Step};
+use crate::ids::{Microbatch, RunId, Stage, Step};
 use crate::limits;
 use crate::units::Bytes;
 use crate::wire;
@@ -35,7 +35,7 @@ pub use block::{
 pub use boundary::{Boundary, BoundaryKind};
 pub use codecs::{ChunkPacking, Codecs, GradientRounding};
 pub use data::{Data, Prepared, TokenWidth, Tokenizer, Tokens};
-pub use inner::{DistanceCodec, InnerLoop, InnerMoments};
+pub use inner::{DistanceCodec, InnerLoop, InnerMoments, NOTE};
 pub use lora::{Lora, LoraTarget};
 pub use model::{Base, Model};
 pub use optimizer::{
@@ -415,11 +415,12 @@ impl Manifest {
 
     /// The maximum number of tensors in the output log of a stage, as (activations, activation
     /// gradients). It is reached if one replica computes all microbatches of every step that can
-    /// run. Each microbatch, held out or not, has an activation; each training microbatch also has
-    /// a gradient. The last stage sends no activations, the first no gradients.
+    /// run. Each exchange of a microbatch, held out or not, has an activation; each of a training microbatch also
+    /// has a gradient. The last stage sends no activations, the first no gradients.
     #[must_use]
     pub fn output_log(&self, stage: Stage) -> (u64, u64) {
-        let trained = u64::from(self.training.microbatches) * self.steps_at_once();
+        let exchanges = u64::from(self.exchanges_of(Microbatch(0)));
+        let trained = u64::from(self.training.microbatches) * exchanges * self.steps_at_once();
         let all = trained + u64::from(self.evaluation.microbatches) * self.steps_at_once();
         let activations = if stage == self.last_stage() { 0 } else { all };
         (activations, if stage == Stage(0) { 0 } else { trained })

@@ -1,7 +1,7 @@
 //! Messages between members about work, and the tags of tensors.
 
 use super::RoundId;
-use crate::ids::{ClaimKey, Member, Mend, Stage};
+use crate::ids::{ClaimKey, Exchange, Member, Mend, Stage};
 use crate::units::Bytes;
 
 /// A message from one member to another.
@@ -22,6 +22,8 @@ pub enum PeerMessage {
     Accepted {
         /// The offered work.
         key: ClaimKey,
+        /// The first exchange whose activation the receiver lacks.
+        wanted: Exchange,
         /// Nanoseconds that the receiver needs for one microbatch, forward and backward; 0 while it
         /// has not measured any.
         service_time: u64,
@@ -62,15 +64,20 @@ pub enum PeerMessage {
 /// Identifies the content of a tensor message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum TensorTag {
-    /// An activation in `Manifest::boundary_shape`, then its labels in `Manifest::label_shape`.
+    /// An activation in `Manifest::boundary_shape`, then its labels in `Manifest::label_shape`. Of a virtual
+    /// worker of several stages a [note](crate::manifest::NOTE) follows; its last exchange has nothing else.
     Activation {
         /// The receiver's work.
         key: ClaimKey,
+        /// The exchange.
+        exchange: Exchange,
     },
-    /// The gradient of an activation, in its shape.
+    /// The gradient of an activation, in its shape; a note as above.
     ActivationGradient {
         /// The receiver's work.
         key: ClaimKey,
+        /// The exchange.
+        exchange: Exchange,
     },
     /// Integers of a piece of a round's vector, for the member that adds them: the sender's, or those of its island.
     RoundPart {

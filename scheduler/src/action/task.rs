@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use shoal_protocol::ids::{ClaimKey, ContentHash, Member, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Member, Stage, Step};
 use shoal_protocol::message::{FixedLoss, RoundId, StoredFile};
 use shoal_protocol::units::Bytes;
 
@@ -42,6 +42,8 @@ pub enum Task {
     Forward {
         /// The work item.
         key: ClaimKey,
+        /// The exchange. Those of a work item come in order.
+        exchange: Exchange,
         /// The input with its labels.
         activation: Option<PayloadId>,
         /// Whether there will be no backward pass.
@@ -54,6 +56,8 @@ pub enum Task {
     Backward {
         /// The work item.
         key: ClaimKey,
+        /// The exchange. Those of a work item come in order.
+        exchange: Exchange,
         /// Gradient of the stage's output.
         gradient: Option<PayloadId>,
         /// The device.
@@ -172,7 +176,8 @@ impl Task {
 /// The result of a task.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TaskResult {
-    /// `Forward`: the activation with its labels or, at the last stage, the loss.
+    /// `Forward`: the activation with its labels or, at the last stage, the loss, which comes with the last of several
+    /// exchanges.
     Forwarded {
         /// The work item.
         key: ClaimKey,

@@ -183,7 +183,8 @@ impl Peer {
             PeerMessage::Offer { key, retry, .. } => {
                 pipeline.handle_offer(&ctx, key, QueuedOffer { from, retry }, out);
             }
-            PeerMessage::Accepted { key, service_time } => {
+            PeerMessage::Accepted { key, wanted, service_time } => {
+                let key = (key, wanted);
                 pipeline.downstream.handle_accepted(&ctx, from, key, service_time, out);
             }
             PeerMessage::Busy { key, service_time } => {
@@ -207,11 +208,13 @@ impl Peer {
         out: &mut Out,
     ) {
         match tag {
-            TensorTag::Activation { key } => {
-                self.pipeline.handle_activation(&context_of!(self, now), key, payload, out);
+            TensorTag::Activation { key, exchange } => {
+                let (ctx, key) = (context_of!(self, now), (key, exchange));
+                self.pipeline.handle_activation(&ctx, from, key, payload, out);
             }
-            TensorTag::ActivationGradient { key } => {
-                self.pipeline.handle_gradient(&context_of!(self, now), key, payload, out);
+            TensorTag::ActivationGradient { key, exchange } => {
+                let (ctx, key) = (context_of!(self, now), (key, exchange));
+                self.pipeline.handle_gradient(&ctx, from, key, payload, out);
             }
             TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => {
                 self.handle_round_piece(now, (from, tag, payload), out);

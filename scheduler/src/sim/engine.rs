@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
-use shoal_protocol::ids::{ClaimKey, Stage, Step, WeightGroup};
+use shoal_protocol::ids::{ClaimKey, Exchange, Stage, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{RoundId, StoredFile};
 use shoal_protocol::units::{Bytes, Moment};
 
 use self::lanes::Lanes;
-use super::integer_model::{self, Weights};
+use super::integer_model::{self, Weights, Worker};
 use super::omitted_rules::Omit;
 use super::payloads::{Content, Payloads};
 use super::peer_scenario::ComputeScenario;
@@ -65,7 +65,9 @@ struct StageState {
     /// The accumulator of each step.
     sums: BTreeMap<Step, Vec<i64>>,
     /// Inputs of microbatches between forward and backward.
-    graphs: BTreeMap<ClaimKey, u64>,
+    graphs: BTreeMap<(ClaimKey, Exchange), u64>,
+    /// Virtual workers that are being trained here with other stages.
+    workers: BTreeMap<ClaimKey, Worker>,
     /// Weight gradients that wait for `Accumulate` or `Discard`.
     waiting: BTreeMap<ClaimKey, Vec<i64>>,
     /// The elements of each weight group, one after the other.
@@ -114,6 +116,7 @@ impl Engine {
                 weights: Weights::initial(manifest, stage),
                 sums: BTreeMap::new(),
                 graphs: BTreeMap::new(),
+                workers: BTreeMap::new(),
                 waiting: BTreeMap::new(),
                 groups: manifest.groups_of(stage).map(range).collect(),
             };
@@ -193,7 +196,7 @@ impl Engine {
 
     /// Whether no task runs or waits, and nothing is kept for microbatches.
     pub(super) fn is_empty(&self) -> bool {
-        let clean = |state: &StageState| state.graphs.is_empty() && state.waiting.is_empty();
+        let clean = |state: &StageState| state.is_idle();
         self.lanes.tasks().next().is_none() && self.stages.values().all(clean)
     }
 
@@ -218,10 +221,12 @@ impl Engine {
     ) -> Result<(Option<TaskResult>, Observed), String> {
         let mut observed = Observed::Nothing;
         let result = match task {
-            Task::Forward { key, activation, held_out, .. } => {
-                self.forward(key, activation, held_out, payloads)?
+            Task::Forward { key, exchange, activation, held_out, .. } => {
+                self.forward((key, exchange), activation, held_out, payloads)?
             }
-            Task::Backward { key, gradient, .. } => self.backward(key, gradient, payloads)?,
+            Task::Backward { key, exchange, gradient, .. } => {
+                self.backward((key, exchange), gradient, payloads)?
+            }
             Task::Accumulate { key, .. } => {
                 let state = self.stage(key.stage);
                 let part = state.waiting.remove(&key).ok_or("there is no gradient to add")?;
@@ -231,7 +236,8 @@ impl Engine {
             }
             Task::Discard { key, .. } => {
                 let state = self.stage(key.stage);
-                state.graphs.remove(&key);
+                state.graphs.retain(|(of, _), _| *of != key);
+                state.workers.remove(&key);
                 state.waiting.remove(&key);
                 TaskResult::Discarded { key }
             }
@@ -250,7 +256,7 @@ impl Engine {
             }
             Task::Leave { stage } => {
                 let state = self.stage(stage);
-                if !state.graphs.is_empty() || !state.waiting.is_empty() {
+                if !state.is_idle() {
                     return Err(format!("stage {stage} still has work"));
                 }
                 state.sums.clear();
@@ -275,46 +281,71 @@ impl Engine {
 
     fn forward(
         &mut self,
-        key: ClaimKey,
+        (key, exchange): (ClaimKey, Exchange),
         activation: Option<PayloadId>,
         held_out: bool,
         payloads: &mut Payloads,
     ) -> Result<TaskResult, String> {
         let input = match activation {
             Some(id) => word(payloads, id)?,
-            None => integer_model::samples(self.manifest.training.seed, key),
+            None => integer_model::samples(self.manifest.training.seed, key, exchange),
         };
-        let last = self.manifest.last_stage();
+        let is_last = key.stage == self.manifest.last_stage();
         let size = self.sizes.activation;
-        let weights = self.weights(key)?;
+        let at_once = self.manifest.exchanges_at_once();
+        let count = self.manifest.exchanges_of(key.microbatch);
+        let mut weights = self.weights(key)?;
         let state = self.stage(key.stage);
-        if !held_out && state.graphs.insert(key, input).is_some() {
+        if count > 1 {
+            let elements = state.elements();
+            let worker = state.workers.entry(key).or_insert_with(|| Worker::new(weights, elements));
+            weights = worker.forward(exchange, at_once)?;
+        }
+        if !held_out && state.graphs.insert((key, exchange), input).is_some() {
             return Err(format!("{key} ran forward twice"));
         }
         let word = integer_model::forward(weights, input);
-        let is_last = key.stage == last;
-        let loss = is_last.then(|| integer_model::loss(word));
+        let loss = match state.workers.get_mut(&key) {
+            Some(worker) => {
+                worker.loss = [worker.loss, integer_model::loss(word)].into_iter().sum();
+                worker.loss
+            }
+            None => integer_model::loss(word),
+        };
+        let loss = (is_last && exchange.0 + 1 == count).then_some(loss);
         let output = (!is_last).then(|| payloads.keep(Content::Word(word), size));
         Ok(TaskResult::Forwarded { key, output, loss })
     }
 
     fn backward(
         &mut self,
-        key: ClaimKey,
+        (key, exchange): (ClaimKey, Exchange),
         gradient: Option<PayloadId>,
         payloads: &mut Payloads,
     ) -> Result<TaskResult, String> {
         let size = self.sizes.gradient;
-        let weights = self.weights(key)?;
+        let count = self.manifest.exchanges_of(key.microbatch);
+        let mut weights = self.weights(key)?;
         let state = self.stage(key.stage);
-        let input = state.graphs.remove(&key).ok_or("a backward pass without its forward pass")?;
+        let input = state.graphs.remove(&(key, exchange));
+        let input = input.ok_or("a backward pass without its forward pass")?;
+        if let Some(worker) = state.workers.get(&key) {
+            weights = worker.weights;
+        }
         let gradient = match gradient {
             Some(id) => word(payloads, id)?,
             None => integer_model::loss_gradient(integer_model::forward(weights, input)),
         };
         let elements = state.elements();
-        let part = integer_model::weight_gradient(weights, input, gradient, elements);
-        state.waiting.insert(key, part);
+        let mut part = integer_model::weight_gradient(weights, input, gradient, elements);
+        if let Some(worker) = state.workers.get_mut(&key) {
+            worker.backward(exchange, &part)?;
+            part.clone_from(&worker.sums);
+        }
+        if exchange.0 + 1 == count {
+            state.workers.remove(&key);
+            state.waiting.insert(key, part);
+        }
         let returned = integer_model::backward(weights, input, gradient);
         let upstream = key.stage > Stage(0);
         let gradient = upstream.then(|| payloads.keep(Content::Word(returned), size));
@@ -473,6 +504,11 @@ impl StageState {
     fn sums(&mut self, step: Step) -> &mut [i64] {
         let elements = self.elements();
         self.sums.entry(step).or_insert_with(|| vec![0; elements])
+    }
+
+    /// Whether nothing is kept for microbatches.
+    fn is_idle(&self) -> bool {
+        self.graphs.is_empty() && self.workers.is_empty() && self.waiting.is_empty()
     }
 
     fn elements(&self) -> usize {

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Stage, Step};
 use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::FixedLoss;
@@ -59,9 +59,53 @@ impl Weights {
     }
 }
 
-/// The samples of a microbatch.
-pub(super) fn samples(seed: u64, key: ClaimKey) -> u64 {
-    mix(&[seed, 2, key.step.0, u64::from(key.microbatch.0)])
+/// The samples of an exchange of a microbatch.
+pub(super) fn samples(seed: u64, key: ClaimKey, exchange: Exchange) -> u64 {
+    mix(&[seed, 2, key.step.0, u64::from(key.microbatch.0), u64::from(exchange.0)])
+}
+
+/// One stage of a virtual worker, whose weights follow from all of its passes before.
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) weights: u64,
+    /// The sums of all passes.
+    pub(super) sums: Vec<i64>,
+    pub(super) loss: FixedLoss,
+    forwarded: u32,
+    returned: u32,
+}
+
+impl Worker {
+    /// A worker that begins from these weights.
+    pub(super) fn new(weights: u64, elements: usize) -> Self {
+        let (sums, loss) = (vec![0; elements], FixedLoss::default());
+        Self { weights, sums, loss, forwarded: 0, returned: 0 }
+    }
+
+    /// A forward pass, which begins an update after `at_once` of them. Returns the weights that it reads.
+    pub(super) fn forward(&mut self, exchange: Exchange, at_once: u32) -> Result<u64, String> {
+        if exchange.0 != self.forwarded {
+            return Err(format!("exchange {exchange} follows {} of a worker", self.forwarded));
+        }
+        if self.forwarded > 0 && self.forwarded.is_multiple_of(at_once) {
+            if self.returned != self.forwarded {
+                return Err("a worker's update begins before all gradients are back".to_owned());
+            }
+            self.weights = updated(self.weights, &self.sums, 0.0);
+        }
+        self.forwarded += 1;
+        Ok(self.weights)
+    }
+
+    /// A backward pass, with its weight gradient.
+    pub(super) fn backward(&mut self, exchange: Exchange, part: &[i64]) -> Result<(), String> {
+        if exchange.0 != self.returned {
+            return Err(format!("gradient {exchange} follows {} of a worker", self.returned));
+        }
+        self.returned += 1;
+        add(&mut self.sums, 0..part.len(), part);
+        Ok(())
+    }
 }
 
 /// A stage's output.

@@ -77,7 +77,9 @@ impl OmittedRules {
     /// Filters a peer's action. Returns false if it is to be dropped.
     pub(super) fn sent_by_peer(&mut self, me: Member, action: &PeerAction) -> bool {
         let (key, to) = match action {
-            PeerAction::SendTensor { to, tag: TensorTag::ActivationGradient { key }, .. }
+            PeerAction::SendTensor {
+                to, tag: TensorTag::ActivationGradient { key, .. }, ..
+            }
             | PeerAction::Send { to, message: PeerMessage::Evaluated { key } } => (*key, *to),
             _ => return true,
         };

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, Step, WeightGroup};
+use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Microbatch, Stage, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::FixedLoss;
 
-use super::integer_model::{self, Weights};
+use super::integer_model::{self, Weights, Worker};
 use super::scenario::Scenario;
 
 /// The expected result of every step that has been reached. A run may be stopped long before its
@@ -111,29 +111,19 @@ fn one_step(
     let mut losses = BTreeMap::new();
     for microbatch in (0..manifest.microbatches_of(step.0)).map(Microbatch) {
         let key = ClaimKey { step, stage: Stage(0), microbatch };
-        let mut inputs = vec![integer_model::samples(manifest.training.seed, key)];
-        for word in &weights {
-            inputs.push(integer_model::forward(*word, inputs[inputs.len() - 1]));
-        }
-        let output = inputs[weights.len()];
-        losses.insert(microbatch, integer_model::loss(output));
+        let (loss, parts) = one_microbatch(manifest, elements, key, &weights);
+        losses.insert(microbatch, loss);
         if microbatch.0 >= manifest.training.microbatches {
             continue;
         }
-        let mut gradient = integer_model::loss_gradient(output);
-        for stage in (0..weights.len()).rev() {
-            let (word, input) = (weights[stage], inputs[stage]);
-            let groups: Vec<WeightGroup> = manifest.groups_of(Stage(stage as u16)).collect();
-            let all = groups.iter().map(|weights| elements[weights]).sum();
-            let part = integer_model::weight_gradient(word, input, gradient, all);
+        for (stage, part) in manifest.stages().zip(&parts) {
             let mut part = &part[..];
-            for weights in groups {
+            for weights in manifest.groups_of(stage) {
                 let (own, rest) = part.split_at(elements[&weights]);
                 let sums = sums.get_mut(&weights).expect("every group has sums");
                 integer_model::add(sums, 0..own.len(), own);
                 part = rest;
             }
-            gradient = integer_model::backward(word, input, gradient);
         }
     }
     let held_out = losses.split_off(&Microbatch(manifest.training.microbatches));
@@ -150,4 +140,34 @@ fn one_step(
         loss,
         held_out_loss: (!held_out.is_empty()).then(|| held_out.into_values().sum()),
     }
+}
+
+/// The loss of a microbatch, and each stage's sums over its exchanges.
+fn one_microbatch(
+    manifest: &Manifest,
+    elements: &BTreeMap<WeightGroup, usize>,
+    key: ClaimKey,
+    weights: &[u64],
+) -> (FixedLoss, Vec<Vec<i64>>) {
+    let elements_of = |stage| manifest.groups_of(stage).map(|weights| elements[&weights]).sum();
+    let begin = |(stage, word): (Stage, &u64)| Worker::new(*word, elements_of(stage));
+    let mut workers: Vec<Worker> = manifest.stages().zip(weights).map(begin).collect();
+    let mut loss = FixedLoss::default();
+    for exchange in (0..manifest.exchanges_of(key.microbatch)).map(Exchange) {
+        let mut inputs = vec![integer_model::samples(manifest.training.seed, key, exchange)];
+        for worker in &mut workers {
+            let word = worker.forward(exchange, manifest.exchanges_at_once()).expect("in order");
+            inputs.push(integer_model::forward(word, inputs[inputs.len() - 1]));
+        }
+        let output = inputs.pop().expect("there is a stage");
+        loss = [loss, integer_model::loss(output)].into_iter().sum();
+        let mut gradient = integer_model::loss_gradient(output);
+        for (worker, input) in workers.iter_mut().zip(inputs).rev() {
+            let (word, all) = (worker.weights, worker.sums.len());
+            let part = integer_model::weight_gradient(word, input, gradient, all);
+            worker.backward(exchange, &part).expect("in order");
+            gradient = integer_model::backward(word, input, gradient);
+        }
+    }
+    (loss, workers.into_iter().map(|worker| worker.sums).collect())
 }

@@ -7,7 +7,9 @@ use std::time::Duration;
 use shoal_protocol::codec::{Codec, SumCodec};
 use shoal_protocol::ids::{ContentHash, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::limits;
-use shoal_protocol::manifest::{Evaluation, Manifest, Model, Start, Training, example};
+use shoal_protocol::manifest::{
+    DistanceCodec, Evaluation, InnerLoop, InnerMoments, Manifest, Model, Start, Training, example,
+};
 use shoal_protocol::message::{StageChoice, StageRoom};
 use shoal_protocol::units::Bytes;
 
@@ -437,8 +439,24 @@ fn manifest(rng: &mut Rng, stages: u16) -> Manifest {
         manifest.evaluation.microbatches = rng.within(1..=5) as u32;
     }
     manifest.checkpoint.every = rng.within(0..=3);
+    train_workers(&mut manifest);
     assert_eq!(manifest.check(), Ok(()), "a scenario has a valid manifest");
     manifest
+}
+
+/// Makes of some runs of several stages one of virtual workers.
+fn train_workers(manifest: &mut Manifest) {
+    let mut rng = Rng::new(manifest.training.seed ^ 0x776f_726b_0000_0000);
+    if manifest.training.stages == 1 || manifest.training.staleness > 1 || !rng.chance(200) {
+        return;
+    }
+    manifest.model.block.tied = false;
+    let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
+    let [steps, microbatches] = [0; 2].map(|_| rng.within(1..=3) as u32);
+    let optimizer = manifest.optimizer.clone();
+    manifest.inner = Some(InnerLoop { steps, microbatches, optimizer, codec, moments });
+    // As many passes as in the other runs.
+    manifest.training.microbatches = manifest.training.microbatches.div_ceil(steps * microbatches);
 }
 
 /// Lets some runs go on from a checkpoint of another run.

@@ -48,6 +48,8 @@ pub(super) struct ComputeQueue {
 pub(super) struct Dropped {
     /// Tensors that the engine is using.
     pub(super) in_use: Vec<Payload>,
+    /// Passes that it runs or is about to run.
+    pub(super) running: u32,
     pub(super) holds_room: bool,
     /// The device that has its passes.
     pub(super) device: DeviceIndex,
@@ -69,7 +71,7 @@ impl ComputeQueue {
 
     /// Queues the passes of a job that can run.
     pub(super) fn queue(&mut self, key: ClaimKey, job: &Job, held_out: bool) {
-        if job.can_run_forward() {
+        if job.exchanges.can_run_forward() {
             self.forward.insert((key.step, Reverse(key.stage), key.microbatch));
         }
         if job.can_run_backward() && !held_out {
@@ -84,8 +86,8 @@ impl ComputeQueue {
         let (pass, device) = match backward {
             Some((key, device)) => (Pass::Backward(key), device),
             None => {
-                let device = self.least_busy(jobs)?;
-                (Pass::Forward(self.next_forward(newest)?), device)
+                let (key, device) = self.next_forward(newest, jobs)?;
+                (Pass::Forward(key), device)
             }
         };
         self.devices[device.index()].given += 1;
@@ -105,13 +107,19 @@ impl ComputeQueue {
         Some((key, device))
     }
 
-    fn next_forward(&mut self, newest: Step) -> Option<ClaimKey> {
+    /// The first forward pass, if a device has room for it: that of the passes before, if there were any.
+    fn next_forward(&mut self, newest: Step, jobs: &Jobs) -> Option<(ClaimKey, DeviceIndex)> {
         let (step, Reverse(stage), microbatch) = *self.forward.first()?;
         if step > newest {
             return None;
         }
+        let key = ClaimKey { step, stage, microbatch };
+        let device = match jobs.device_if_begun(key) {
+            Some(device) => Some(device).filter(|device| self.has_room(*device)),
+            None => self.least_busy(jobs),
+        }?;
         self.forward.pop_first();
-        Some(ClaimKey { step, stage, microbatch })
+        Some((key, device))
     }
 
     fn has_room(&self, device: DeviceIndex) -> bool {
@@ -214,10 +222,11 @@ impl ComputeQueue {
         assert!(again.is_none(), "work is accepted again only after its drop is done");
     }
 
-    /// Takes the tensors of dropped work that the engine stopped using.
+    /// A pass of dropped work ended. Takes the tensors that the engine stopped using: all after the last pass.
     pub(super) fn take_in_use(&mut self, key: ClaimKey) -> Vec<Payload> {
         let dropped = self.dropping.get_mut(&key).expect("the caller knows that it is dropped");
-        std::mem::take(&mut dropped.in_use)
+        dropped.running -= 1;
+        if dropped.running > 0 { Vec::new() } else { std::mem::take(&mut dropped.in_use) }
     }
 
     /// The engine discarded dropped work. Returns whether that still occupied room.

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_protocol::ids::{ClaimKey, Member, Stage};
+use shoal_protocol::ids::{ClaimKey, Exchange, Member, Stage};
 use shoal_protocol::message::{MemberRecord, PeerMessage, TensorTag, View, ViewChange};
 use shoal_protocol::units::{Bytes, Moment};
 
+use super::exchanges::end_of_update;
 use super::next_stage::NextStage;
 use crate::action::{Payload, PeerAction};
 use crate::peer::Out;
@@ -27,7 +28,7 @@ pub(in crate::peer) struct Downstream {
     logged: Bytes,
 }
 
-/// The delivery of one job's activation.
+/// The delivery of one job's activations, of which almost every job has one.
 #[derive(Debug)]
 pub(super) struct Delivery {
     route: Route,
@@ -43,8 +44,29 @@ pub(super) struct Delivery {
     needs_replay: bool,
     /// The known holder of the next stage's claim.
     next_holder: Option<Member>,
-    /// The activation, in the output log.
-    output: Option<Payload>,
+    /// The activation of each exchange so far, in the output log.
+    outputs: Vec<Payload>,
+    exchanges: Exchanges,
+}
+
+/// How far the exchanges of a delivery are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Exchanges {
+    count: u32,
+    /// Those that may be under way together.
+    at_once: u32,
+    /// The first whose answer has not arrived, from any receiver.
+    unanswered: u32,
+    /// The present receiver has the activations before this one.
+    reached: u32,
+    /// The first that was not sent to it.
+    unsent: u32,
+}
+
+impl Exchanges {
+    pub(super) fn new((count, at_once): (u32, u32)) -> Self {
+        Self { count, at_once, unanswered: 0, reached: 0, unsent: 0 }
+    }
 }
 
 /// The route of an activation.
@@ -82,7 +104,7 @@ impl Route {
 
 impl Delivery {
     /// The delivery of a job at a stage before the last.
-    pub(super) fn new(is_contested: bool, is_granted: bool) -> Self {
+    pub(super) fn new(is_contested: bool, is_granted: bool, exchanges: Exchanges) -> Self {
         Self {
             route: Route::Unrouted,
             is_contested,
@@ -91,13 +113,18 @@ impl Delivery {
             is_answered: false,
             needs_replay: false,
             next_holder: None,
-            output: None,
+            outputs: Vec::new(),
+            exchanges,
         }
     }
 
     /// The delivery of a job at the last stage, which has no activation.
     pub(super) fn none() -> Self {
-        Self { route: Route::Nowhere, is_answered: true, ..Self::new(false, false) }
+        Self {
+            route: Route::Nowhere,
+            is_answered: true,
+            ..Self::new(false, false, Exchanges::new((1, 1)))
+        }
     }
 
     /// Whether the activation still has to reach a replica of the next stage.
@@ -111,12 +138,29 @@ impl Delivery {
         self.is_due() && (self.is_granted || !self.is_contested) && self.route == Route::Unrouted
     }
 
-    /// Sends the activation once it is both computed and accepted.
+    /// The receiver has room, and lacks the activations from `wanted` on. Those whose answer is lacking here are sent
+    /// too: the receiver then answers again.
+    fn accept(&mut self, to: Member, wanted: Exchange) {
+        self.route = Route::Accepted { to };
+        self.exchanges.reached = wanted.0;
+        self.exchanges.unsent = wanted.0.min(self.exchanges.unanswered);
+    }
+
+    /// Sends the activations that are both computed and accepted, up to the end of the receiver's update.
     fn send(&mut self, now: Moment, key: ClaimKey, out: &mut Out) {
-        if let (Route::Accepted { to }, Some(output)) = (self.route, self.output) {
+        let (Route::Accepted { to } | Route::Sent { to, .. }) = self.route else { return };
+        let exchanges = &mut self.exchanges;
+        let end = end_of_update(exchanges.at_once, exchanges.reached);
+        while exchanges.unsent < end
+            && let Some(output) = self.outputs.get(exchanges.unsent as usize)
+        {
             self.route = Route::Sent { to, at: now };
-            let tag = TensorTag::Activation { key: key.downstream() };
+            let tag = TensorTag::Activation {
+                key: key.downstream(),
+                exchange: Exchange(exchanges.unsent),
+            };
             out.push(PeerAction::SendTensor { to, tag, payload: output.id });
+            exchanges.unsent += 1;
         }
     }
 }
@@ -193,8 +237,8 @@ impl Downstream {
         self.offer_early(ctx, key, out);
     }
 
-    /// The activation is computed: puts it into the output log and sends it once it is accepted.
-    pub(super) fn set_output(
+    /// The next activation is computed: puts it into the output log and sends it once it is accepted.
+    pub(super) fn add_output(
         &mut self,
         now: Moment,
         key: ClaimKey,
@@ -203,14 +247,19 @@ impl Downstream {
     ) {
         self.logged += output.size;
         let delivery = self.existing(key);
-        delivery.output = Some(output);
+        delivery.outputs.push(output);
         delivery.send(now, key, out);
     }
 
-    /// The answer arrived: the activation need not be delivered any more.
-    pub(super) fn end(&mut self, now: Moment, key: ClaimKey) {
+    /// An answer arrived; `unanswered` is the first that has not. After the last one nothing need be delivered any
+    /// more.
+    pub(super) fn note_answer(&mut self, now: Moment, key: ClaimKey, unanswered: Exchange) {
         let next = existing(&mut self.next, key.stage);
         let delivery = existing(&mut self.deliveries, key);
+        delivery.exchanges.unanswered = unanswered.0;
+        if unanswered.0 < delivery.exchanges.count {
+            return;
+        }
         delivery.is_answered = true;
         if let Route::Sent { to, at } = delivery.route {
             next.note_answer(to, at, now);
@@ -218,6 +267,23 @@ impl Downstream {
         // A blocked replay is requested again if it is still needed.
         if next.unblock(key) {
             delivery.route = Route::Unrouted;
+        }
+    }
+
+    /// A receiver has answered an exchange: those after it may follow.
+    pub(super) fn note_progress(
+        &mut self,
+        now: Moment,
+        (from, key, exchange): (Member, ClaimKey, Exchange),
+        out: &mut Out,
+    ) {
+        let Some(delivery) = self.deliveries.get_mut(&key) else { return };
+        let Route::Sent { to, at } = &mut delivery.route else { return };
+        if *to == from && delivery.exchanges.count > 1 {
+            *at = now;
+            let answered = exchange.0.saturating_add(1).min(delivery.exchanges.count);
+            delivery.exchanges.reached = delivery.exchanges.reached.max(answered);
+            delivery.send(now, key, out);
         }
     }
 
@@ -230,7 +296,15 @@ impl Downstream {
 
     /// Withdraws the offer of an activation.
     pub(super) fn withdraw(&mut self, key: ClaimKey, out: &mut Out) {
-        if let Route::Offered { to, .. } | Route::Accepted { to } = self.existing(key).route {
+        let delivery = self.existing(key);
+        let goes_on = delivery.exchanges.count > 1 && !delivery.is_answered;
+        let to = match delivery.route {
+            Route::Offered { to, .. } | Route::Accepted { to } => Some(to),
+            // The receiver waits for the next exchange.
+            Route::Sent { to, .. } if goes_on => Some(to),
+            _ => None,
+        };
+        if let Some(to) = to {
             let key = key.downstream();
             out.push(PeerAction::Send { to, message: PeerMessage::Withdrawn { key } });
         }
@@ -240,7 +314,7 @@ impl Downstream {
     pub(super) fn remove(&mut self, key: ClaimKey, out: &mut Out) {
         let removed = self.deliveries.remove(&key);
         existing(&mut self.next, key.stage).unblock(key);
-        if let Some(output) = removed.and_then(|delivery| delivery.output) {
+        for output in removed.into_iter().flat_map(|delivery| delivery.outputs) {
             self.logged = self.logged - output.size;
             out.push(PeerAction::Release(output.id));
         }
@@ -299,7 +373,7 @@ impl Downstream {
         &mut self,
         ctx: &Context<'_>,
         from: Member,
-        downstream: ClaimKey,
+        (downstream, wanted): (ClaimKey, Exchange),
         service_time: u64,
         out: &mut Out,
     ) {
@@ -322,7 +396,7 @@ impl Downstream {
             let is_over = !delivery.is_due() && !was_sent && route != Route::Nowhere;
             if is_lost || is_over {
                 // The activation did not arrive, or is long on its way.
-                delivery.route = Route::Accepted { to: from };
+                delivery.accept(from, wanted);
                 return delivery.send(ctx.now, key, out);
             }
             // The offer may have gone elsewhere since. The receiver occupies room for it all the same,
@@ -331,7 +405,7 @@ impl Downstream {
                 && delivery.next_holder.is_none_or(|holder| holder == from);
             if is_open && delivery.is_due() {
                 next.unblock(key);
-                delivery.route = Route::Accepted { to: from };
+                delivery.accept(from, wanted);
                 delivery.send(ctx.now, key, out);
             }
         }

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::{Iter, Keys};
 use std::time::Duration;
 
-use shoal_protocol::ids::{ClaimKey, Grant, Microbatch, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, Exchange, Grant, Microbatch, Stage, Step};
 use shoal_protocol::message::{HeldClaim, PeerMessage, ToCoordinator};
 use shoal_protocol::units::{Bytes, Moment};
 
-use super::job::{Answer, Claim, Input, Job, Progress, Report};
+use super::job::{Claim, Job, Report};
 use crate::action::{DeviceIndex, Payload, PeerAction};
 use crate::peer::Out;
 
@@ -20,6 +20,20 @@ pub(in crate::peer) struct Jobs {
     in_flight: Bytes,
     /// Bytes of the gradients in the output log.
     logged: Bytes,
+}
+
+/// What is left of a removed job.
+#[derive(Debug)]
+pub(super) struct Removed {
+    /// The device that has its passes, if one has.
+    pub(super) device: Option<DeviceIndex>,
+    pub(super) holds_room: bool,
+    /// Passes that the engine has.
+    pub(super) running: u32,
+    /// Whether it began, and not all of its backward passes ended.
+    pub(super) has_graph: bool,
+    /// Tensors that the engine is using.
+    pub(super) in_use: Vec<Payload>,
 }
 
 impl Jobs {
@@ -54,12 +68,17 @@ impl Jobs {
 
     /// The device of a job whose forward pass has begun.
     pub(super) fn device_of(&self, key: ClaimKey) -> DeviceIndex {
-        self.by_key.get(&key).and_then(|job| job.device).expect("its forward pass has begun")
+        self.device_if_begun(key).expect("its forward pass has begun")
+    }
+
+    /// The device of a job, once a forward pass has begun.
+    pub(super) fn device_if_begun(&self, key: ClaimKey) -> Option<DeviceIndex> {
+        self.by_key.get(&key).and_then(|job| job.device)
     }
 
     /// Number of jobs whose forward pass went to this device, and whose backward pass has not ended.
     pub(super) fn graphs_on(&self, device: DeviceIndex) -> usize {
-        let open = |job: &&Job| job.device == Some(device) && job.backward != Progress::Done;
+        let open = |job: &&Job| job.device == Some(device) && !job.exchanges.are_over();
         self.by_key.values().filter(open).count()
     }
 
@@ -78,67 +97,48 @@ impl Jobs {
         self.by_key.iter()
     }
 
-    /// Takes the activation that a job expects. Returns whether a job expects it; otherwise releases it.
+    /// Takes an activation that a job expects. Returns whether a job expects it; otherwise releases it.
     pub(super) fn receive_input(
         &mut self,
         now: Moment,
-        key: ClaimKey,
+        (key, exchange): (ClaimKey, Exchange),
         payload: Payload,
         out: &mut Out,
     ) -> bool {
-        match self.by_key.get_mut(&key) {
-            Some(job) if job.input == Input::Expected => {
-                job.input = Input::Here(payload);
+        let job = self.by_key.get_mut(&key);
+        if let Some(job) = job
+            && job.exchanges.receive_input(exchange, payload).is_ok()
+        {
+            if job.exchanges.running() == 0 {
                 job.ready_at = now;
-                self.in_flight += payload.size;
-                true
             }
-            _ => {
-                out.push(PeerAction::Release(payload.id));
-                false
-            }
+            self.in_flight += payload.size;
+            return true;
         }
+        out.push(PeerAction::Release(payload.id));
+        false
     }
 
-    /// Takes the gradient that a job expects. Returns whether a job expects it; otherwise releases it.
+    /// Takes a gradient that a job expects. Returns whether a job expects it; otherwise releases it.
     pub(super) fn receive_gradient(
         &mut self,
         now: Moment,
-        key: ClaimKey,
-        held_out: bool,
+        (key, exchange): (ClaimKey, Exchange),
         payload: Payload,
         out: &mut Out,
     ) -> bool {
-        match self.by_key.get_mut(&key) {
-            Some(job) if job.answer == Answer::Expected && !held_out => {
-                job.answer = Answer::Here(payload);
-                if job.forward == Progress::Done {
-                    job.ready_at = now;
-                }
-                self.in_flight += payload.size;
-                true
+        let job = self.by_key.get_mut(&key);
+        if let Some(job) = job
+            && job.exchanges.receive_gradient(exchange, payload).is_ok()
+        {
+            if job.exchanges.can_run_backward() && job.exchanges.running() == 0 {
+                job.ready_at = now;
             }
-            _ => {
-                out.push(PeerAction::Release(payload.id));
-                false
-            }
+            self.in_flight += payload.size;
+            return true;
         }
-    }
-
-    /// Releases the activation that the forward pass used.
-    pub(super) fn release_input(&mut self, key: ClaimKey, out: &mut Out) {
-        let job = self.existing(key);
-        if let Input::Here(payload) = std::mem::replace(&mut job.input, Input::Used) {
-            self.release(payload, out);
-        }
-    }
-
-    /// Releases the gradient that the backward pass used.
-    pub(super) fn release_answer(&mut self, key: ClaimKey, out: &mut Out) {
-        let job = self.existing(key);
-        if let Answer::Here(payload) = std::mem::replace(&mut job.answer, Answer::Used) {
-            self.release(payload, out);
-        }
+        out.push(PeerAction::Release(payload.id));
+        false
     }
 
     /// Releases a received tensor.
@@ -147,32 +147,28 @@ impl Jobs {
         out.push(PeerAction::Release(payload.id));
     }
 
-    /// Puts a job's gradient into the output log.
+    /// Puts a job's next gradient into the output log.
     pub(super) fn log_gradient(&mut self, key: ClaimKey, gradient: Payload) {
-        self.existing(key).input_gradient = Some(gradient);
+        self.existing(key).input_gradients.push(gradient);
         self.logged += gradient.size;
     }
 
-    /// Removes a job and its gradient. Returns it with the tensors that the engine is using; all others
+    /// Removes a job and its gradients. Returns it with the tensors that the engine is using; all others
     /// are released.
-    pub(super) fn remove(&mut self, key: ClaimKey, out: &mut Out) -> (Job, Vec<Payload>) {
+    pub(super) fn remove(&mut self, key: ClaimKey, out: &mut Out) -> Removed {
         let job = self.by_key.remove(&key).expect("the caller knows that the job exists");
-        if let Some(gradient) = job.input_gradient {
+        for gradient in job.input_gradients {
             self.logged = self.logged - gradient.size;
             out.push(PeerAction::Release(gradient.id));
         }
-        let mut in_use = Vec::new();
-        let mut received = |payload: Payload, progress: Progress| match progress {
-            Progress::Running => in_use.push(payload),
-            Progress::Waiting | Progress::Done => self.release(payload, out),
-        };
-        if let Input::Here(payload) = job.input {
-            received(payload, job.forward);
+        let exchanges = &job.exchanges;
+        let (running, has_graph) =
+            (exchanges.running(), exchanges.have_begun() && !exchanges.are_over());
+        let (in_use, others) = job.exchanges.into_received();
+        for payload in others {
+            self.release(payload, out);
         }
-        if let Answer::Here(payload) = job.answer {
-            received(payload, job.backward);
-        }
-        (job, in_use)
+        Removed { device: job.device, holds_room: job.holds_room, running, has_graph, in_use }
     }
 
     /// The jobs of the steps up to this one.
@@ -251,10 +247,11 @@ impl Jobs {
         out: &mut Out,
     ) {
         for (key, job) in &mut self.by_key {
-            if job.input == Input::Expected && now.since(job.upstream.accepted_at) >= patience {
+            if job.exchanges.awaits_input() && now.since(job.upstream.accepted_at) >= patience {
                 job.upstream.accepted_at = now;
                 for to in job.upstream.senders.iter().copied() {
-                    let message = PeerMessage::Accepted { key: *key, service_time };
+                    let wanted = job.exchanges.wanted();
+                    let message = PeerMessage::Accepted { key: *key, wanted, service_time };
                     out.push(PeerAction::Send { to, message });
                 }
             }

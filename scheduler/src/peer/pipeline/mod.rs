@@ -7,6 +7,7 @@
 mod claims;
 mod compute_queue;
 mod downstream;
+mod exchanges;
 mod job;
 mod jobs;
 mod next_stage;
@@ -20,14 +21,14 @@ mod work_request;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use shoal_protocol::ids::{ClaimKey, Member, Stage, StageSpan, Step};
+use shoal_protocol::ids::{ClaimKey, Exchange, Member, Stage, StageSpan, Step};
 use shoal_protocol::message::{FixedLoss, PeerMessage};
 use shoal_protocol::units::Moment;
 
 use self::claims::ReleasedClaims;
 use self::compute_queue::{ComputeQueue, Dropped};
 use self::downstream::Downstream;
-use self::job::{Answer, Job, Pass, Progress};
+use self::job::{Job, Pass};
 use self::jobs::Jobs;
 use self::stage::PassTimes;
 pub(super) use self::stage::{Counted, QueuedOffer};
@@ -145,25 +146,35 @@ impl Pipeline {
         while let Some((pass, device)) = self.next_pass(ctx, out) {
             match pass {
                 Pass::Backward(key) => {
-                    let job = self.jobs.existing(key);
-                    assert!(job.can_run_backward(), "queued passes can run");
-                    let gradient = job.start_backward();
-                    out.push(PeerAction::Compute(Task::Backward { key, gradient, device }));
+                    assert!(self.jobs.existing(key).can_run_backward(), "queued passes can run");
+                    self.start_backward(key, device, out);
                 }
                 Pass::Forward(key) => {
                     let held_out = ctx.is_held_out(key);
                     let job = self.jobs.existing(key);
-                    let activation = job.start_forward(device);
-                    let task = Task::Forward { key, activation, held_out, device };
+                    job.device = Some(device);
+                    let (exchange, activation) = job.exchanges.start_forward();
+                    let activation = activation.map(|payload| payload.id);
+                    let turns = job.exchanges.turn_round() && job.grant().is_some() && !held_out;
+                    let task = Task::Forward { key, exchange, activation, held_out, device };
                     out.push(PeerAction::Compute(task));
-                    if job.answer == Answer::Own && job.grant().is_some() && !held_out {
-                        let gradient = job.start_backward();
+                    if turns {
                         self.queue.note_extra_pass(device);
-                        out.push(PeerAction::Compute(Task::Backward { key, gradient, device }));
+                        self.start_backward(key, device, out);
                     }
                 }
             }
+            let (Pass::Forward(key) | Pass::Backward(key)) = pass;
+            self.queue_passes(ctx, key);
         }
+    }
+
+    fn start_backward(&mut self, key: ClaimKey, device: DeviceIndex, out: &mut Out) {
+        let job = self.jobs.existing(key);
+        assert!(job.grant().is_some(), "no backward pass without its claim");
+        let (exchange, gradient) = job.exchanges.start_backward();
+        let gradient = gradient.map(|payload| payload.id);
+        out.push(PeerAction::Compute(Task::Backward { key, exchange, gradient, device }));
     }
 
     /// The next pass for a device. Where stages are swapped and a visit begins with it, the stage of the next
@@ -238,16 +249,17 @@ impl Pipeline {
         if self.queue.is_dropping(key) {
             return self.drop_result(key, output, out);
         }
-        assert_eq!(ctx.is_last(key), loss.is_some(), "a loss comes from the last stage");
         assert_eq!(ctx.is_last(key), output.is_none(), "all other stages have an activation");
         let job = self.jobs.existing(key);
-        job.pass_times.forward = took;
+        job.pass_times.forward = job.pass_times.forward.max(took);
         job.ready_at = ctx.now;
-        job.forward = Progress::Done;
-        job.loss = loss;
-        self.jobs.release_input(key, out);
+        job.loss = job.loss.or(loss);
+        let (_, input) = job.exchanges.end_forward();
+        if let Some(input) = input {
+            self.jobs.release(input, out);
+        }
         if let Some(output) = output {
-            self.downstream.set_output(ctx.now, key, output, out);
+            self.downstream.add_output(ctx.now, key, output, out);
         }
         self.advance(ctx, key, out);
     }
@@ -271,16 +283,46 @@ impl Pipeline {
         let job = self.jobs.existing(key);
         assert!(job.grant().is_some(), "nothing is added without its claim");
         assert_eq!(gradient.is_none(), key.stage == Stage(0), "the first stage has no upstream");
-        job.backward = Progress::Done;
-        job.pass_times.backward = took;
-        self.jobs.release_answer(key, out);
-        let device = self.jobs.device_of(key);
-        out.push(PeerAction::Compute(Task::Accumulate { key, device }));
+        job.pass_times.backward = job.pass_times.backward.max(took);
+        job.ready_at = ctx.now;
+        let (exchange, used) = job.exchanges.end_backward();
+        let is_over = job.exchanges.are_over();
+        if let Some(used) = used {
+            self.jobs.release(used, out);
+        }
+        if is_over {
+            assert!(
+                !ctx.is_last(key) || self.jobs.existing(key).loss.is_some(),
+                "it ends in a loss"
+            );
+            let device = self.jobs.device_of(key);
+            out.push(PeerAction::Compute(Task::Accumulate { key, device }));
+        }
         if let Some(gradient) = gradient {
             self.jobs.log_gradient(key, gradient);
-            self.answer_senders(ctx, key, out);
+            let job = self.jobs.existing(key);
+            for to in &job.upstream.senders {
+                job.answer_exchange(*to, key, exchange, out);
+            }
+            if is_over {
+                job.upstream.answered = true;
+                self.release_room(ctx, key, out);
+            }
         }
-        true
+        if !is_over {
+            self.go_on(ctx, key, out);
+        }
+        is_over
+    }
+
+    /// Goes on with the next exchange of a job, unless nobody is left to send it.
+    fn go_on(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
+        if self.jobs.existing(key).is_deserted() {
+            self.abandon(ctx, key, out);
+            self.admit(ctx, key.stage, out);
+        } else {
+            self.queue_passes(ctx, key);
+        }
     }
 
     /// Measures a pass. Returns the time since it could have begun.
@@ -300,8 +342,9 @@ impl Pipeline {
         let manifest = &ctx.config.manifest;
         let is_usual = manifest.passes_of(key.microbatch) == manifest.passes();
         if let Some(hosted) = self.stages.get_mut(key.stage).filter(|_| is_usual) {
-            // The other devices run as many passes meanwhile.
-            let each = busy / u32::from(ctx.config.candidate.devices.get());
+            // The other devices run as many passes meanwhile, and the microbatch has all its exchanges.
+            let exchanges = manifest.exchanges_of(key.microbatch);
+            let each = busy * exchanges / u32::from(ctx.config.candidate.devices.get());
             measure(&mut hosted.times, each);
             // The pass of released late work counts twice, since its length is no accident.
             if hosted.has_late(key) {
@@ -367,7 +410,10 @@ fn more_comes(
     let from_above = stage != ctx.config.manifest.last_stage() && !stages.contains(stage.next());
     let training = &ctx.config.manifest.training;
     let fewer = || jobs.at(step, stage).count() < training.microbatches as usize;
-    let awaits = |job: &Job| from_below && job.awaits_input() || from_above && job.awaits_answer();
+    let awaits = |job: &Job| {
+        let exchanges = &job.exchanges;
+        from_below && exchanges.awaits_input() || from_above && exchanges.awaits_answer()
+    };
     jobs.at(step, stage).any(awaits) || from_below && hosted.room(step) > 0 && fewer()
 }
 
@@ -377,16 +423,22 @@ impl Pipeline {
     pub(super) fn handle_gradient(
         &mut self,
         ctx: &Context<'_>,
-        key: ClaimKey,
+        from: Member,
+        (key, exchange): (ClaimKey, Exchange),
         payload: Payload,
         out: &mut Out,
     ) {
-        if self.jobs.receive_gradient(ctx.now, key, ctx.is_held_out(key), payload, out) {
-            self.downstream.end(ctx.now, key);
+        if ctx.is_held_out(key) {
+            return out.push(PeerAction::Release(payload.id));
+        }
+        if self.jobs.receive_gradient(ctx.now, (key, exchange), payload, out) {
             self.queue_passes(ctx, key);
+            let unanswered = self.jobs.existing(key).exchanges.unanswered();
+            self.downstream.note_answer(ctx.now, key, unanswered);
         } else {
             self.downstream.cancel_replay(key);
         }
+        self.downstream.note_progress(ctx.now, (from, key, exchange), out);
     }
 
     /// A held-out microbatch reached the last stage.
@@ -395,9 +447,8 @@ impl Pipeline {
             return;
         }
         let Some(job) = self.jobs.get_mut(key) else { return };
-        if job.answer == Answer::Expected {
-            job.answer = Answer::Evaluated;
-            self.downstream.end(ctx.now, key);
+        if job.exchanges.evaluate() {
+            self.downstream.note_answer(ctx.now, key, Exchange(1));
             self.advance(ctx, key, out);
         } else {
             self.downstream.cancel_replay(key);
@@ -437,22 +488,20 @@ impl Pipeline {
     fn drop_job(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
         self.queue.remove(key);
         self.downstream.remove(key, out);
-        let (job, in_use) = self.jobs.remove(key, out);
+        let removed = self.jobs.remove(key, out);
         let hosted = self.stages.existing(key.stage);
-        let running = job.is_running();
-        if job.holds_room && !running {
+        let running = removed.running;
+        if removed.holds_room && running == 0 {
             hosted.vacate(key.step);
         }
         if key.step >= ctx.version() {
             hosted.note_refused(key);
         }
-        let has_graph = job.forward == Progress::Done
-            && job.backward != Progress::Done
-            && !ctx.is_held_out(key);
-        if running || has_graph {
-            let holds_room = job.holds_room && running;
-            let device = job.device.expect("its forward pass has begun");
-            self.queue.drop_later(key, Dropped { in_use, holds_room, device });
+        if running > 0 || removed.has_graph && !ctx.is_held_out(key) {
+            let holds_room = removed.holds_room && running > 0;
+            let device = removed.device.expect("its forward pass has begun");
+            let dropped = Dropped { in_use: removed.in_use, running, holds_room, device };
+            self.queue.drop_later(key, dropped);
             out.push(PeerAction::Compute(Task::Discard { key, device }));
         }
     }
@@ -517,6 +566,6 @@ impl Pipeline {
 
     /// Whether the engine began any work that is here.
     pub(super) fn has_begun_work(&self) -> bool {
-        self.jobs.iter().any(|(_, job)| job.forward != Progress::Waiting)
+        self.jobs.iter().any(|(_, job)| job.exchanges.have_begun())
     }
 }

@@ -267,8 +267,15 @@ fn largest_window(config: &PeerConfig, hosted: usize) -> usize {
     // One more step's work is accepted before the first of them ends, and that step's work is accepted
     // again after the loss of a member.
     let steps = manifest.steps_at_once() + 1;
-    let share = limits.in_flight.0 / hosted as u64 / steps / round_trip.0;
-    (limits.largest_window(hosted) as u64).min(share).max(1) as usize
+    let exchanges = u64::from(manifest.exchanges_at_once());
+    let share = limits.in_flight.0 / hosted as u64 / steps / (round_trip.0 * exchanges);
+    let most = if manifest.has_worker_pipelines() {
+        // Each worker has weights and an optimizer of its own, and fills the pipeline with the passes of an update.
+        usize::from(config.candidate.devices.get()).min(limits.largest_window(hosted))
+    } else {
+        limits.largest_window(hosted)
+    };
+    (most as u64).min(share).max(1) as usize
 }
 
 /// The measured times of the passes of one microbatch.

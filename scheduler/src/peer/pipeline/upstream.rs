@@ -1,12 +1,13 @@
 //! Upstream: offers of other members, and claims and work of the coordinator.
 
-use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, Exchange, Grant, Member, Microbatch, Stage, Step};
 use shoal_protocol::message::{PassTimes, PeerMessage, ToCoordinator};
 use shoal_protocol::units::Moment;
 
 use super::Pipeline;
-use super::downstream::{Delivery, UNANSWERED};
-use super::job::{Claim, Input, Job, Progress, Report};
+use super::downstream::{self, Delivery, UNANSWERED};
+use super::exchanges::Exchanges;
+use super::job::{Claim, Job, Report};
 use super::stage::QueuedOffer;
 use crate::action::{Payload, PeerAction};
 use crate::peer::context::Context;
@@ -110,13 +111,14 @@ impl Pipeline {
                 return self.refuse(ctx, from, key, out);
             }
         }
-        if job.upstream.answered {
+        let exchanges = &job.exchanges;
+        if job.upstream.answered && !exchanges.are_many() {
             job.answer(from, key, out);
-        } else if job.input == Input::Expected {
-            out.push(PeerAction::Send {
-                to: from,
-                message: PeerMessage::Accepted { key, service_time },
-            });
+        } else if exchanges.awaits_input() || exchanges.are_many() {
+            // A sender that begins anew gets the answers of earlier exchanges one by one.
+            let wanted = exchanges.wanted();
+            let message = PeerMessage::Accepted { key, wanted, service_time };
+            out.push(PeerAction::Send { to: from, message });
         }
     }
 
@@ -173,9 +175,10 @@ impl Pipeline {
         let contested = offer.retry || self.stages.existing(key.stage).was_refused(key);
         let claim = Claim::Requested { at: ctx.now };
         let (service_time, to) = (self.stages.service_time(), offer.from);
-        out.push(PeerAction::Send { to, message: PeerMessage::Accepted { key, service_time } });
+        let message = PeerMessage::Accepted { key, wanted: Exchange(0), service_time };
+        out.push(PeerAction::Send { to, message });
         out.push(PeerAction::ToCoordinator(ToCoordinator::Claim { key }));
-        let mut job = Job::new(key, Some(to), claim, ctx.is_last(key));
+        let mut job = Job::new(key, Some(to), claim, exchanges_of(ctx, key));
         job.upstream.accepted_at = ctx.now;
         self.insert(ctx, key, job, contested, out);
     }
@@ -193,23 +196,29 @@ impl Pipeline {
         let delivery = if ctx.is_last(key) {
             Delivery::none()
         } else {
-            Delivery::new(contested, job.grant().is_some())
+            let exchanges = downstream::Exchanges::new(numbers(ctx, key));
+            Delivery::new(contested, job.grant().is_some(), exchanges)
         };
         self.jobs.insert(key, job);
         self.downstream.insert(ctx, key, delivery, out);
         self.advance(ctx, key, out);
     }
 
-    /// An activation arrived.
+    /// An activation arrived. One that was here before means that its sender lacks the answer.
     pub(in crate::peer) fn handle_activation(
         &mut self,
         ctx: &Context<'_>,
-        key: ClaimKey,
+        from: Member,
+        (key, exchange): (ClaimKey, Exchange),
         payload: Payload,
         out: &mut Out,
     ) {
-        if self.jobs.receive_input(ctx.now, key, payload, out) {
+        if self.jobs.receive_input(ctx.now, (key, exchange), payload, out) {
             self.queue_passes(ctx, key);
+        } else if let Some(job) = self.jobs.get(key).filter(|job| job.exchanges.are_many())
+            && job.upstream.senders.contains(&from)
+        {
+            job.answer_exchange(from, key, exchange, out);
         }
     }
 
@@ -268,7 +277,8 @@ impl Pipeline {
             if is_void || !has_room {
                 self.released.refuse(key, *grant, out);
             } else if !is_here {
-                let job = Job::new(key, None, Claim::Granted(*grant), ctx.is_last(key));
+                let claim = Claim::Granted(*grant);
+                let job = Job::new(key, None, claim, exchanges_of(ctx, key));
                 self.insert(ctx, key, Job { ready_at: ctx.now, ..job }, false, out);
             }
         }
@@ -360,7 +370,7 @@ impl Pipeline {
         let is_open = job.grant().is_some() && job.report == Report::NotDone;
         let is_stolen = patience == PassTimes::default();
         let is_released = if is_stolen {
-            job.forward == Progress::Waiting
+            !job.exchanges.have_begun()
         } else {
             let runnable = key.step <= ctx.newest_runnable();
             job.is_late(ctx.now, self.available_at(ctx, key.step, job), runnable, patience)
@@ -396,4 +406,15 @@ impl Pipeline {
             }
         }
     }
+}
+
+/// The number of exchanges of a microbatch, and of those that may be under way together.
+fn numbers(ctx: &Context<'_>, key: ClaimKey) -> (u32, u32) {
+    let manifest = &ctx.config.manifest;
+    (manifest.exchanges_of(key.microbatch), manifest.exchanges_at_once())
+}
+
+/// The exchanges of a microbatch that begins at a stage.
+fn exchanges_of(ctx: &Context<'_>, key: ClaimKey) -> Exchanges {
+    Exchanges::new(numbers(ctx, key), key.stage == Stage(0), ctx.is_last(key))
 }

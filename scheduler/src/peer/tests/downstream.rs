@@ -16,8 +16,13 @@ fn the_first_stage_requests_a_window_of_work_and_offers_it_at_once() {
     assert_eq!(to, BTreeSet::from([member(1), member(2)]), "each replica gets one offer");
     let forward = |microbatch| {
         let device = DeviceIndex::default();
-        let task =
-            Task::Forward { key: key(0, microbatch), activation: None, held_out: false, device };
+        let task = Task::Forward {
+            key: key(0, microbatch),
+            exchange: FIRST,
+            activation: None,
+            held_out: false,
+            device,
+        };
         PeerAction::Compute(task)
     };
     assert_eq!(actions[2..], [forward(0), forward(1), work_request(3, 5, 2)]);
@@ -30,7 +35,7 @@ fn an_activation_is_sent_once_when_it_is_both_accepted_and_computed() {
         let (mut probe, _) = Probe::at(0, |_| {});
         let (to, _) = offered(&probe.hand_out(0..1))[0];
         let from = to.peer.0[0];
-        let accept = PeerMessage::Accepted { key: key(1, 0), service_time: 0 };
+        let accept = PeerMessage::Accepted { key: key(1, 0), wanted: FIRST, service_time: 0 };
         let result = TaskResult::Forwarded { key: key(0, 0), output: Some(payload(9)), loss: None };
         let last = if accepted_first {
             assert_eq!(probe.receive_from(from, accept.clone()), []);
@@ -39,7 +44,7 @@ fn an_activation_is_sent_once_when_it_is_both_accepted_and_computed() {
             probe.done(result);
             probe.receive_from(from, accept.clone())
         };
-        let tag = TensorTag::Activation { key: key(1, 0) };
+        let tag = TensorTag::Activation { key: key(1, 0), exchange: FIRST };
         assert_eq!(last, [PeerAction::SendTensor { to, tag, payload: PayloadId(9) }]);
         assert_eq!(probe.receive_from(from, accept), [], "a repeated acceptance sends nothing");
         assert_eq!(probe.peer.load().logged, Bytes(32));
@@ -111,5 +116,8 @@ fn an_acceptance_of_dropped_work_is_answered_with_a_withdrawal() {
     let (mut probe, _) = Probe::at(1, |_| {});
     let key = key(1, 4);
     let withdrawn = send(2, PeerMessage::Withdrawn { key });
-    assert_eq!(probe.receive_from(2, PeerMessage::Accepted { key, service_time: 0 }), [withdrawn]);
+    assert_eq!(
+        probe.receive_from(2, PeerMessage::Accepted { key, wanted: FIRST, service_time: 0 }),
+        [withdrawn]
+    );
 }

@@ -78,9 +78,9 @@ fn a_migration_begins_only_from_a_snapshot_for_a_membership_that_has_it() {
 #[test]
 fn an_unexpected_tensor_is_released() {
     let (mut probe, _) = Probe::at(1, |_| {});
-    let activation = TensorTag::Activation { key: key(1, 0) };
+    let activation = TensorTag::Activation { key: key(1, 0), exchange: FIRST };
     assert_eq!(probe.tensor(1, activation, 4), [PeerAction::Release(PayloadId(4))]);
-    let gradient = TensorTag::ActivationGradient { key: key(1, 0) };
+    let gradient = TensorTag::ActivationGradient { key: key(1, 0), exchange: FIRST };
     assert_eq!(probe.tensor(1, gradient, 5), [PeerAction::Release(PayloadId(5))]);
 }
 
@@ -89,8 +89,8 @@ fn an_expelled_peer_ends_and_keeps_nothing() {
     let (mut probe, _) = Probe::at(1, |_| {});
     probe.offer(1, 0);
     probe.offer(1, 1);
-    probe.tensor(1, TensorTag::Activation { key: key(1, 0) }, 1);
-    probe.tensor(1, TensorTag::Activation { key: key(1, 1) }, 2);
+    probe.tensor(1, TensorTag::Activation { key: key(1, 0), exchange: FIRST }, 1);
+    probe.tensor(1, TensorTag::Activation { key: key(1, 1), exchange: FIRST }, 2);
     // A peer goes on without its coordinator, since another one follows.
     assert_eq!(probe.input(PeerInput::Disconnected { member: member(COORDINATOR) }), []);
     let ended = probe

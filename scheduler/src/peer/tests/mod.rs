@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shoal_protocol::ids::{
-    Attempt, ClaimKey, ContentHash, Era, Grant, Incarnation, Member, Microbatch, PeerId, Stage,
-    StageSpan, Step, Term,
+    Attempt, ClaimKey, ContentHash, Era, Exchange, Grant, Incarnation, Member, Microbatch, PeerId,
+    Stage, StageSpan, Step, Term,
 };
 use shoal_protocol::message::{
     Candidate, CommitRecord, Duties, FixedLoss, FromCoordinator, MemberRecord, Move, MoveReason,
@@ -29,6 +29,8 @@ use crate::sim::Scenario;
 
 const COORDINATOR: u8 = 100;
 const ME: u8 = 0;
+
+const FIRST: Exchange = Exchange(0);
 
 fn grant_number(number: u64) -> Grant {
     Grant { term: Term(1), number }
@@ -165,7 +167,7 @@ impl Probe {
     /// of the backward pass.
     fn complete(&mut self, microbatch: u32) -> Vec<PeerAction> {
         let key = key(1, microbatch);
-        self.tensor(1, TensorTag::Activation { key }, u64::from(microbatch));
+        self.tensor(1, TensorTag::Activation { key, exchange: FIRST }, u64::from(microbatch));
         let next_holder = None;
         self.receive_from_coordinator(FromCoordinator::Granted {
             key,
@@ -203,7 +205,7 @@ fn send(to: u8, message: PeerMessage) -> PeerAction {
 }
 
 fn accepted(to: u8, microbatch: u32) -> PeerAction {
-    send(to, PeerMessage::Accepted { key: key(1, microbatch), service_time: 0 })
+    send(to, PeerMessage::Accepted { key: key(1, microbatch), wanted: FIRST, service_time: 0 })
 }
 
 fn claim(microbatch: u32) -> PeerAction {

@@ -28,12 +28,12 @@ fn the_gradient_releases_room_and_refused_senders_are_notified() {
         probe.offer(from, microbatch);
     }
     let actions = probe.complete(0);
-    let tag = TensorTag::ActivationGradient { key: key(0, 0) };
+    let tag = TensorTag::ActivationGradient { key: key(0, 0), exchange: FIRST };
     let service_time = 2_000_000;
     let expected = [
         PeerAction::Compute(Task::Accumulate { key: key(1, 0), device: DeviceIndex::default() }),
         PeerAction::SendTensor { to: member(1), tag, payload: PayloadId(100) },
-        send(2, PeerMessage::Accepted { key: key(1, 1), service_time }),
+        send(2, PeerMessage::Accepted { key: key(1, 1), wanted: FIRST, service_time }),
         claim(1),
         send(1, PeerMessage::Free { stage: Stage(1) }),
     ];
@@ -45,12 +45,16 @@ fn nothing_is_counted_without_its_claim_and_a_report_repeats_until_it_is_acknowl
     let (mut probe, _) = Probe::at(1, |_| {});
     probe.offer(1, 0);
     let key = key(1, 0);
-    probe.tensor(1, TensorTag::Activation { key }, 1);
+    probe.tensor(1, TensorTag::Activation { key, exchange: FIRST }, 1);
     let forwarded = TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss::new(7, 1)) };
     assert_eq!(probe.done(forwarded), [PeerAction::Release(PayloadId(1))]);
     let granted = FromCoordinator::Granted { key, grant: grant(0), next_holder: None };
-    let backward =
-        PeerAction::Compute(Task::Backward { key, gradient: None, device: DeviceIndex::default() });
+    let backward = PeerAction::Compute(Task::Backward {
+        key,
+        exchange: FIRST,
+        gradient: None,
+        device: DeviceIndex::default(),
+    });
     assert_eq!(probe.receive_from_coordinator(granted.clone()), [backward]);
     assert_eq!(probe.receive_from_coordinator(granted), []);
     probe.done(TaskResult::Returned { key, gradient: Some(payload(2)) });
@@ -87,7 +91,8 @@ fn backward_passes_go_first_and_few_passes_wait_in_the_engine() {
                 next_holder,
             });
         }
-        let given = probe.tensor(1, TensorTag::Activation { key }, u64::from(microbatch));
+        let given =
+            probe.tensor(1, TensorTag::Activation { key, exchange: FIRST }, u64::from(microbatch));
         let expected: &[(bool, u32)] = match microbatch {
             0 => &[(true, 0)],
             1 => &[(true, 1), (false, 1)],
@@ -131,7 +136,7 @@ fn a_reclaim_releases_late_work_only() {
     let begin = probe.now;
     probe.now = begin + second;
     assert_eq!(probe.receive_from_coordinator(reclaim.clone())[0], working, "its input is missing");
-    probe.tensor(1, TensorTag::Activation { key }, 1);
+    probe.tensor(1, TensorTag::Activation { key, exchange: FIRST }, 1);
     probe.now = begin + second + second / 2;
     assert_eq!(
         probe.receive_from_coordinator(reclaim.clone()),
@@ -163,7 +168,7 @@ fn work_whose_claim_another_member_holds_is_dropped_and_its_sender_redirected() 
     let (mut probe, _) = Probe::at(1, |_| {});
     probe.offer(1, 0);
     let key = key(1, 0);
-    probe.tensor(1, TensorTag::Activation { key }, 1);
+    probe.tensor(1, TensorTag::Activation { key, exchange: FIRST }, 1);
     let holder = member(9);
     let held = probe.receive_from_coordinator(FromCoordinator::Held { key, holder });
     let redirect = send(1, PeerMessage::HeldBy { key, holder });
@@ -186,7 +191,7 @@ fn a_forward_pass_may_wait_for_the_longer_backward_pass_of_another_microbatch() 
     probe.offer(1, 0);
     let (key, grant) = (key(1, 0), grant_number(9));
     probe.receive_from_coordinator(FromCoordinator::Granted { key, grant, next_holder: None });
-    probe.tensor(1, TensorTag::Activation { key }, 1);
+    probe.tensor(1, TensorTag::Activation { key, exchange: FIRST }, 1);
     let second = Duration::from_secs(1);
     let patience = PassTimes { forward: second, backward: second * 3 };
     let reclaim = FromCoordinator::Reclaim { key, grant, patience };
@@ -220,7 +225,7 @@ fn each_device_has_two_passes_and_the_graphs_of_its_own_forward_passes() {
         probe.offer(1, microbatch);
         passes(&probe.tensor(
             1,
-            TensorTag::Activation { key: key(1, microbatch) },
+            TensorTag::Activation { key: key(1, microbatch), exchange: FIRST },
             microbatch.into(),
         ))
     };
