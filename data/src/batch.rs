@@ -1,5 +1,6 @@
 //! The microbatches of a run on prepared data.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use shoal_protocol::ids::{Microbatch, Step};
@@ -52,13 +53,22 @@ impl Batches {
     /// data holds nothing out.
     #[must_use]
     pub fn rows(&self, step: Step, microbatch: Microbatch) -> Vec<(&ShardEntry, u64)> {
+        let trains = u64::from(microbatch.0) < self.microbatches;
+        self.rows_of(step, microbatch, 0..if trains { self.rows } else { self.held_out_rows })
+    }
+
+    /// Some of the rows of a microbatch.
+    #[must_use]
+    pub fn rows_of(
+        &self,
+        step: Step,
+        microbatch: Microbatch,
+        rows: Range<u64>,
+    ) -> Vec<(&ShardEntry, u64)> {
         let number = u64::from(microbatch.0);
-        let (shards, first, rows) = match number.checked_sub(self.microbatches) {
-            Some(held_out) => {
-                let rows = self.held_out_rows;
-                (&self.index.held_out, held_out * rows, rows)
-            }
-            None => (&self.index.train, self.numbers.first_of(step, number), self.rows),
+        let (shards, first) = match number.checked_sub(self.microbatches) {
+            Some(held_out) => (&self.index.held_out, held_out * self.held_out_rows),
+            None => (&self.index.train, self.numbers.first_of(step, number)),
         };
         let place = |sample| -> Option<RowPlace> {
             match number < self.microbatches {
@@ -66,7 +76,7 @@ impl Batches {
                 false => self.order.held_out(sample),
             }
         };
-        let places = (first..first + rows).filter_map(place);
+        let places = rows.map(|row| first + row).filter_map(place);
         places.map(|RowPlace { shard, row }| (&shards[shard], row)).collect()
     }
 

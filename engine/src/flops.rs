@@ -47,10 +47,10 @@ pub fn pass_flops(manifest: &Manifest, stage: Stage) -> PassFlops {
     let forward = tokens * (trained + frozen + attention);
     let backward = tokens * (2.0 * (trained + attention) + frozen);
     match &manifest.inner {
-        None => PassFlops { forward, backward },
-        Some(inner) => {
+        Some(inner) if !manifest.has_worker_pipelines() => {
             PassFlops { forward: f64::from(inner.passes()) * (forward + backward), backward: 0.0 }
         }
+        _ => PassFlops { forward, backward },
     }
 }
 

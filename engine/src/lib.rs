@@ -67,6 +67,7 @@ mod optimizer;
 mod origin;
 mod own_slices;
 mod parameters;
+mod pipelined_worker;
 mod product;
 mod rotary;
 mod safetensors_file;
@@ -114,6 +115,7 @@ pub use origin::Origin;
 pub use parameters::{
     Parameter, frozen_count, group_elements, parameter_count, parameters, summed_elements,
 };
+pub use pipelined_worker::WorkerForward;
 pub use samples::{Batch, Samples};
 pub use sampling::Sampling;
 pub use shim::torch_version;

@@ -32,7 +32,8 @@ const PER_PARAMETER: u64 = 20;
 /// each token, in f32.
 ///
 /// A virtual worker has one microbatch in flight, and beside the run's weights those of its own: for each 16 bytes
-/// (with its accumulator and gradient), 2 for its bf16 copy, and what its optimizer keeps. Where workers carry that,
+/// (with its accumulator and gradient), 2 for its bf16 copy, and what its optimizer keeps. One that several stages train
+/// has the microbatches of an update in flight, and 4 bytes more for each weight. Where workers carry that,
 /// further 16 for each of these numbers.
 #[must_use]
 pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
@@ -44,7 +45,7 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
     let input = manifest.boundary_bytes(manifest.codec.activations).0;
     let in_flight = match &manifest.inner {
         None => u64::from(in_flight) * manifest.steps_at_once(),
-        Some(_) => u64::from(in_flight.min(1)),
+        Some(_) => u64::from(in_flight.min(manifest.exchanges_at_once())),
     };
     let stage_bytes = |stage| {
         let weights = parameter_count(manifest, stage) as u64
@@ -218,7 +219,15 @@ fn optimizer_bytes(manifest: &Manifest, stage: Stage) -> u64 {
 fn inner_bytes(manifest: &Manifest, stage: Stage) -> u64 {
     let Some(of_worker) = manifest.of_worker() else { return 0 };
     let weights = parameter_count(manifest, stage) as u64;
-    weights * (4 + 8 + 4 + narrow_bytes(manifest)) + optimizer_bytes(&of_worker, stage)
+    // A worker that several stages train has its mean gradient for a while.
+    let mean = if manifest.has_worker_pipelines() { 4 } else { 0 };
+    let each = weights * (4 + 8 + 4 + mean + narrow_bytes(manifest));
+    (each + optimizer_bytes(&of_worker, stage)) * workers_at_once(manifest)
+}
+
+/// Virtual workers that a stage may be training at the same time on one device: of each step, if several stages do.
+fn workers_at_once(manifest: &Manifest) -> u64 {
+    if manifest.has_worker_pipelines() { manifest.steps_at_once() } else { 1 }
 }
 
 /// Bytes of a weight's copy in the dtype of passes.

@@ -22,6 +22,12 @@ pub(crate) struct Labels {
     pub(crate) tokens: Option<Vec<i64>>,
 }
 
+/// The number of labels that count towards the loss.
+pub(crate) fn count_targets(manifest: &Manifest, bytes: &[u8]) -> Result<u64> {
+    let words = words(manifest, bytes, "labels")?;
+    Ok(words.filter(|word| Label::from_word(*word).target.is_some()).count() as u64)
+}
+
 impl Labels {
     /// Labels from their words (`shoal_protocol::label`) and, where ids follow them, the ids: little-endian.
     pub(crate) fn decode(manifest: &Manifest, bytes: &[u8], device: tch::Device) -> Result<Self> {

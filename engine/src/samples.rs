@@ -9,6 +9,8 @@
 //! Held-out microbatches (numbers from M on) read the held-out windows in order, the same in every
 //! evaluation.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use shoal_protocol::ids::{Microbatch, Step};
 use shoal_protocol::manifest::{Manifest, SampleNumbers};
@@ -104,10 +106,19 @@ impl Samples {
     pub fn batch(&self, step: Step, microbatch: Microbatch) -> Batch {
         let trains = u64::from(microbatch.0) < self.microbatches;
         let rows = if trains { self.rows } else { self.held_out_rows };
-        let size = (4 * rows * self.context) as usize;
+        self.batch_of(step, microbatch, 0..rows)
+    }
+
+    /// Some rows of [`Samples::batch`].
+    ///
+    /// # Panics
+    /// Like [`Samples::start`].
+    #[must_use]
+    pub fn batch_of(&self, step: Step, microbatch: Microbatch, rows: Range<u64>) -> Batch {
+        let size = (4 * (rows.end - rows.start) * self.context) as usize;
         let mut inputs = Vec::with_capacity(size);
         let mut labels = Vec::with_capacity(size);
-        for row in 0..rows {
+        for row in rows {
             let start = self.start(step, microbatch, row);
             inputs.extend(self.file.read(start, self.context).flat_map(u32::to_le_bytes));
             labels.extend(self.file.read(start + 1, self.context).flat_map(u32::to_le_bytes));

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use bytes::Bytes;
-use shoal_protocol::ids::{ClaimKey, ContentHash, Stage, StageSpan, Step, WeightGroup};
+use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::units;
 
@@ -19,6 +19,7 @@ use crate::exchange::Seat;
 use crate::fixed_point::add_words;
 use crate::optimizer::Update;
 use crate::origin::Origin;
+use crate::pipelined_worker::WorkerForward;
 use crate::share::Share;
 use crate::stage::{ForwardOutput, StageModel};
 use crate::swap::{Images, Part, Swap, SwapStats, Tiers, Use};
@@ -197,6 +198,40 @@ impl Engine {
         self.need_pass(key.stage)?;
         let gradient = self.stage_mut(key.stage)?.backward(key, gradient);
         gradient.inspect_err(|_| self.end_together())
+    }
+
+    /// Runs one stage forward in an exchange of a virtual worker that several stages train: `words` are its input and
+    /// labels as in [`Engine::forward`], and none in the last exchange. `note` came with the activation; the first
+    /// stage needs none. The exchanges of a worker come in order, and those of one update may be under way together.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`]; if an earlier exchange is missing, or the update before has numbers out of range.
+    pub fn forward_worker(
+        &mut self,
+        key: ClaimKey,
+        exchange: Exchange,
+        words: Option<[&Bytes; 2]>,
+        note: f64,
+    ) -> Result<WorkerForward> {
+        self.need_pass(key.stage)?;
+        self.stage_mut(key.stage)?.forward_worker((key, exchange), words, note)
+    }
+
+    /// Runs the backward pass of an exchange after its forward pass: `gradient` is as in [`Engine::backward`], and `note`
+    /// came with it. Returns the gradient of the stage's input and the note for the stage before. How far
+    /// the worker came stays pending after the last exchange, until [`Engine::accumulate`] or [`Engine::discard`].
+    ///
+    /// # Errors
+    /// As [`Engine::backward`]; [`EngineError::BadGradient`] if fixed point cannot represent its gradient.
+    pub fn backward_worker(
+        &mut self,
+        key: ClaimKey,
+        exchange: Exchange,
+        gradient: Option<&Bytes>,
+        note: f64,
+    ) -> Result<(Option<Bytes>, f64)> {
+        self.need_pass(key.stage)?;
+        self.stage_mut(key.stage)?.backward_worker((key, exchange), gradient, note)
     }
 
     /// A pass has failed here: other devices that compute it do not wait for this one.

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use shoal_protocol::codec::{Codec, Rounding};
-use shoal_protocol::ids::{ClaimKey, Stage, Step, WeightGroup};
+use shoal_protocol::ids::{ClaimKey, Exchange, Stage, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
 
@@ -29,6 +29,7 @@ use crate::own_slices::OwnSlices;
 use crate::parameters::{
     Parameter, parameters, range_in_stage, range_of, range_within, summed_elements,
 };
+use crate::pipelined_worker::WorkerForward;
 use crate::share::Share;
 use crate::shim;
 use crate::sliced_loss::SlicedHead;
@@ -283,6 +284,37 @@ impl StageModel {
         Ok(loss)
     }
 
+    /// Runs an exchange forward; see [`crate::Engine::forward_worker`].
+    pub(crate) fn forward_worker(
+        &mut self,
+        work: (ClaimKey, Exchange),
+        words: Option<[&Bytes; 2]>,
+        note: f64,
+    ) -> Result<WorkerForward> {
+        let mut inner = self.inner.take().expect("the run has workers");
+        let output = self.weights_of(work.0).and_then(|held| {
+            inner.forward_exchange(work, (held, self.frozen.as_ref()), words, note)
+        });
+        self.inner = Some(inner);
+        output
+    }
+
+    /// Runs an exchange backward; see [`crate::Engine::backward_worker`].
+    pub(crate) fn backward_worker(
+        &mut self,
+        work: (ClaimKey, Exchange),
+        gradient: Option<&Bytes>,
+        note: f64,
+    ) -> Result<(Option<Bytes>, f64)> {
+        let mut inner = self.inner.take().expect("the run has workers");
+        let weights = self.weights_of(work.0);
+        let output = weights.and_then(|held| inner.backward_exchange(work, held, gradient, note));
+        self.inner = Some(inner);
+        let (gradient, note, pieces) = output?;
+        self.pending.extend(pieces.map(|pieces| (work.0, pieces)));
+        Ok((gradient, note))
+    }
+
     /// The pass itself.
     fn run(
         &self,
@@ -492,6 +524,7 @@ impl StageModel {
     pub(crate) fn discard(&mut self, key: ClaimKey) {
         self.forwards.remove(&key);
         self.pending.remove(&key);
+        self.inner.iter_mut().for_each(|inner| inner.discard(key));
     }
 
     /// Passes a step's accumulated sums of a range of a weight group of this stage to a function.
@@ -543,7 +576,7 @@ impl StageModel {
             &self.manifest,
             update,
         )?;
-        // A run of workers has one stage and one weight group.
+        // A stage of a run of workers has one weight group.
         self.take_carried(&gradients[0].1)?;
         if let Some((subspace, _)) = &self.subspace {
             subspace.constrain_tensor(own, &mut weights, self.threads)?;
@@ -571,6 +604,7 @@ impl StageModel {
         // Remaining microbatches of the step can no longer count.
         self.forwards.retain(|key, _| key.step > step);
         self.pending.retain(|key, _| key.step > step);
+        self.inner.iter_mut().for_each(|inner| inner.discard_through(step));
         Ok(())
     }
 
@@ -583,6 +617,7 @@ impl StageModel {
     pub(crate) fn drop_in_flight(&mut self) {
         self.forwards.clear();
         self.pending.clear();
+        self.inner.iter_mut().for_each(|inner| inner.discard_through(Step(u64::MAX)));
     }
 
     /// Decodes an activation or gradient at a stage boundary.

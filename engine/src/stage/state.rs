@@ -152,8 +152,11 @@ impl StageModel {
         let tensors = self.versions().flat_map(Weights::tensors);
         let weights: u64 = tensors.filter(|one| seen.insert(one.data_ptr())).map(bytes).sum();
         let slots: u64 = self.optimizer.slots.iter().map(|slot| bytes(&slot.flat)).sum();
-        let inner = self.inner.as_ref().map_or([0; 2], |inner| inner.model.state_bytes(seen));
-        [weights + inner[0], slots + inner[1]]
+        let workers = self.inner.iter().flat_map(|inner| inner.models());
+        workers.fold([weights, slots], |[weights, slots], model| {
+            let own = model.state_bytes(seen);
+            [weights + own[0], slots + own[1]]
+        })
     }
 }
 

@@ -37,11 +37,11 @@ pub struct DemoArgs {
     /// Number of processes.
     #[arg(long, value_name = "N", default_value = "4")]
     pub peers: NonZeroUsize,
-    /// Number of pipeline stages.
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    pub stages: u16,
-    /// Train virtual workers that meet now and then; each needs a peer with the whole model.
-    #[arg(long, value_name = "N", conflicts_with_all = ["stages", "staleness"])]
+    /// Number of pipeline stages; default: 2, or 1 with --workers.
+    #[arg(long, value_name = "N")]
+    pub stages: Option<u16>,
+    /// Train virtual workers that meet now and then: each at one peer, or with --stages at several.
+    #[arg(long, value_name = "N", conflicts_with = "staleness")]
     pub workers: Option<u32>,
     /// Steps of a virtual worker from one meeting to the next.
     #[arg(long, value_name = "STEPS", default_value_t = 10, requires = "workers")]

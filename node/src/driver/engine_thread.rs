@@ -16,7 +16,7 @@ use bytes::Bytes;
 use shoal_engine::{AllReduce, EngineError, Island, Origin, SwapStats, Update};
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
-use shoal_protocol::ids::{ClaimKey, Stage, Step, WeightGroup};
+use shoal_protocol::ids::{ClaimKey, Exchange, Stage, Step, WeightGroup};
 use shoal_protocol::message::RoundId;
 use shoal_scheduler::action::{DeviceIndex, Task, TaskResult};
 use tokio::sync::mpsc;
@@ -70,11 +70,18 @@ impl EngineResources {
     ///
     /// # Errors
     /// When the data cannot be had.
-    fn read_samples(&mut self, key: ClaimKey) -> anyhow::Result<Tensors> {
+    fn read_samples(&mut self, key: ClaimKey, exchange: Exchange) -> anyhow::Result<Tensors> {
         let samples = self.samples.as_mut().expect("the first stage has the data");
-        let batch = samples.batch(key.step, key.microbatch)?;
         let manifest = &self.parts.manifest;
-        let passes = u32::try_from(manifest.passes_of(key.microbatch)).expect("within a cap");
+        let passes = manifest.passes_of_exchange(key.microbatch, exchange);
+        if passes.is_empty() {
+            // The last exchange of a virtual worker of several stages.
+            return Ok([].into());
+        }
+        let size = u64::from(manifest.training.microbatch_size);
+        let rows = u64::from(passes.start) * size..u64::from(passes.end) * size;
+        let batch = samples.batch(key.step, key.microbatch, rows)?;
+        let passes = passes.end - passes.start;
         let shape = [passes * manifest.training.microbatch_size, manifest.model.context];
         let [rows, tokens] = manifest.label_shape();
         let labels = manifest.with_tokens(&batch.inputs, batch.labels);
@@ -215,8 +222,9 @@ impl EngineWorker {
     fn carry_out(&mut self, Job { task, inputs }: Job) -> anyhow::Result<Option<TaskResult>> {
         let inputs: io::Result<Vec<Tensors>> = inputs.iter().map(Held::load).collect();
         let mut inputs = inputs.context(LOG_LOST)?;
-        if let Task::Forward { key, activation: None, .. } = &task {
-            inputs.push(self.resources.read_samples(*key).context("the data cannot be read")?);
+        if let Task::Forward { key, exchange, activation: None, .. } = task {
+            let samples = self.resources.read_samples(key, exchange);
+            inputs.push(samples.context("the data cannot be read")?);
         }
         match task.device() {
             Some(device) => self.compute_on(device, task, inputs),

@@ -5,7 +5,7 @@ use shoal_protocol::frame::{Element, Frame, FrameError};
 use shoal_protocol::ids::{Era, Incarnation, Member, Term};
 use shoal_protocol::label::Label;
 use shoal_protocol::limits;
-use shoal_protocol::manifest::Manifest;
+use shoal_protocol::manifest::{Manifest, NOTE};
 use shoal_protocol::message::{Envelope, Message, TensorTag};
 use shoal_protocol::wire::{self, WireError};
 
@@ -126,7 +126,7 @@ pub(crate) fn unpack(
     let tag: TensorTag = wire::decode(tag)?;
     check_shapes(&tag, frames, manifest)?;
     let tensors = frames.iter().map(Tensor::from_frame).collect::<Result<Vec<_>, FrameError>>()?;
-    if let (TensorTag::Activation { .. }, [_, labels]) = (&tag, tensors.as_slice()) {
+    if let (TensorTag::Activation { .. }, [_, labels, ..]) = (&tag, tensors.as_slice()) {
         let vocabulary = manifest.model.vocabulary;
         let words = labels.bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
         let mut words = words.enumerate();
@@ -156,14 +156,35 @@ fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Resul
             && frame.shape().len() == 1
             && length <= limits::ROUND_PIECE_ELEMENTS
     };
+    let is_note = |frame: &Frame| is(frame, Element::U8, &[NOTE as u32]);
+    let is_activation = |activation: &Frame, labels: &Frame| {
+        is(activation, codecs.activations.into(), &shape)
+            && is(labels, Element::U32, &manifest.label_shape())
+    };
+    let is_gradient = |gradient: &Frame| is(gradient, codecs.activation_gradients.into(), &shape);
+    let (notes, ends) = match tag {
+        TensorTag::Activation { key, exchange }
+        | TensorTag::ActivationGradient { key, exchange } => {
+            let exchanges = manifest.exchanges_of(key.microbatch);
+            (exchanges > 1, exchanges > 1 && exchange.0 + 1 == exchanges)
+        }
+        _ => (false, false),
+    };
     let (fits, what) = match (tag, frames) {
-        (TensorTag::Activation { .. }, [activation, labels]) => (
-            is(activation, codecs.activations.into(), &shape)
-                && is(labels, Element::U32, &manifest.label_shape()),
-            "an activation",
-        ),
-        (TensorTag::ActivationGradient { .. }, [gradient]) => {
-            (is(gradient, codecs.activation_gradients.into(), &shape), "an activation gradient")
+        (TensorTag::Activation { .. } | TensorTag::ActivationGradient { .. }, [note]) if ends => {
+            (is_note(note), "the end of a virtual worker")
+        }
+        (TensorTag::Activation { .. }, [activation, labels]) if !notes => {
+            (is_activation(activation, labels), "an activation")
+        }
+        (TensorTag::Activation { .. }, [activation, labels, note]) if notes && !ends => {
+            (is_activation(activation, labels) && is_note(note), "a virtual worker's activation")
+        }
+        (TensorTag::ActivationGradient { .. }, [gradient]) if !notes => {
+            (is_gradient(gradient), "an activation gradient")
+        }
+        (TensorTag::ActivationGradient { .. }, [gradient, note]) if notes && !ends => {
+            (is_gradient(gradient) && is_note(note), "a virtual worker's activation gradient")
         }
         (TensorTag::RoundPart { .. }, [part]) => {
             (piece(part, codecs.all_reduce.part()), "a round's part")
@@ -179,7 +200,7 @@ fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Resul
 #[cfg(test)]
 mod tests {
     use shoal_protocol::codec::packing::Packing;
-    use shoal_protocol::ids::{ClaimKey, Microbatch, PeerId, Stage, Step};
+    use shoal_protocol::ids::{ClaimKey, Exchange, Microbatch, PeerId, Stage, Step};
     use shoal_protocol::manifest::{Boundary, BoundaryKind};
     use shoal_protocol::message::{FromCoordinator, PeerMessage};
     use shoal_scheduler::sim::Scenario;
@@ -243,7 +264,8 @@ mod tests {
         manifest.model.boundary = Some(Boundary { kind: BoundaryKind::Maxout, width: 4 });
         let [samples, tokens, _] = manifest.boundary_shape();
         let key = ClaimKey { step: Step(0), stage: Stage(0), microbatch: Microbatch(0) };
-        let tag = wire::encode(&TensorTag::ActivationGradient { key }).expect("small");
+        let tag = wire::encode(&TensorTag::ActivationGradient { key, exchange: Exchange(0) })
+            .expect("small");
         let gradient = |width: u32| {
             let bytes = vec![0; 4 * (samples * tokens * width) as usize];
             let shape = [samples, tokens, width];
@@ -263,7 +285,8 @@ mod tests {
         manifest.model.boundary = Some(Boundary { kind: BoundaryKind::Subspace, width: 4 });
         let [rows, tokens] = manifest.label_shape();
         let key = ClaimKey { step: Step(0), stage: Stage(1), microbatch: Microbatch(0) };
-        let tag = wire::encode(&TensorTag::Activation { key }).expect("small");
+        let tag =
+            wire::encode(&TensorTag::Activation { key, exchange: Exchange(0) }).expect("small");
         let frame = |element, shape: &[u32], bytes: Vec<u8>| {
             Frame::pack(element, shape, bytes.into(), Packing::Raw).expect("small")
         };

@@ -133,7 +133,7 @@ impl Packer {
 mod tests {
     use bytes::Bytes;
     use shoal_protocol::frame::Element;
-    use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, Step};
+    use shoal_protocol::ids::{ClaimKey, Exchange, Microbatch, Stage, Step};
 
     use super::*;
 
@@ -142,7 +142,9 @@ mod tests {
         let packer = Packer::new(mode, metrics.clone());
         let zeros = Tensor::flat(Element::F32, 1 << 18, Bytes::from(vec![0; 1 << 20]));
         let key = ClaimKey { step: Step(0), stage: Stage(1), microbatch: Microbatch(0) };
-        let frames = packer.frames(&TensorTag::Activation { key }, &[zeros].into(), rate).await;
+        let frames = packer
+            .frames(&TensorTag::Activation { key, exchange: Exchange(0) }, &[zeros].into(), rate)
+            .await;
         let frames = frames.expect("packed");
         assert!(frames.iter().all(|frame| frame.unpack().is_ok_and(|raw| raw.len() == 1 << 20)));
         (frames.iter().map(|frame| frame.header().packing()).collect(), metrics)

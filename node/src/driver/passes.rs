@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use shoal_engine::{Engine, EngineError, ForwardOutput};
+use shoal_engine::{Engine, EngineError, ForwardOutput, WorkerForward};
 use shoal_protocol::codec::Codec;
-use shoal_protocol::ids::ClaimKey;
-use shoal_protocol::manifest::Manifest;
+use shoal_protocol::frame::Element;
+use shoal_protocol::ids::{ClaimKey, Exchange};
+use shoal_protocol::manifest::{Manifest, NOTE};
 use shoal_protocol::message::FixedLoss;
 use shoal_scheduler::action::{Task, TaskResult};
 
@@ -34,6 +35,12 @@ impl Passes {
         inputs: &[Tensors],
     ) -> Result<TaskResult, EngineError> {
         match *task {
+            Task::Forward { key, exchange, .. } if self.is_of_pipeline(key) => {
+                self.forward_worker(engine, (key, exchange), &inputs[0])
+            }
+            Task::Backward { key, exchange, .. } if self.is_of_pipeline(key) => {
+                self.backward_worker(engine, (key, exchange), inputs.first())
+            }
             Task::Forward { key, .. } => self.forward(engine, key, &inputs[0]),
             Task::Backward { key, .. } => self.backward(engine, key, inputs.first()),
             Task::Accumulate { key, .. } => match engine.accumulate(key) {
@@ -94,15 +101,9 @@ impl Passes {
                 Ok(TaskResult::Diverged { key, reason: error.to_string() })
             }
             Err(error) => Err(error),
-            // The backward pass may be queued already, and finds its inputs.
-            Ok(ForwardOutput::Loss { share, .. }) if !share.is_finite() => {
-                Ok(TaskResult::Diverged { key, reason: format!("its loss is {share}") })
+            Ok(ForwardOutput::Loss { share, targets, padded }) => {
+                Ok(loss_result(key, share, targets, padded))
             }
-            Ok(ForwardOutput::Loss { share, targets, padded }) => Ok(TaskResult::Forwarded {
-                key,
-                output: None,
-                loss: Some(FixedLoss::from_nats(share.into(), targets, padded)),
-            }),
             Ok(ForwardOutput::Activation(bytes)) => {
                 let codec = self.manifest.codec.activations;
                 let mut tensors = vec![self.boundary_tensor(codec, bytes)];
@@ -126,9 +127,98 @@ impl Passes {
         Ok(TaskResult::Returned { key, gradient: input_gradient.map(keep) })
     }
 
+    /// Whether several stages train the virtual worker of this work together.
+    fn is_of_pipeline(&self, key: ClaimKey) -> bool {
+        self.manifest.exchanges_of(key.microbatch) > 1
+    }
+
+    /// The forward pass of an exchange. A tensor of a virtual worker has a note behind it, and the last exchange nothing
+    /// else; the samples of the first stage have none.
+    fn forward_worker(
+        &self,
+        engine: &mut Engine,
+        (key, exchange): (ClaimKey, Exchange),
+        tensors: &Tensors,
+    ) -> Result<TaskResult, EngineError> {
+        std::thread::sleep(self.slow_down);
+        let (words, note) = match &tensors[..] {
+            [input, labels, rest @ ..] => (Some([input, labels]), rest.first()),
+            rest => (None, rest.first()),
+        };
+        let bytes = words.map(|words| words.map(|tensor| &tensor.bytes));
+        let ran = engine.forward_worker(key, exchange, bytes, note.map_or(0.0, read_note));
+        let WorkerForward { activation, note, loss } = match ran {
+            Err(error @ EngineError::BadGradient { .. }) => {
+                return Ok(TaskResult::Diverged { key, reason: error.to_string() });
+            }
+            ran => ran?,
+        };
+        if let Some(ForwardOutput::Loss { share, targets, padded }) = loss {
+            return Ok(loss_result(key, share, targets, padded));
+        }
+        if key.stage == self.manifest.last_stage() {
+            return Ok(TaskResult::Forwarded { key, output: None, loss: None });
+        }
+        let codec = self.manifest.codec.activations;
+        let activation = activation.map(|bytes| self.boundary_tensor(codec, bytes));
+        let labels = words.map(|[_, labels]| labels.clone());
+        let tensors = activation.into_iter().chain(labels).chain([note_tensor(note)]);
+        let output = self.payloads.log(tensors.collect::<Vec<_>>());
+        Ok(TaskResult::Forwarded { key, output: Some(output), loss: None })
+    }
+
+    /// The backward pass of an exchange.
+    fn backward_worker(
+        &self,
+        engine: &mut Engine,
+        (key, exchange): (ClaimKey, Exchange),
+        tensors: Option<&Tensors>,
+    ) -> Result<TaskResult, EngineError> {
+        std::thread::sleep(self.slow_down);
+        let (gradient, note) = match tensors.map_or(&[][..], |tensors| &tensors[..]) {
+            [gradient, note] => (Some(&gradient.bytes), Some(note)),
+            rest => (None, rest.first()),
+        };
+        let note = note.map_or(0.0, read_note);
+        let ran = engine.backward_worker(key, exchange, gradient, note);
+        let (gradient, note) = match ran {
+            Err(error @ EngineError::BadGradient { .. }) => {
+                return Ok(TaskResult::Diverged { key, reason: error.to_string() });
+            }
+            ran => ran?,
+        };
+        if key.stage.0 == 0 {
+            return Ok(TaskResult::Returned { key, gradient: None });
+        }
+        let codec = self.manifest.codec.activation_gradients;
+        let gradient = gradient.map(|bytes| self.boundary_tensor(codec, bytes));
+        let tensors: Vec<_> = gradient.into_iter().chain([note_tensor(note)]).collect();
+        Ok(TaskResult::Returned { key, gradient: Some(self.payloads.log(tensors)) })
+    }
+
     /// Makes a tensor for a stage boundary.
     fn boundary_tensor(&self, codec: Codec, bytes: Bytes) -> Tensor {
         let shape = self.manifest.boundary_shape().to_vec();
         Tensor { element: codec.into(), shape, bytes }
     }
+}
+
+/// The result of a forward pass of the last stage.
+fn loss_result(key: ClaimKey, share: f32, targets: u64, padded: u64) -> TaskResult {
+    // The backward pass may be queued already, and finds its inputs.
+    if !share.is_finite() {
+        return TaskResult::Diverged { key, reason: format!("its loss is {share}") };
+    }
+    let loss = Some(FixedLoss::from_nats(share.into(), targets, padded));
+    TaskResult::Forwarded { key, output: None, loss }
+}
+
+/// The tensor of a note.
+fn note_tensor(note: f64) -> Tensor {
+    Tensor::flat(Element::U8, NOTE, Bytes::copy_from_slice(&note.to_le_bytes()))
+}
+
+/// The note in a tensor, whose size was checked when it came.
+fn read_note(tensor: &Tensor) -> f64 {
+    f64::from_le_bytes(tensor.bytes[..].try_into().expect("the size of a note"))
 }

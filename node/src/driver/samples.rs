@@ -2,6 +2,7 @@
 //! fetched ahead of their use.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -29,14 +30,19 @@ pub(crate) enum Samples {
 }
 
 impl Samples {
-    /// Inputs and labels of a microbatch.
+    /// Inputs and labels of some rows of a microbatch.
     ///
     /// # Errors
     /// If a shard cannot be had.
-    pub(crate) fn batch(&mut self, step: Step, microbatch: Microbatch) -> anyhow::Result<Batch> {
+    pub(crate) fn batch(
+        &mut self,
+        step: Step,
+        microbatch: Microbatch,
+        rows: Range<u64>,
+    ) -> anyhow::Result<Batch> {
         match self {
-            Self::Text(samples) => Ok(samples.batch(step, microbatch)),
-            Self::Prepared(samples) => samples.batch(step, microbatch),
+            Self::Text(samples) => Ok(samples.batch_of(step, microbatch, rows)),
+            Self::Prepared(samples) => samples.batch(step, microbatch, rows),
         }
     }
 }
@@ -64,7 +70,12 @@ impl PreparedSamples {
         Self { batches, shards, step: None }
     }
 
-    fn batch(&mut self, step: Step, microbatch: Microbatch) -> anyhow::Result<Batch> {
+    fn batch(
+        &mut self,
+        step: Step,
+        microbatch: Microbatch,
+        rows: Range<u64>,
+    ) -> anyhow::Result<Batch> {
         if self.step.is_none_or(|newest| newest < step) {
             self.step = Some(step);
             let ahead: Vec<ShardEntry> =
@@ -72,11 +83,11 @@ impl PreparedSamples {
             self.shards.expect(ahead);
         }
         self.shards.fetch_next();
-        let mut rows = Vec::new();
-        for (entry, row) in self.batches.rows(step, microbatch) {
-            rows.push(self.shards.open(entry, &self.batches)?.row(row)?);
+        let mut read = Vec::new();
+        for (entry, row) in self.batches.rows_of(step, microbatch, rows) {
+            read.push(self.shards.open(entry, &self.batches)?.row(row)?);
         }
-        let encoded = encode_rows(&rows);
+        let encoded = encode_rows(&read);
         Ok(Batch { inputs: Bytes::from(encoded.inputs), labels: Bytes::from(encoded.labels) })
     }
 }

@@ -139,7 +139,8 @@ mod tests {
         async fn carry(&mut self, microbatch: u32, frame: Frame) -> TensorMessage {
             let key =
                 ClaimKey { step: Step(0), stage: Stage(0), microbatch: Microbatch(microbatch) };
-            let tag = wire::encode(&TensorTag::ActivationGradient { key }).expect("small");
+            let tag = wire::encode(&TensorTag::ActivationGradient { key, exchange: Exchange(0) })
+                .expect("small");
             let to = self.receiver.peer_id();
             let sent = self.sender.send_tensor(to, tag, vec![frame], Class::Gradient);
             sent.expect("under the caps").await;
@@ -198,7 +199,7 @@ mod tests {
             let Unpacked { from, result } = unpacker.next().await.expect("no panic");
             assert_eq!(from.peer, pair.sender());
             match result {
-                Ok((TensorTag::ActivationGradient { key }, tensors)) => {
+                Ok((TensorTag::ActivationGradient { key, .. }, tensors)) => {
                     assert!(tensors[0].bytes.iter().all(|byte| *byte == 0));
                     good.push(key.microbatch.0);
                 }

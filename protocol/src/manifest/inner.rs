@@ -1,9 +1,11 @@
 //! Virtual workers: the microbatch of a run whose peers meet only now and then.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Manifest, ManifestError, Optimizer, Rule, within};
-use crate::ids::Microbatch;
+use crate::ids::{Exchange, Microbatch};
 use crate::limits;
 
 /// What a virtual worker does between two meetings, in a run of several (DiLoCo, arXiv 2311.08105).
@@ -131,6 +133,17 @@ impl Manifest {
             }
             _ => 1,
         }
+    }
+
+    /// The passes of a microbatch that an exchange is for, by their number in the microbatch.
+    #[must_use]
+    pub fn passes_of_exchange(&self, microbatch: Microbatch, exchange: Exchange) -> Range<u32> {
+        let passes = u32::try_from(self.passes_of(microbatch)).expect("within a cap");
+        let trains = microbatch.0 < self.training.microbatches;
+        if !trains || !self.has_worker_pipelines() {
+            return 0..passes;
+        }
+        exchange.0.min(passes)..exchange.0.saturating_add(1).min(passes)
     }
 
     /// Exchanges of one microbatch that may be under way at a time: those of one update of a virtual worker.

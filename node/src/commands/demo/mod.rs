@@ -110,7 +110,7 @@ fn check(args: &DemoArgs) -> anyhow::Result<()> {
 fn configure(args: &DemoArgs) -> anyhow::Result<RunConfig> {
     let mut config = RunConfig::default();
     let training = &mut config.training;
-    training.stages = args.stages;
+    training.stages = args.stages.unwrap_or(if args.workers.is_some() { 1 } else { 2 });
     training.steps = args.steps.unwrap_or(training.steps);
     training.seed = args.seed.unwrap_or(training.seed);
     config.checkpoint.every =
@@ -120,7 +120,6 @@ fn configure(args: &DemoArgs) -> anyhow::Result<RunConfig> {
     }
     training.staleness = args.staleness;
     if let Some(workers) = args.workers {
-        training.stages = 1;
         config.outer = Some(Outer::new(workers, args.every));
     }
     config.codec = Codecs::all(args.codec.unwrap_or(training.dtype.into()));
