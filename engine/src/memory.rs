@@ -45,7 +45,7 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
     let input = manifest.boundary_bytes(manifest.codec.activations).0;
     let in_flight = match &manifest.inner {
         None => u64::from(in_flight) * manifest.steps_at_once(),
-        Some(_) => u64::from(in_flight.min(manifest.exchanges_at_once())),
+        Some(_) => u64::from(in_flight.min(1) * manifest.exchanges_at_once()),
     };
     let stage_bytes = |stage| {
         let weights = parameter_count(manifest, stage) as u64

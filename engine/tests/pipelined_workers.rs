@@ -6,7 +6,7 @@ use bytes::Bytes;
 use common::{Trainer, key, manifest, muon, samples, text, with_workers};
 use shoal_engine::{EngineError, ForwardOutput, WorkerForward};
 use shoal_protocol::ids::{ClaimKey, Exchange, Microbatch, Stage, Step};
-use shoal_protocol::manifest::{Dtype, InnerMoments, Manifest};
+use shoal_protocol::manifest::{Dtype, InnerMoments, Lora, LoraTarget, Manifest};
 
 const OUTER_STEPS: u64 = 3;
 
@@ -118,13 +118,16 @@ fn inner_clip(manifest: &mut Manifest, clip: f64) {
 
 #[test]
 fn stages_train_a_worker_with_the_bits_of_the_whole_model() {
-    for (dtype, moments) in [
-        (Dtype::F32, InnerMoments::Zero),
-        (Dtype::F32, InnerMoments::Mean),
-        (Dtype::Bf16, InnerMoments::Zero),
+    let lora = Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() };
+    for (dtype, moments, lora) in [
+        (Dtype::F32, InnerMoments::Zero, None),
+        (Dtype::F32, InnerMoments::Mean, None),
+        (Dtype::Bf16, InnerMoments::Zero, None),
+        (Dtype::F32, InnerMoments::Mean, Some(lora)),
     ] {
         let manifest = workers(|manifest| {
             manifest.training.dtype = dtype;
+            manifest.lora.clone_from(&lora);
             manifest.inner.as_mut().expect("workers").moments = moments;
             // Without it nothing depends on the order in which the stages' norms are added.
             inner_clip(manifest, 0.0);

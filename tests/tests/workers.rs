@@ -75,6 +75,37 @@ fn workers_of_devices_that_share_slices_survive_deaths() {
     }
 }
 
+/// Two pipelines of two stages; peers of both stages die, one in the middle of an exchange.
+fn assert_pipelines_survive_deaths(run: &Run) {
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let flags = ["--stage", "0", "--wait-for", "4"];
+    let mut swarm = Swarm::start_in(homes.path(), &run.config(), &[&flags, SLOW].concat());
+    swarm.join(&[&["--stage", "1", "--device", "cpu:2"], SLOW].concat());
+    swarm.join(&[&["--stage", "0"], SLOW].concat());
+    swarm.join_to_die("gradient-unsent:5", &["--stage", "1"]);
+    assert_eq!(swarm.peers.remove(3).end().code, None, "it dies at its fault point");
+    swarm.join(&[&["--stage", "1"], SLOW].concat());
+    swarm.reach(1);
+    swarm.peers.remove(3).kill();
+    swarm.join(&[&["--stage", "0"], SLOW].concat());
+    swarm.reach(3);
+    swarm.peers.remove(2).kill();
+    let trained = swarm.finish();
+    let alone = run.local("alone");
+    assert_eq!(trained.hash(), alone.hash());
+    assert_eq!(trained.losses(), alone.losses());
+    let losses = alone.losses();
+    assert!(losses.len() == 6 && losses[5] < losses[0], "{losses:?}");
+}
+
+#[test]
+fn workers_of_several_peers_survive_deaths() {
+    let stages = [("training.stages", Value::from(2))];
+    assert_pipelines_survive_deaths(&run_with("f32", "zero", false, &stages));
+    assert_pipelines_survive_deaths(&run_with("int8", "mean", false, &stages));
+    assert_pipelines_survive_deaths(&run_with("int4", "zero", true, &stages));
+}
+
 #[test]
 fn workers_go_on_with_their_only_anchor_from_a_checkpoint() {
     assert_goes_on_from_a_checkpoint(&run("int8", "zero", false));

@@ -92,7 +92,7 @@ mod tests {
     use bytes::Bytes;
     use shoal_metrics::Refusal;
     use shoal_protocol::frame::{Element, Frame};
-    use shoal_protocol::ids::{ClaimKey, Incarnation, Microbatch, PeerId, Stage, Step};
+    use shoal_protocol::ids::{ClaimKey, Exchange, Incarnation, Microbatch, PeerId, Stage, Step};
     use shoal_protocol::net::admission::Gate;
     use shoal_protocol::net::identity::Identity;
     use shoal_protocol::net::transport::{

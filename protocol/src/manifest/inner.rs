@@ -201,8 +201,8 @@ impl Manifest {
             false => Ok(()),
         };
         let in_stages = self.training.stages > 1;
-        let tied = in_stages && self.model.block.tied;
-        alone("tied embeddings and training.stages of more than 1", tied)?;
+        let tied = "tied embeddings that are trained and training.stages of more than 1";
+        alone(tied, self.shared_weights().is_some())?;
         alone("model.boundary", self.model.boundary.is_some())?;
         let sliced = in_stages && self.model.slices > 1;
         alone("model.slices and training.stages of more than 1", sliced)?;

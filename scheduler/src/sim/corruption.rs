@@ -30,6 +30,8 @@ pub(super) enum Corruption {
     KeepPayload,
     /// Acceptances are lost.
     LoseAcceptances,
+    /// Two gradients of an update of a virtual worker change places.
+    SwapExchanges,
     /// Changes to views and round groups never apply to a member's known version. That is no error:
     /// it requests the whole.
     BreakChanges,
@@ -82,6 +84,12 @@ impl Corruption {
             }
             (Self::CollectWithout, PeerAction::Compute(Task::Export { parts, .. })) => {
                 parts.pop();
+                true
+            }
+            (Self::SwapExchanges, PeerAction::SendTensor { tag, .. }) => {
+                if let TensorTag::ActivationGradient { exchange, .. } = tag {
+                    exchange.0 ^= 1;
+                }
                 true
             }
             (Self::KeepPayload, PeerAction::Release(id)) => id.0 != 1,

@@ -1,11 +1,11 @@
 //! Rules omitted on purpose, at the boundary between state machines and world: messages are dropped
 //! or changed as if the sender or receiver ignored the rule.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Attempt, ClaimKey, Era, Grant, Member, Step, WeightGroup};
+use shoal_protocol::ids::{Attempt, ClaimKey, Era, Exchange, Grant, Member, Step, WeightGroup};
 use shoal_protocol::message::{
     FromCoordinator, PassTimes, PeerMessage, TensorTag, ToCoordinator, ViewChange,
 };
@@ -22,6 +22,8 @@ pub(crate) enum Omit {
     Replay,
     /// All peers that asked are answered.
     AnswerAll,
+    /// All activations of a virtual worker are kept, for a peer that takes a stage over.
+    Exchanges,
     /// Completion reports and releases name their grant.
     GrantNumbers,
     /// Messages of an earlier era are dropped.
@@ -62,6 +64,8 @@ pub(super) struct OmittedRules {
     pub(super) omit: Omit,
     /// The first peer that each member answered.
     answered: BTreeMap<(Member, ClaimKey), Member>,
+    /// Activations of virtual workers after the first, and their senders.
+    exchanged: BTreeSet<(Member, ClaimKey, Exchange)>,
     /// The newest grant sent to each member.
     grants: BTreeMap<(Member, ClaimKey), Grant>,
     /// The newest attempt sent to each member.
@@ -71,12 +75,17 @@ pub(super) struct OmittedRules {
 impl OmittedRules {
     pub(super) fn new(omit: Omit) -> Self {
         let (answered, grants) = (BTreeMap::new(), BTreeMap::new());
-        Self { omit, answered, grants, attempts: BTreeMap::new() }
+        let (exchanged, attempts) = (BTreeSet::new(), BTreeMap::new());
+        Self { omit, answered, exchanged, grants, attempts }
     }
 
     /// Filters a peer's action. Returns false if it is to be dropped.
     pub(super) fn sent_by_peer(&mut self, me: Member, action: &PeerAction) -> bool {
         let (key, to) = match action {
+            PeerAction::SendTensor { tag: TensorTag::Activation { key, exchange }, .. } => {
+                let is_later = exchange.0 > 0 && self.omit == Omit::Exchanges;
+                return !is_later || self.exchanged.insert((me, *key, *exchange));
+            }
             PeerAction::SendTensor {
                 to, tag: TensorTag::ActivationGradient { key, .. }, ..
             }

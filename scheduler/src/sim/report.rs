@@ -170,6 +170,10 @@ pub struct RareClaims {
     pub reclaimed_early: u64,
     /// A claim was requested back again after no answer.
     pub reclaimed_again: u64,
+    /// A later activation of a virtual worker was sent again.
+    pub exchanges_again: u64,
+    /// A virtual worker was given up after some of its exchanges.
+    pub workers_given_up: u64,
 }
 
 /// How often rounds took rare paths.

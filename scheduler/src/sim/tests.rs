@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use shoal_protocol::ids::{Stage, StageSpan, WeightGroup};
+use shoal_protocol::manifest::{DistanceCodec, InnerLoop, InnerMoments};
 use shoal_protocol::message::{MoveReason, StageChoice};
 use shoal_protocol::units::Moment;
 
@@ -138,7 +139,7 @@ fn moved(report: &Report, reason: MoveReason) -> u64 {
 fn faulty_swarms_of_all_seeds_satisfy_every_oracle() {
     let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
     let reports = all_hold(results);
-    let marks: [Mark; 48] = [
+    let marks: [Mark; 50] = [
         ("commits", |report| report.commits),
         ("completed runs that lost members", |report| {
             u64::from(report.finished && report.recovery.lost > 0)
@@ -179,6 +180,8 @@ fn faulty_swarms_of_all_seeds_satisfy_every_oracle() {
             report.rare.claims.reclaimed_early
         }),
         ("claims requested back again", |report| report.rare.claims.reclaimed_again),
+        ("exchanges of workers sent again", |report| report.rare.claims.exchanges_again),
+        ("workers given up half way", |report| report.rare.claims.workers_given_up),
         ("coordinators after the first", |report| report.recovery.terms - 1),
         ("claims taken over", |report| report.rare.claims.taken_over),
         ("records logged after their coordinator was deposed", |report| {
@@ -238,6 +241,13 @@ fn oracles_catch_a_collector_that_omits_a_member_or_adds_it_twice() {
         let caught = must_be_caught(corruption, true);
         assert!(caught.iter().all(|oracle| oracle == "equal replicas"), "{caught:?}");
     }
+}
+
+#[test]
+fn oracles_catch_gradients_of_a_worker_that_change_places() {
+    let caught = must_be_caught(Corruption::SwapExchanges, true);
+    let by = ["equal replicas", "progress", "exactly once"];
+    assert!(caught.iter().all(|oracle| by.contains(&oracle.as_str())), "{caught:?}");
 }
 
 #[test]
@@ -316,6 +326,7 @@ fn oracles_catch_every_omitted_rule() {
         (Omit::Revocation, 100),
         (Omit::Replay, 300),
         (Omit::AnswerAll, 3000),
+        (Omit::Exchanges, 300),
         (Omit::GrantNumbers, 3000),
         (Omit::Eras, 6000),
         (Omit::Terms, 3000),
@@ -369,6 +380,24 @@ fn utilisation(scenario: &Scenario) -> f64 {
     let (_, step) = report.steps.last_key_value().expect("the run has steps");
     let whole = step.last.since(step.first) * scenario.peers.len() as u32;
     step.busy.as_secs_f64() / whole.as_secs_f64()
+}
+
+/// A worker of `m` microbatches an update in `p` stages: 1F1B and GPipe with a flush after every update compute
+/// m / (m + p - 1) of the time. Its last exchange, which has no pass, is modelled as long as one.
+#[test]
+fn the_pipeline_of_a_worker_is_as_full_as_one_that_is_flushed_after_every_update() {
+    let (stages, microbatches, updates) = (4, 16, 8);
+    let mut scenario = pipeline(stages, 1, 0);
+    let mut manifest = (*scenario.manifest).clone();
+    let optimizer = manifest.optimizer.clone();
+    let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
+    manifest.inner = Some(InnerLoop { steps: updates, microbatches, optimizer, codec, moments });
+    manifest.model.block.tied = false;
+    scenario.manifest = manifest.into();
+    let of_update = f64::from(microbatches) / f64::from(microbatches + u32::from(stages) - 1);
+    let found = utilisation(&scenario);
+    println!("utilisation {found:.3}, of an update {of_update:.3}");
+    assert!((0.9 * of_update..=of_update).contains(&found), "{found} of {of_update}");
 }
 
 /// Compared with 1F1B and GPipe for p = 4, m = 16, F = 1, B = 2 (closed-form schedules: all three

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use shoal_protocol::ids::{ClaimKey, Grant, Member, Mend, Step};
-use shoal_protocol::message::{FromCoordinator, PeerMessage, RoundId, ToCoordinator};
+use shoal_protocol::ids::{ClaimKey, Exchange, Grant, Member, Mend, Step};
+use shoal_protocol::message::{FromCoordinator, PeerMessage, RoundId, TensorTag, ToCoordinator};
 
 use crate::action::{CoordinatorAction, CoordinatorEvent, PeerAction, PeerInput, Task};
 use crate::sim::report::Rare;
@@ -16,6 +16,8 @@ pub(super) struct Marks {
     noted: BTreeSet<ClaimKey>,
     /// Work that was offered again after members were lost.
     rerouted: BTreeSet<(Member, ClaimKey)>,
+    /// Activations of virtual workers after the first, and their senders.
+    exchanged: BTreeSet<(Member, ClaimKey, Exchange)>,
     /// Newcomers that listen to the current rounds.
     listening: BTreeSet<Member>,
     /// Claims with an open revocation request.
@@ -70,6 +72,7 @@ impl Marks {
             }
             CoordinatorAction::Event(CoordinatorEvent::Committed { .. }) => {
                 self.noted.clear();
+                self.exchanged.clear();
                 self.reclaimed.clear();
                 self.listening.clear();
                 self.mended.clear();
@@ -120,13 +123,28 @@ impl Marks {
         }
     }
 
-    /// Notes a task that a peer has its engine do.
-    pub(super) fn computes(&mut self, task: &Task) {
-        if let Task::Export { round, parts, .. } = task
-            && !parts.is_empty()
+    /// Notes a tensor that a peer sends.
+    pub(super) fn sends(&mut self, me: Member, tag: &TensorTag) {
+        if let TensorTag::Activation { key, exchange } = *tag
+            && exchange > Exchange(0)
         {
-            self.rare.rounds.collected += 1;
-            self.rare.rounds.collected_again += u64::from(self.mended.contains(round));
+            let is_new = self.exchanged.insert((me, key, exchange));
+            self.rare.claims.exchanges_again += u64::from(!is_new);
+        }
+    }
+
+    /// Notes a task that a peer has its engine do.
+    pub(super) fn computes(&mut self, me: Member, task: &Task) {
+        match task {
+            Task::Export { round, parts, .. } if !parts.is_empty() => {
+                self.rare.rounds.collected += 1;
+                self.rare.rounds.collected_again += u64::from(self.mended.contains(round));
+            }
+            Task::Discard { key, .. } => {
+                let second = (me, key.downstream(), Exchange(1));
+                self.rare.claims.workers_given_up += u64::from(self.exchanged.contains(&second));
+            }
+            _ => {}
         }
     }
 

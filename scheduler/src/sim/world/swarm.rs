@@ -110,6 +110,7 @@ impl<'a> Swarm<'a> {
                     self.send_message(me, to, message);
                 }
                 PeerAction::SendTensor { to, tag, payload } => {
+                    self.observation.marks.sends(me, &tag);
                     let known = self.nodes[index].payloads.get(payload).cloned();
                     let (content, size) = self.observation.holds("payloads", known)?;
                     self.send(me, to, Cargo::Tensor { tag, content, size });
@@ -131,7 +132,7 @@ impl<'a> Swarm<'a> {
                     self.queue.at(at, Event::Kept { to: me, version, stage, weights });
                 }
                 PeerAction::Compute(task) => {
-                    self.observation.marks.computes(&task);
+                    self.observation.marks.computes(me, &task);
                     self.compute(index, task);
                 }
                 PeerAction::Release(id) => {
