@@ -17,7 +17,6 @@ use crate::gradient::Piece;
 use crate::held::Held;
 use crate::optimizer::Update;
 use crate::parameters::{group_elements, parameters, range_of};
-use crate::pipelined_worker::PipelinedWorker;
 use crate::share::Share;
 use crate::square_norm::square_norm;
 use crate::stage::{ForwardOutput, StageModel};
@@ -43,6 +42,19 @@ pub(crate) struct InnerTrainer {
     together: Option<Together>,
     /// What all workers' optimizers begin the step with, if not with zeros.
     pub(crate) moments: Option<CarriedMoments>,
+}
+
+/// One stage of a virtual worker that several stages train.
+#[derive(Debug)]
+pub(crate) struct PipelinedWorker {
+    pub(crate) model: StageModel,
+    pub(crate) losses: Losses,
+    /// Targets of the passes of the update under way.
+    pub(crate) targets: u64,
+    /// The mean gradient of the update whose passes have all ended.
+    pub(crate) mean: Bytes,
+    /// The sum of its squares, with those of the stages above.
+    pub(crate) squares: f64,
 }
 
 /// The loss over all passes of some updates.
@@ -94,7 +106,7 @@ impl InnerTrainer {
     /// The models of all workers.
     #[cfg(test)]
     pub(crate) fn models(&self) -> impl Iterator<Item = &StageModel> {
-        self.idle.iter().chain(self.pipelined.values().map(PipelinedWorker::model))
+        self.idle.iter().chain(self.pipelined.values().map(|worker| &worker.model))
     }
 
     /// The run of a worker.

@@ -115,10 +115,9 @@ pub use origin::Origin;
 pub use parameters::{
     Parameter, frozen_count, group_elements, parameter_count, parameters, summed_elements,
 };
-pub use pipelined_worker::WorkerForward;
 pub use samples::{Batch, Samples};
 pub use sampling::Sampling;
 pub use shim::torch_version;
 pub use square_norm::square_norm;
-pub use stage::ForwardOutput;
+pub use stage::{ForwardOutput, WorkerForward};
 pub use swap::{LowerTier, SwapStats, Tiers, copy_rate, swap_rate};

@@ -11,43 +11,12 @@ use shoal_protocol::ids::{ClaimKey, Exchange, Microbatch, Step};
 use crate::error::{EngineError, Result};
 use crate::frozen::Frozen;
 use crate::gradient::Piece;
-use crate::inner::{InnerTrainer, Losses, mean_gradient};
+use crate::inner::{InnerTrainer, Losses, PipelinedWorker, mean_gradient};
 use crate::microbatch::count_targets;
 use crate::optimizer::Update;
 use crate::square_norm::square_norm;
-use crate::stage::{ForwardOutput, StageModel};
+use crate::stage::{ForwardOutput, WorkerForward};
 use crate::weights::Weights;
-
-/// The result of a forward pass of a virtual worker that several stages train.
-#[derive(Debug, Clone, PartialEq)]
-pub struct WorkerForward {
-    /// The input of the next stage; none at the last stage or of the last exchange.
-    pub activation: Option<Bytes>,
-    /// The square of the norm of the newest update's gradient, which travels up with it.
-    pub note: f64,
-    /// The loss over all passes, from the last exchange of the last stage.
-    pub loss: Option<ForwardOutput>,
-}
-
-/// One stage of a virtual worker.
-#[derive(Debug)]
-pub(crate) struct PipelinedWorker {
-    model: StageModel,
-    losses: Losses,
-    /// Targets of the passes of the update under way.
-    targets: u64,
-    /// The mean gradient of the update whose passes have all ended.
-    mean: Bytes,
-    /// The sum of its squares, with those of the stages above.
-    squares: f64,
-}
-
-#[cfg(test)]
-impl PipelinedWorker {
-    pub(crate) fn model(&self) -> &StageModel {
-        &self.model
-    }
-}
 
 /// Where an exchange is in a worker's work.
 struct Place {

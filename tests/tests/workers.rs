@@ -142,8 +142,9 @@ fn workers_that_cannot_be_are_refused() {
     };
     let text = refused(&[("training.steps", Value::from(26))]);
     assert!(text.contains("training.steps = 26") && text.contains("a multiple of outer.every = 4"));
-    let text = refused(&[("training.stages", Value::from(2))]);
-    assert!(text.contains("a worker is one peer"), "{text}");
+    let two = Value::from(2);
+    let text = refused(&[("training.stages", two.clone()), ("model.slices", two)]);
+    assert!(text.contains("outer workers do not go with model.slices and"), "{text}");
     let text = refused(&[("outer.codec", Value::from("int3"))]);
     assert!(text.contains("unknown variant `int3`"), "{text}");
     let text = refused(&[

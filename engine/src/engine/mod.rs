@@ -19,9 +19,8 @@ use crate::exchange::Seat;
 use crate::fixed_point::add_words;
 use crate::optimizer::Update;
 use crate::origin::Origin;
-use crate::pipelined_worker::WorkerForward;
 use crate::share::Share;
-use crate::stage::{ForwardOutput, StageModel};
+use crate::stage::{ForwardOutput, StageModel, WorkerForward};
 use crate::swap::{Images, Part, Swap, SwapStats, Tiers, Use};
 
 /// The tensor work of one peer. It belongs to one thread and never blocks on other peers.

@@ -1,15 +1,18 @@
 //! One stage of the model: its weights and its microbatches in flight.
 
 mod state;
+mod workers;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bytes::Bytes;
 use shoal_protocol::codec::{Codec, Rounding};
-use shoal_protocol::ids::{ClaimKey, Exchange, Stage, Step, WeightGroup};
+use shoal_protocol::ids::{ClaimKey, Stage, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
+
+pub use self::workers::WorkerForward;
 
 use crate::accumulator::Accumulator;
 use crate::blocks::{Blocks, Head, Leaf};
@@ -29,7 +32,6 @@ use crate::own_slices::OwnSlices;
 use crate::parameters::{
     Parameter, parameters, range_in_stage, range_of, range_within, summed_elements,
 };
-use crate::pipelined_worker::WorkerForward;
 use crate::share::Share;
 use crate::shim;
 use crate::sliced_loss::SlicedHead;
@@ -272,47 +274,6 @@ impl StageModel {
             self.forwards.insert(key, Kept::Input(input.clone(), labels.cloned()));
         }
         Ok(result)
-    }
-
-    /// All that a virtual worker does in a step.
-    fn train_worker(&mut self, key: ClaimKey, words: [&Bytes; 2]) -> Result<ForwardOutput> {
-        let mut inner = self.inner.take().expect("the run has workers");
-        let trained = self.weights_of(key).and_then(|weights| inner.train(key, weights, words));
-        self.inner = Some(inner);
-        let (loss, distance) = trained?;
-        self.forwards.insert(key, Kept::Distance(distance));
-        Ok(loss)
-    }
-
-    /// Runs an exchange forward; see [`crate::Engine::forward_worker`].
-    pub(crate) fn forward_worker(
-        &mut self,
-        work: (ClaimKey, Exchange),
-        words: Option<[&Bytes; 2]>,
-        note: f64,
-    ) -> Result<WorkerForward> {
-        let mut inner = self.inner.take().expect("the run has workers");
-        let output = self.weights_of(work.0).and_then(|held| {
-            inner.forward_exchange(work, (held, self.frozen.as_ref()), words, note)
-        });
-        self.inner = Some(inner);
-        output
-    }
-
-    /// Runs an exchange backward; see [`crate::Engine::backward_worker`].
-    pub(crate) fn backward_worker(
-        &mut self,
-        work: (ClaimKey, Exchange),
-        gradient: Option<&Bytes>,
-        note: f64,
-    ) -> Result<(Option<Bytes>, f64)> {
-        let mut inner = self.inner.take().expect("the run has workers");
-        let weights = self.weights_of(work.0);
-        let output = weights.and_then(|held| inner.backward_exchange(work, held, gradient, note));
-        self.inner = Some(inner);
-        let (gradient, note, pieces) = output?;
-        self.pending.extend(pieces.map(|pieces| (work.0, pieces)));
-        Ok((gradient, note))
     }
 
     /// The pass itself.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use bytes::Bytes as Buffer;
 
-use super::{LABEL_BYTES, Manifest, ManifestError, Model, Placement, within};
+use super::{LABEL_BYTES, Manifest, ManifestError, Model, NOTE, Placement, within};
 use crate::codec::Codec;
 use crate::units::Bytes;
 
@@ -174,17 +174,23 @@ impl Manifest {
     }
 
     /// Bytes that cross a stage boundary forward for one microbatch: the activation with its
-    /// labels and, if the next stage needs them, its token ids.
+    /// labels and, if the next stage needs them, its token ids and a note.
     #[must_use]
     pub fn activation_bytes(&self) -> Bytes {
         let words: u64 = self.label_shape().map(u64::from).iter().product();
-        Bytes(self.boundary_bytes(self.codec.activations).0 + words * LABEL_BYTES)
+        self.boundary_bytes(self.codec.activations) + Bytes(words * LABEL_BYTES) + self.note_bytes()
     }
 
-    /// Bytes that cross a stage boundary backward for one microbatch: the activation gradient.
+    /// Bytes that cross a stage boundary backward for one microbatch: the activation gradient, and a note if there is
+    /// one.
     #[must_use]
     pub fn gradient_bytes(&self) -> Bytes {
-        self.boundary_bytes(self.codec.activation_gradients)
+        self.boundary_bytes(self.codec.activation_gradients) + self.note_bytes()
+    }
+
+    /// Bytes of the note beside a tensor of a virtual worker of several stages.
+    fn note_bytes(&self) -> Bytes {
+        Bytes(if self.has_worker_pipelines() { NOTE as u64 } else { 0 })
     }
 
     /// Bytes of a microbatch's activation, or of its gradient, encoded with a codec.

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use shoal_protocol::ids::{ClaimKey, Exchange, Member, Stage};
-use shoal_protocol::message::{MemberRecord, PeerMessage, TensorTag, View, ViewChange};
+use shoal_protocol::message::{MemberRecord, PeerMessage, View, ViewChange};
 use shoal_protocol::units::{Bytes, Moment};
 
-use super::exchanges::end_of_update;
+use super::delivery::{Delivery, Route};
 use super::next_stage::NextStage;
 use crate::action::{Payload, PeerAction};
 use crate::peer::Out;
@@ -26,143 +26,6 @@ pub(in crate::peer) struct Downstream {
     deliveries: BTreeMap<ClaimKey, Delivery>,
     /// Bytes of the activations in the output log.
     logged: Bytes,
-}
-
-/// The delivery of one job's activations, of which almost every job has one.
-#[derive(Debug)]
-pub(super) struct Delivery {
-    route: Route,
-    /// Another replica may hold the job's claim.
-    is_contested: bool,
-    /// This peer holds the job's claim.
-    is_granted: bool,
-    /// The activation was offered before.
-    was_offered: bool,
-    /// The next stage's answer arrived, or none is due.
-    is_answered: bool,
-    /// The activation is needed again although its answer arrived: its receiver is gone.
-    needs_replay: bool,
-    /// The known holder of the next stage's claim.
-    next_holder: Option<Member>,
-    /// The activation of each exchange so far, in the output log.
-    outputs: Vec<Payload>,
-    exchanges: Exchanges,
-}
-
-/// How far the exchanges of a delivery are.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Exchanges {
-    count: u32,
-    /// Those that may be under way together.
-    at_once: u32,
-    /// The first whose answer has not arrived, from any receiver.
-    unanswered: u32,
-    /// The present receiver has the activations before this one.
-    reached: u32,
-    /// The first that was not sent to it.
-    unsent: u32,
-}
-
-impl Exchanges {
-    pub(super) fn new((count, at_once): (u32, u32)) -> Self {
-        Self { count, at_once, unanswered: 0, reached: 0, unsent: 0 }
-    }
-}
-
-/// The route of an activation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Route {
-    /// This is the last stage.
-    Nowhere,
-    Unrouted,
-    Offered {
-        to: Member,
-        at: Moment,
-    },
-    /// No replica has room.
-    Blocked {
-        since: Moment,
-    },
-    Accepted {
-        to: Member,
-    },
-    Sent {
-        to: Member,
-        at: Moment,
-    },
-}
-
-impl Route {
-    /// The chosen receiver.
-    fn to(self) -> Option<Member> {
-        match self {
-            Self::Offered { to, .. } | Self::Accepted { to } | Self::Sent { to, .. } => Some(to),
-            Self::Nowhere | Self::Unrouted | Self::Blocked { .. } => None,
-        }
-    }
-}
-
-impl Delivery {
-    /// The delivery of a job at a stage before the last.
-    pub(super) fn new(is_contested: bool, is_granted: bool, exchanges: Exchanges) -> Self {
-        Self {
-            route: Route::Unrouted,
-            is_contested,
-            is_granted,
-            was_offered: false,
-            is_answered: false,
-            needs_replay: false,
-            next_holder: None,
-            outputs: Vec::new(),
-            exchanges,
-        }
-    }
-
-    /// The delivery of a job at the last stage, which has no activation.
-    pub(super) fn none() -> Self {
-        Self {
-            route: Route::Nowhere,
-            is_answered: true,
-            ..Self::new(false, false, Exchanges::new((1, 1)))
-        }
-    }
-
-    /// Whether the activation still has to reach a replica of the next stage.
-    fn is_due(&self) -> bool {
-        !self.is_answered || self.needs_replay
-    }
-
-    /// Whether the activation may be offered. Contested work waits for its claim: if another replica
-    /// holds that, the activation never comes, and an offer would occupy room at every later stage.
-    fn may_offer(&self) -> bool {
-        self.is_due() && (self.is_granted || !self.is_contested) && self.route == Route::Unrouted
-    }
-
-    /// The receiver has room, and lacks the activations from `wanted` on. Those whose answer is lacking here are sent
-    /// too: the receiver then answers again.
-    fn accept(&mut self, to: Member, wanted: Exchange) {
-        self.route = Route::Accepted { to };
-        self.exchanges.reached = wanted.0;
-        self.exchanges.unsent = wanted.0.min(self.exchanges.unanswered);
-    }
-
-    /// Sends the activations that are both computed and accepted, up to the end of the receiver's update.
-    fn send(&mut self, now: Moment, key: ClaimKey, out: &mut Out) {
-        let (Route::Accepted { to } | Route::Sent { to, .. }) = self.route else { return };
-        let exchanges = &mut self.exchanges;
-        let end = end_of_update(exchanges.at_once, exchanges.reached);
-        while exchanges.unsent < end
-            && let Some(output) = self.outputs.get(exchanges.unsent as usize)
-        {
-            self.route = Route::Sent { to, at: now };
-            let tag = TensorTag::Activation {
-                key: key.downstream(),
-                exchange: Exchange(exchanges.unsent),
-            };
-            out.push(PeerAction::SendTensor { to, tag, payload: output.id });
-            exchanges.unsent += 1;
-        }
-    }
 }
 
 /// Stages and jobs.

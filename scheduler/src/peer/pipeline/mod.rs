@@ -6,6 +6,7 @@
 
 mod claims;
 mod compute_queue;
+mod delivery;
 mod downstream;
 mod exchanges;
 mod job;

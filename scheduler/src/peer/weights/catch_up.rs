@@ -14,6 +14,9 @@ pub(in crate::peer) struct CatchUp {
     /// None once the peer serves.
     newcomer: Option<Newcomer>,
     report: BehindReport,
+    /// A peer that serves cannot follow. Nothing happens here any more until the coordinator expels it, so
+    /// it reports that until then.
+    is_lost: bool,
 }
 
 /// A peer without the current weights.
@@ -44,7 +47,8 @@ enum BehindReport {
 
 impl Default for CatchUp {
     fn default() -> Self {
-        Self { newcomer: Some(Newcomer::default()), report: BehindReport::default() }
+        let (newcomer, report) = (Some(Newcomer::default()), BehindReport::default());
+        Self { newcomer, report, is_lost: false }
     }
 }
 
@@ -75,6 +79,7 @@ impl CatchUp {
     /// The peer has no weights any more, for a rewind.
     pub(super) fn restart(&mut self) {
         self.newcomer = Some(Newcomer::default());
+        self.is_lost = false;
     }
 
     /// A newcomer forgets its start and waits for a newer snapshot.
@@ -120,6 +125,7 @@ impl CatchUp {
     /// Reports that this peer cannot follow from its weights: its own or, for a migration, those of the
     /// other stage (`there`). A repeated report waits for [`Self::repeat_report`].
     pub(super) fn report_behind(&mut self, there: bool, out: &mut Out) {
+        self.is_lost |= !there && !self.is_newcomer();
         if std::mem::replace(&mut self.report, BehindReport::Sent) == BehindReport::None {
             out.push(PeerAction::ToCoordinator(ToCoordinator::Stale { there }));
         } else {
@@ -127,10 +133,16 @@ impl CatchUp {
         }
     }
 
+    /// Whether a peer that serves cannot follow.
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
     /// Sends a report that is due. Without one, the next failure is reported at once.
     pub(super) fn repeat_report(&mut self, there: bool, out: &mut Out) {
-        if std::mem::take(&mut self.report) == BehindReport::Due {
+        if std::mem::take(&mut self.report) == BehindReport::Due || self.is_lost {
             self.report = BehindReport::Sent;
+            let there = there && !self.is_lost;
             out.push(PeerAction::ToCoordinator(ToCoordinator::Stale { there }));
         }
     }

@@ -404,7 +404,7 @@ impl Weights {
 
     /// Repeats a report that the coordinator before may not have handed on.
     pub(super) fn repeat_behind(&self, out: &mut Out) {
-        if self.migration.has_lost_weights() {
+        if self.migration.has_lost_weights() || self.catch_up.is_lost() {
             out.push(PeerAction::ToCoordinator(ToCoordinator::Stale { there: false }));
         }
     }

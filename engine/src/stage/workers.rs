@@ -1,0 +1,65 @@
+//! What virtual workers do at a stage.
+
+use bytes::Bytes;
+use shoal_protocol::ids::{ClaimKey, Exchange};
+
+use super::{ForwardOutput, Kept, StageModel};
+use crate::error::Result;
+
+/// The result of a forward pass of a virtual worker that several stages train.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WorkerForward {
+    /// The input of the next stage; none at the last stage or of the last exchange.
+    pub activation: Option<Bytes>,
+    /// The square of the norm of the newest update's gradient, which travels up with it.
+    pub note: f64,
+    /// The loss over all passes, from the last exchange of the last stage.
+    pub loss: Option<ForwardOutput>,
+}
+
+impl StageModel {
+    /// All that a virtual worker does in a step.
+    pub(super) fn train_worker(
+        &mut self,
+        key: ClaimKey,
+        words: [&Bytes; 2],
+    ) -> Result<ForwardOutput> {
+        let mut inner = self.inner.take().expect("the run has workers");
+        let trained = self.weights_of(key).and_then(|weights| inner.train(key, weights, words));
+        self.inner = Some(inner);
+        let (loss, distance) = trained?;
+        self.forwards.insert(key, Kept::Distance(distance));
+        Ok(loss)
+    }
+
+    /// Runs an exchange forward; see [`crate::Engine::forward_worker`].
+    pub(crate) fn forward_worker(
+        &mut self,
+        work: (ClaimKey, Exchange),
+        words: Option<[&Bytes; 2]>,
+        note: f64,
+    ) -> Result<WorkerForward> {
+        let mut inner = self.inner.take().expect("the run has workers");
+        let output = self.weights_of(work.0).and_then(|held| {
+            inner.forward_exchange(work, (held, self.frozen.as_ref()), words, note)
+        });
+        self.inner = Some(inner);
+        output
+    }
+
+    /// Runs an exchange backward; see [`crate::Engine::backward_worker`].
+    pub(crate) fn backward_worker(
+        &mut self,
+        work: (ClaimKey, Exchange),
+        gradient: Option<&Bytes>,
+        note: f64,
+    ) -> Result<(Option<Bytes>, f64)> {
+        let mut inner = self.inner.take().expect("the run has workers");
+        let weights = self.weights_of(work.0);
+        let output = weights.and_then(|held| inner.backward_exchange(work, held, gradient, note));
+        self.inner = Some(inner);
+        let (gradient, note, pieces) = output?;
+        self.pending.extend(pieces.map(|pieces| (work.0, pieces)));
+        Ok((gradient, note))
+    }
+}
