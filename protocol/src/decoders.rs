@@ -13,8 +13,8 @@ use crate::codec::{Block, Codec, SumCodec};
 use crate::decoder::{Decoder, reads_back};
 use crate::frame::{Element, Frame, HEADER, Header};
 use crate::ids::{
-    Attempt, ContentHash, Era, Grant, Incarnation, Member, Mend, Microbatch, PeerId, Stage,
-    StageSpan, Step, Term, WeightGroup,
+    Attempt, ClaimKey, ContentHash, Era, Exchange, Grant, Incarnation, Member, Mend, Microbatch,
+    PeerId, Stage, StageSpan, Step, Term, WeightGroup,
 };
 use crate::limits;
 use crate::manifest::example::small;
@@ -167,7 +167,11 @@ fn round() -> RoundId {
 
 fn tensor_tags() -> Vec<Vec<u8>> {
     let round = round();
+    let key = ClaimKey { step: Step(70_000), stage: Stage(1), microbatch: Microbatch(3) };
+    let exchange = Exchange(300);
     [
+        TensorTag::Activation { key, exchange: Exchange(0) },
+        TensorTag::ActivationGradient { key, exchange },
         TensorTag::RoundPart { round, mend: Mend(2), piece: 500, proof: u64::MAX },
         TensorTag::RoundResult { round, mend: Mend(0), piece: 0, proof: 1 },
     ]

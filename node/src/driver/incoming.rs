@@ -166,7 +166,7 @@ fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Resul
         TensorTag::Activation { key, exchange }
         | TensorTag::ActivationGradient { key, exchange } => {
             let exchanges = manifest.exchanges_of(key.microbatch);
-            (exchanges > 1, exchanges > 1 && exchange.0 + 1 == exchanges)
+            (exchanges > 1, exchanges > 1 && exchange.0 == exchanges - 1)
         }
         _ => (false, false),
     };
@@ -201,7 +201,9 @@ fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Resul
 mod tests {
     use shoal_protocol::codec::packing::Packing;
     use shoal_protocol::ids::{ClaimKey, Exchange, Microbatch, PeerId, Stage, Step};
-    use shoal_protocol::manifest::{Boundary, BoundaryKind};
+    use shoal_protocol::manifest::{
+        Boundary, BoundaryKind, DistanceCodec, InnerLoop, InnerMoments,
+    };
     use shoal_protocol::message::{FromCoordinator, PeerMessage};
     use shoal_scheduler::sim::Scenario;
 
@@ -303,5 +305,32 @@ mod tests {
         assert!(activation(rows, vocabulary - 1).is_ok());
         assert!(matches!(activation(rows, vocabulary), Err(Unusable::Label)));
         assert!(matches!(activation(rows / 2, 0), Err(Unusable::Shape { .. })));
+    }
+
+    #[test]
+    fn a_tensor_of_a_worker_has_a_note_and_its_end_nothing_else() {
+        let mut manifest = Scenario::small_manifest(2, 1, 1);
+        let optimizer = manifest.optimizer.clone();
+        let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
+        let inner = InnerLoop { steps: 1, microbatches: 1, optimizer, codec, moments };
+        manifest.inner = Some(inner);
+        let note = || {
+            let bytes = vec![0; NOTE].into();
+            Frame::pack(Element::U8, &[NOTE as u32], bytes, Packing::Raw).expect("small")
+        };
+        let gradient = || {
+            let shape = manifest.boundary_shape();
+            let bytes = vec![0; 4 * shape.iter().product::<u32>() as usize].into();
+            Frame::pack(Element::F32, &shape, bytes, Packing::Raw).expect("small")
+        };
+        let key = ClaimKey { step: Step(0), stage: Stage(0), microbatch: Microbatch(0) };
+        let unpacked = |exchange, frames: &[Frame]| {
+            let tag = TensorTag::ActivationGradient { key, exchange: Exchange(exchange) };
+            unpack(&wire::encode(&tag).expect("small"), frames, &manifest).is_ok()
+        };
+        assert!(unpacked(0, &[gradient(), note()]) && unpacked(1, &[note()]));
+        assert!(!unpacked(0, &[gradient()]) && !unpacked(0, &[note()]));
+        assert!(!unpacked(1, &[gradient(), note()]) && !unpacked(u32::MAX, &[note()]));
+        assert!(!unpacked(0, &[gradient(), gradient()]));
     }
 }

@@ -229,11 +229,9 @@ impl ComputeQueue {
         if dropped.running > 0 { Vec::new() } else { std::mem::take(&mut dropped.in_use) }
     }
 
-    /// The engine discarded dropped work. Returns whether that still occupied room.
-    pub(super) fn discarded(&mut self, key: ClaimKey) -> bool {
-        let dropped = self.dropping.remove(&key).expect("work is discarded once");
-        assert_eq!(dropped.in_use, [], "the engine is done with it");
-        dropped.holds_room
+    /// The engine discarded dropped work. Returns what that still occupied.
+    pub(super) fn discarded(&mut self, key: ClaimKey) -> Dropped {
+        self.dropping.remove(&key).expect("work is discarded once")
     }
 
     /// Takes the room of all dropped work, for a rewind. Returns the work that occupied it.

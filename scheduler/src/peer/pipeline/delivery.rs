@@ -122,8 +122,9 @@ impl Delivery {
     /// too: the receiver then answers again.
     pub(super) fn accept(&mut self, to: Member, wanted: Exchange) {
         self.route = Route::Accepted { to };
-        self.exchanges.reached = wanted.0;
-        self.exchanges.unsent = wanted.0.min(self.exchanges.unanswered);
+        let wanted = wanted.0.min(self.exchanges.count - 1);
+        self.exchanges.reached = wanted;
+        self.exchanges.unsent = wanted.min(self.exchanges.unanswered);
     }
 
     /// Sends the activations that are both computed and accepted, up to the end of the receiver's update.

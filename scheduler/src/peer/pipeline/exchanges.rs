@@ -248,7 +248,7 @@ impl Exchanges {
 
 /// The first exchange that waits until more than `returned` have their gradients.
 pub(super) fn end_of_update(at_once: u32, returned: u32) -> u32 {
-    (returned / at_once + 1).saturating_mul(at_once)
+    (returned / at_once).saturating_add(1).saturating_mul(at_once)
 }
 
 #[cfg(test)]

@@ -387,8 +387,12 @@ impl Pipeline {
 
     /// The engine discarded dropped work.
     pub(super) fn handle_discarded(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
-        let holds_room = self.queue.discarded(key);
-        if holds_room {
+        let dropped = self.queue.discarded(key);
+        // Of passes that found numbers out of range.
+        for payload in dropped.in_use {
+            self.jobs.release(payload, out);
+        }
+        if dropped.holds_room {
             self.stages.vacate(key);
         }
         if self.stages.contains(key.stage) {

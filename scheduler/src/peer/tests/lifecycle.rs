@@ -2,21 +2,25 @@
 
 use super::*;
 
+fn commit(step: Step) -> CommitRecord {
+    let outcome = RoundOutcome { hash: ContentHash([5; 32]), square_norm: 1.0, proof: 0 };
+    CommitRecord {
+        era: Era(0),
+        term: Term(1),
+        step,
+        rounds: vec![(Attempt(0), outcome); 2],
+        gradient_norm: 1.0,
+        loss: FixedLoss::new(1, 1),
+        held_out_loss: None,
+    }
+}
+
 #[test]
 fn a_peer_without_stages_follows_every_commit() {
     let (mut watcher, _) = Probe::hosting(StageSpan::none(), 1, PeerLimits::default());
     // More steps than the engine may apply at once.
     for step in (0..2000).map(Step) {
-        let outcome = RoundOutcome { hash: ContentHash([5; 32]), square_norm: 1.0, proof: 0 };
-        let record = CommitRecord {
-            era: Era(0),
-            term: Term(1),
-            step,
-            rounds: vec![(Attempt(0), outcome); 2],
-            gradient_norm: 1.0,
-            loss: FixedLoss::new(1, 1),
-            held_out_loss: None,
-        };
+        let record = commit(step);
         let actions = watcher.receive_from_coordinator(FromCoordinator::Commit(record.clone()));
         assert!(actions.contains(&PeerAction::Event(PeerEvent::Applied { record })), "{actions:?}");
         assert_eq!(watcher.peer.version(), step.next());
@@ -122,4 +126,18 @@ fn a_draining_peer_accepts_only_the_open_step_and_leaves_when_idle() {
     let (mut idle, _) = Probe::at(1, |_| {});
     let left = idle.input(PeerInput::Drain);
     assert_eq!(left, [leaves, PeerAction::Event(PeerEvent::Drained)]);
+}
+
+#[test]
+fn a_member_that_cannot_follow_says_so_until_it_is_out() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    let stale = PeerAction::ToCoordinator(ToCoordinator::Stale { there: false });
+    let commits = probe.receive_from_coordinator(FromCoordinator::Commit(commit(Step(0))));
+    assert!(!commits.contains(&stale), "its result may be on its way: {commits:?}");
+    for time in ["the first time", "again", "and again"] {
+        probe.now = probe.now + Duration::from_secs(600);
+        assert!(probe.input(PeerInput::Tick).contains(&stale), "{time}");
+    }
+    let next = probe.receive_from_coordinator(FromCoordinator::TakenOver);
+    assert!(next.contains(&stale), "the next coordinator: {next:?}");
 }

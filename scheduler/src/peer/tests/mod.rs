@@ -1,6 +1,7 @@
 //! The actions of a peer: windows, backpressure, claims and repetitions.
 
 mod downstream;
+mod exchanges;
 mod lifecycle;
 mod upstream;
 
@@ -13,6 +14,7 @@ use shoal_protocol::ids::{
     Attempt, ClaimKey, ContentHash, Era, Exchange, Grant, Incarnation, Member, Microbatch, PeerId,
     Stage, StageSpan, Step, Term,
 };
+use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{
     Candidate, CommitRecord, Duties, FixedLoss, FromCoordinator, MemberRecord, Move, MoveReason,
     PassTimes, PeerMessage, RoundOutcome, SnapshotPart, StageChoice, StageRoom, StoredStage,
@@ -66,7 +68,16 @@ impl Probe {
         others: u16,
         limits: PeerLimits,
     ) -> (Self, Vec<PeerAction>) {
-        let manifest = Arc::new(Scenario::small_manifest(2, 8, 3));
+        Self::of_run(Scenario::small_manifest(2, 8, 3), devices, (span, others), limits)
+    }
+
+    fn of_run(
+        manifest: Manifest,
+        devices: NonZeroU16,
+        (span, others): (StageSpan, u16),
+        limits: PeerLimits,
+    ) -> (Self, Vec<PeerAction>) {
+        let manifest = Arc::new(manifest);
         let config = PeerConfig {
             me: member(ME),
             parameters: manifest.weight_groups().map(|weights| (weights, 4)).collect(),
