@@ -27,6 +27,16 @@ fn run_with(codec: &str, moments: &str, overlap: bool, changes: &[(&str, Value)]
     Run::with_section(("outer", outer), &[&values, changes].concat())
 }
 
+/// The swarm ends with the bits of one process.
+fn assert_ends_as_alone(swarm: Swarm, run: &Run) {
+    let trained = swarm.finish();
+    let alone = run.local("alone");
+    assert_eq!(trained.hash(), alone.hash());
+    assert_eq!(trained.losses(), alone.losses());
+    let losses = alone.losses();
+    assert!(losses.len() == 6 && losses[5] < losses[0], "{losses:?}");
+}
+
 /// Three peers, one of which has two devices, meet; one dies and comes back, and the one with two devices dies.
 fn assert_survives_deaths(run: &Run) {
     let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "3"], SLOW].concat());
@@ -37,12 +47,7 @@ fn assert_survives_deaths(run: &Run) {
     swarm.join(SLOW);
     swarm.reach(4);
     swarm.peers.remove(1).kill();
-    let trained = swarm.finish();
-    let alone = run.local("alone");
-    assert_eq!(trained.hash(), alone.hash());
-    assert_eq!(trained.losses(), alone.losses());
-    let losses = alone.losses();
-    assert!(losses.len() == 6 && losses[5] < losses[0], "{losses:?}");
+    assert_ends_as_alone(swarm, run);
 }
 
 #[test]
@@ -90,12 +95,7 @@ fn assert_pipelines_survive_deaths(run: &Run) {
     swarm.join(&[&["--stage", "0"], SLOW].concat());
     swarm.reach(3);
     swarm.peers.remove(2).kill();
-    let trained = swarm.finish();
-    let alone = run.local("alone");
-    assert_eq!(trained.hash(), alone.hash());
-    assert_eq!(trained.losses(), alone.losses());
-    let losses = alone.losses();
-    assert!(losses.len() == 6 && losses[5] < losses[0], "{losses:?}");
+    assert_ends_as_alone(swarm, run);
 }
 
 #[test]

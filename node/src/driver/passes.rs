@@ -34,7 +34,7 @@ impl Passes {
         task: &Task,
         inputs: &[Tensors],
     ) -> Result<TaskResult, EngineError> {
-        match *task {
+        let result = match *task {
             Task::Forward { key, exchange, .. } if self.is_of_pipeline(key) => {
                 self.forward_worker(engine, (key, exchange), &inputs[0])
             }
@@ -43,18 +43,24 @@ impl Passes {
             }
             Task::Forward { key, .. } => self.forward(engine, key, &inputs[0]),
             Task::Backward { key, .. } => self.backward(engine, key, inputs.first()),
-            Task::Accumulate { key, .. } => match engine.accumulate(key) {
-                Ok(()) => Ok(TaskResult::Accumulated { key }),
-                Err(error @ EngineError::BadGradient { .. }) => {
-                    Ok(TaskResult::Diverged { key, reason: error.to_string() })
-                }
-                Err(error) => Err(error),
-            },
+            Task::Accumulate { key, .. } => {
+                engine.accumulate(key).map(|()| TaskResult::Accumulated { key })
+            }
             Task::Discard { key, .. } => {
                 engine.discard(key);
                 Ok(TaskResult::Discarded { key })
             }
             _ => unreachable!("{task:?} concerns all devices"),
+        };
+        match (result, task) {
+            // Of this gradient, or of an update of a virtual worker's own.
+            (
+                Err(error @ EngineError::BadGradient { .. }),
+                Task::Forward { key, .. }
+                | Task::Backward { key, .. }
+                | Task::Accumulate { key, .. },
+            ) => Ok(TaskResult::Diverged { key: *key, reason: error.to_string() }),
+            (result, _) => result,
         }
     }
 
@@ -95,16 +101,11 @@ impl Passes {
         std::thread::sleep(self.slow_down);
         let (input, labels) = (tensors[0].clone(), tensors.get(1).cloned());
         let label_bytes = labels.as_ref().map(|labels| &labels.bytes);
-        match engine.forward(key, &input.bytes, label_bytes) {
-            // Of an update of a virtual worker's own.
-            Err(error @ EngineError::BadGradient { .. }) => {
-                Ok(TaskResult::Diverged { key, reason: error.to_string() })
-            }
-            Err(error) => Err(error),
-            Ok(ForwardOutput::Loss { share, targets, padded }) => {
+        match engine.forward(key, &input.bytes, label_bytes)? {
+            ForwardOutput::Loss { share, targets, padded } => {
                 Ok(loss_result(key, share, targets, padded))
             }
-            Ok(ForwardOutput::Activation(bytes)) => {
+            ForwardOutput::Activation(bytes) => {
                 let codec = self.manifest.codec.activations;
                 let mut tensors = vec![self.boundary_tensor(codec, bytes)];
                 tensors.extend(labels);
@@ -146,13 +147,9 @@ impl Passes {
             rest => (None, rest.first()),
         };
         let bytes = words.map(|words| words.map(|tensor| &tensor.bytes));
-        let ran = engine.forward_worker(key, exchange, bytes, note.map_or(0.0, read_note));
-        let WorkerForward { activation, note, loss } = match ran {
-            Err(error @ EngineError::BadGradient { .. }) => {
-                return Ok(TaskResult::Diverged { key, reason: error.to_string() });
-            }
-            ran => ran?,
-        };
+        let note = note.map_or(0.0, read_note);
+        let WorkerForward { activation, note, loss } =
+            engine.forward_worker(key, exchange, bytes, note)?;
         if let Some(ForwardOutput::Loss { share, targets, padded }) = loss {
             return Ok(loss_result(key, share, targets, padded));
         }
@@ -180,13 +177,7 @@ impl Passes {
             rest => (None, rest.first()),
         };
         let note = note.map_or(0.0, read_note);
-        let ran = engine.backward_worker(key, exchange, gradient, note);
-        let (gradient, note) = match ran {
-            Err(error @ EngineError::BadGradient { .. }) => {
-                return Ok(TaskResult::Diverged { key, reason: error.to_string() });
-            }
-            ran => ran?,
-        };
+        let (gradient, note) = engine.backward_worker(key, exchange, gradient, note)?;
         if key.stage.0 == 0 {
             return Ok(TaskResult::Returned { key, gradient: None });
         }

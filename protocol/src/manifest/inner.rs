@@ -139,8 +139,7 @@ impl Manifest {
     #[must_use]
     pub fn passes_of_exchange(&self, microbatch: Microbatch, exchange: Exchange) -> Range<u32> {
         let passes = u32::try_from(self.passes_of(microbatch)).expect("within a cap");
-        let trains = microbatch.0 < self.training.microbatches;
-        if !trains || !self.has_worker_pipelines() {
+        if self.exchanges_of(microbatch) == 1 {
             return 0..passes;
         }
         exchange.0.min(passes)..exchange.0.saturating_add(1).min(passes)

@@ -26,12 +26,12 @@ pub(super) struct Delivery {
     pub(super) next_holder: Option<Member>,
     /// The activation of each exchange so far, in the output log.
     pub(super) outputs: Vec<Payload>,
-    pub(super) exchanges: Exchanges,
+    pub(super) exchanges: Progress,
 }
 
 /// How far the exchanges of a delivery are.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Exchanges {
+pub(super) struct Progress {
     pub(super) count: u32,
     /// Those that may be under way together.
     pub(super) at_once: u32,
@@ -43,7 +43,7 @@ pub(super) struct Exchanges {
     pub(super) unsent: u32,
 }
 
-impl Exchanges {
+impl Progress {
     pub(super) fn new((count, at_once): (u32, u32)) -> Self {
         Self { count, at_once, unanswered: 0, reached: 0, unsent: 0 }
     }
@@ -84,7 +84,7 @@ impl Route {
 
 impl Delivery {
     /// The delivery of a job at a stage before the last.
-    pub(super) fn new(is_contested: bool, is_granted: bool, exchanges: Exchanges) -> Self {
+    pub(super) fn new(is_contested: bool, is_granted: bool, exchanges: Progress) -> Self {
         Self {
             route: Route::Unrouted,
             is_contested,
@@ -103,7 +103,7 @@ impl Delivery {
         Self {
             route: Route::Nowhere,
             is_answered: true,
-            ..Self::new(false, false, Exchanges::new((1, 1)))
+            ..Self::new(false, false, Progress::new((1, 1)))
         }
     }
 

@@ -164,11 +164,7 @@ impl Exchanges {
     ) -> Result<(), Payload> {
         let expected = self.forward.given..self.end_of_update();
         let is_expected = self.source == Source::Upstream && expected.contains(&exchange.0);
-        if !is_expected || self.inputs.contains_key(&exchange) {
-            return Err(payload);
-        }
-        self.inputs.insert(exchange, payload);
-        Ok(())
+        receive(&mut self.inputs, is_expected, exchange, payload)
     }
 
     /// Takes a gradient. Gives it back if none is expected here.
@@ -179,11 +175,7 @@ impl Exchanges {
     ) -> Result<(), Payload> {
         let expected = self.backward.given..self.end_of_update();
         let is_expected = self.answer == Answer::Downstream && expected.contains(&exchange.0);
-        if !is_expected || self.gradients.contains_key(&exchange) {
-            return Err(payload);
-        }
-        self.gradients.insert(exchange, payload);
-        Ok(())
+        receive(&mut self.gradients, is_expected, exchange, payload)
     }
 
     /// The next stage has evaluated the held-out microbatch. Returns whether that was not known.
@@ -244,6 +236,20 @@ impl Exchanges {
         let [gradients, more] = given(self.gradients, self.backward);
         (inputs.chain(gradients).collect(), early.chain(more).collect())
     }
+}
+
+/// Puts an expected tensor among those that are here, once. Gives any other back.
+fn receive(
+    here: &mut BTreeMap<Exchange, Payload>,
+    is_expected: bool,
+    exchange: Exchange,
+    payload: Payload,
+) -> Result<(), Payload> {
+    if !is_expected || here.contains_key(&exchange) {
+        return Err(payload);
+    }
+    here.insert(exchange, payload);
+    Ok(())
 }
 
 /// The first exchange that waits until more than `returned` have their gradients.

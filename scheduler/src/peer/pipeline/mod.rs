@@ -250,6 +250,7 @@ impl Pipeline {
         if self.queue.is_dropping(key) {
             return self.drop_result(key, output, out);
         }
+        assert!(ctx.is_last(key) || loss.is_none(), "a loss comes from the last stage");
         assert_eq!(ctx.is_last(key), output.is_none(), "all other stages have an activation");
         let job = self.jobs.existing(key);
         job.pass_times.forward = job.pass_times.forward.max(took);

@@ -5,7 +5,7 @@ use shoal_protocol::message::{PassTimes, PeerMessage, ToCoordinator};
 use shoal_protocol::units::Moment;
 
 use super::Pipeline;
-use super::delivery::{self, Delivery};
+use super::delivery::{Delivery, Progress};
 use super::downstream::UNANSWERED;
 use super::exchanges::Exchanges;
 use super::job::{Claim, Job, Report};
@@ -197,7 +197,7 @@ impl Pipeline {
         let delivery = if ctx.is_last(key) {
             Delivery::none()
         } else {
-            let exchanges = delivery::Exchanges::new(numbers(ctx, key));
+            let exchanges = Progress::new(numbers(ctx, key));
             Delivery::new(contested, job.grant().is_some(), exchanges)
         };
         self.jobs.insert(key, job);

@@ -109,7 +109,7 @@ fn an_activation_that_comes_again_is_answered_from_the_log() {
     let mut probe = after_an_update();
     let again = probe.tensor(1, activation(0), 40);
     assert_eq!(again, [PeerAction::Release(PayloadId(40)), sent(1, gradient(0), 20)]);
-    // One from whom no offer came gets nothing.
+    // A peer that offered nothing gets nothing.
     let stranger = probe.tensor(2, activation(0), 41);
     assert_eq!(stranger, [PeerAction::Release(PayloadId(41))]);
 }
