@@ -27,14 +27,15 @@ from sizes import size
 STEPS = size(600, 4)
 WORKERS = size(4, 2)
 MICROBATCHES = 8
-# Steps between two meetings, the precision of a worker's way, what a worker's moments begin with, and whether meetings
-# overlap with the next steps.
+# Steps between two meetings, the precision of a worker's way, what a worker's moments begin with, and how many of the
+# next steps overlap with a meeting.
 RUNS = size([
-    (10, "f32", "zero", False), (30, "f32", "zero", False), (100, "f32", "zero", False),
-    (10, "f32", "mean", False), (30, "f32", "mean", False), (100, "f32", "mean", False),
-    (30, "int8", "mean", False), (30, "int4", "mean", False), (30, "int2", "mean", False), (30, "int2", "zero", False),
-    (10, "f32", "zero", True), (30, "f32", "zero", True),
-], [(2, "f32", "zero", True), (2, "int2", "mean", False)])
+    (10, "f32", "zero", 0), (30, "f32", "zero", 0), (100, "f32", "zero", 0),
+    (10, "f32", "mean", 0), (30, "f32", "mean", 0), (100, "f32", "mean", 0),
+    (30, "int8", "mean", 0), (30, "int4", "mean", 0), (30, "int2", "mean", 0), (30, "int2", "zero", 0),
+    (10, "f32", "zero", 2), (10, "f32", "zero", 10),
+    (30, "f32", "zero", 3), (30, "f32", "zero", 10), (30, "f32", "zero", 30),
+], [(2, "f32", "zero", 1), (2, "f32", "zero", 2), (2, "int2", "mean", 0)])
 GOAL = (30, 0.02)
 
 
@@ -49,7 +50,7 @@ def train(shoal, data, steps, run, base=None):
     if run:
         every, codec, moments, overlap = run
         section = (f'\n[outer]\nworkers = {WORKERS}\nevery = {every}\ncodec = "{codec}"\nmoments = "{moments}"\n'
-                   f"overlap = {str(overlap).lower()}\n")
+                   f"overlap = {overlap}\n")
     model = f'[model]\nfrom = "{base}"\ncontext = 128\n' if base else None
     edit = lambda text: (re.sub(r"\[model\]\n.*?\n\n", model + "\n", text, flags=re.DOTALL) if model else text) + section
     return losses.train(shoal, data, values, edit)
@@ -94,7 +95,7 @@ def main():
 
 def name(run):
     every, codec, moments, overlap = run
-    return f"every {every}, {codec}, {moments}" + (", overlap" if overlap else "")
+    return f"every {every}, {codec}, {moments}" + (f", overlap {overlap}" if overlap else "")
 
 
 def evaluations(steps, run):
@@ -110,8 +111,7 @@ def row(run, evaluated):
     together = evaluated[None][step]
     above = loss / together - 1
     judged = ("met" if above <= GOAL[1] else "NOT met") if every == GOAL[0] else ""
-    overlaps = "yes" if overlap else "no"
-    return [every, codec, moments, overlaps, step, f"{loss:.4f}", f"{together:.4f}", f"{above:+.2%}", judged]
+    return [every, codec, moments, overlap, step, f"{loss:.4f}", f"{together:.4f}", f"{above:+.2%}", judged]
 
 
 if __name__ == "__main__":

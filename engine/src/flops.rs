@@ -47,7 +47,7 @@ pub fn pass_flops(manifest: &Manifest, stage: Stage) -> PassFlops {
     let forward = tokens * (trained + frozen + attention);
     let backward = tokens * (2.0 * (trained + attention) + frozen);
     match &manifest.inner {
-        Some(inner) if !manifest.has_worker_pipelines() => {
+        Some(inner) if !manifest.workers_exchange() => {
             PassFlops { forward: f64::from(inner.passes()) * (forward + backward), backward: 0.0 }
         }
         _ => PassFlops { forward, backward },

@@ -36,7 +36,7 @@ pub(crate) struct InnerTrainer {
     place: (Device, Share),
     /// Models of which no worker is trained now: the only one, where workers are trained one after the other.
     pub(crate) idle: Vec<StageModel>,
-    /// Workers that other stages train too.
+    /// Workers whose passes are exchanges.
     pub(crate) pipelined: BTreeMap<ClaimKey, PipelinedWorker>,
     /// The devices that train a worker with this one, if there are any.
     together: Option<Together>,
@@ -44,7 +44,7 @@ pub(crate) struct InnerTrainer {
     pub(crate) moments: Option<CarriedMoments>,
 }
 
-/// One stage of a virtual worker that several stages train.
+/// One stage of a virtual worker whose passes are exchanges.
 #[derive(Debug)]
 pub(crate) struct PipelinedWorker {
     pub(crate) model: StageModel,
@@ -98,9 +98,18 @@ impl InnerTrainer {
         let share = if together.is_some() { share.clone() } else { Share::WHOLE };
         let place = (device, share);
         let idle = vec![StageModel::of_worker(&of_worker, stage, place.clone(), frozen)?];
-        let (manifest, updates, bits) = (of_worker, inner.steps.into(), inner.codec.bits());
-        let pipelined = BTreeMap::new();
-        Ok(Some(Self { manifest, updates, bits, place, idle, pipelined, together, moments }))
+        let (updates, bits) = (inner.steps.into(), inner.codec.bits());
+        let manifest = of_worker;
+        Ok(Some(Self {
+            manifest,
+            updates,
+            bits,
+            place,
+            idle,
+            pipelined: BTreeMap::new(),
+            together,
+            moments,
+        }))
     }
 
     /// The models of all workers.

@@ -32,7 +32,7 @@ const PER_PARAMETER: u64 = 20;
 /// each token, in f32.
 ///
 /// A virtual worker has one microbatch in flight, and beside the run's weights those of its own: for each 16 bytes
-/// (with its accumulator and gradient), 2 for its bf16 copy, and what its optimizer keeps. One that several stages train
+/// (with its accumulator and gradient), 2 for its bf16 copy, and what its optimizer keeps. One whose passes are exchanges
 /// has the microbatches of an update in flight, and 4 bytes more for each weight. Where workers carry that,
 /// further 16 for each of these numbers.
 #[must_use]
@@ -219,15 +219,15 @@ fn optimizer_bytes(manifest: &Manifest, stage: Stage) -> u64 {
 fn inner_bytes(manifest: &Manifest, stage: Stage) -> u64 {
     let Some(of_worker) = manifest.of_worker() else { return 0 };
     let weights = parameter_count(manifest, stage) as u64;
-    // A worker that several stages train has its mean gradient for a while.
-    let mean = if manifest.has_worker_pipelines() { 4 } else { 0 };
+    // A worker whose passes are exchanges has its mean gradient for a while.
+    let mean = if manifest.workers_exchange() { 4 } else { 0 };
     let each = weights * (4 + 8 + 4 + mean + narrow_bytes(manifest));
     (each + optimizer_bytes(&of_worker, stage)) * workers_at_once(manifest)
 }
 
-/// Virtual workers that a stage may be training at the same time on one device: of each step, if several stages do.
+/// Virtual workers that a stage may be training at the same time on one device: of each step, if their passes are exchanges.
 fn workers_at_once(manifest: &Manifest) -> u64 {
-    if manifest.has_worker_pipelines() { manifest.steps_at_once() } else { 1 }
+    if manifest.workers_exchange() { manifest.steps_at_once() } else { 1 }
 }
 
 /// Bytes of a weight's copy in the dtype of passes.

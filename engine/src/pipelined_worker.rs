@@ -1,4 +1,5 @@
-//! One stage of a virtual worker that several stages train, each at a peer of its own.
+//! One stage of a virtual worker whose passes are exchanges: because several stages train it, each at a peer of its own,
+//! or because it joins the newest meeting on its way.
 //!
 //! Its passes are exchanges with the neighbours. The gradient of an update is clipped by its norm over all stages, so a
 //! note travels with each tensor: the last gradient of an update brings the sum of the squares of the stages above,
@@ -48,7 +49,7 @@ impl InnerTrainer {
     pub(crate) fn forward_exchange(
         &mut self,
         (key, exchange): (ClaimKey, Exchange),
-        (weights, frozen): (&Weights, Option<&Frozen>),
+        (start, joined, frozen): (&Weights, Option<&Weights>, Option<&Frozen>),
         words: Option<[&Bytes; 2]>,
         note: f64,
     ) -> Result<WorkerForward> {
@@ -56,15 +57,36 @@ impl InnerTrainer {
         let mut worker = match self.pipelined.remove(&key) {
             Some(worker) => worker,
             None if exchange == Exchange(0) => {
-                let model = self.begin(key.stage, weights, frozen)?;
+                let model = self.begin(key.stage, start, frozen)?;
                 let (losses, mean) = (Losses::default(), Bytes::new());
                 PipelinedWorker { model, losses, targets: 0, mean, squares: 0.0 }
             }
             None => return Err(EngineError::NotInFlight(key)),
         };
-        let output = self.forward_worker(&mut worker, (key, &place), words, note);
+        let output = self.prepare(&mut worker, (key, &place), note).and_then(|()| {
+            if let Some(joined) = joined {
+                worker.model.weights.move_by(joined, start)?;
+            }
+            self.forward_worker(&mut worker, (key, &place), words)
+        });
         self.pipelined.insert(key, worker);
         output
+    }
+
+    /// Makes the update that is due before a forward pass.
+    fn prepare(
+        &self,
+        worker: &mut PipelinedWorker,
+        (key, place): (ClaimKey, &Place),
+        note: f64,
+    ) -> Result<()> {
+        if key.stage.0 > 0 {
+            worker.squares = note;
+        }
+        if !place.begins || place.update == 0 {
+            return Ok(());
+        }
+        self.update_worker(worker, key, place.update - 1)
     }
 
     fn forward_worker(
@@ -72,14 +94,7 @@ impl InnerTrainer {
         worker: &mut PipelinedWorker,
         (key, place): (ClaimKey, &Place),
         words: Option<[&Bytes; 2]>,
-        note: f64,
     ) -> Result<WorkerForward> {
-        if key.stage.0 > 0 {
-            worker.squares = note;
-        }
-        if place.begins && place.update > 0 {
-            self.update_worker(worker, key, place.update - 1)?;
-        }
         let note = worker.squares;
         if place.is_end {
             let is_last = key.stage == self.manifest().last_stage();

@@ -170,6 +170,14 @@ impl Weights {
         }
     }
 
+    /// Adds what changed between two weights in the same place.
+    pub(crate) fn move_by(&mut self, to: &Self, from: &Self) -> Result<()> {
+        assert!(self.kept == to.kept && self.kept == from.kept, "all are in the same place");
+        let _guard = tch::no_grad_guard();
+        let _ = self.flat.f_add_(&to.flat.f_sub(&from.flat)?)?;
+        self.follow()
+    }
+
     /// Updates the copies after a change of the flat vector.
     pub(crate) fn follow(&mut self) -> Result<()> {
         match &self.copies {

@@ -1,11 +1,10 @@
-//! Virtual workers that several stages train together, exchange by exchange.
+//! Virtual workers whose passes are exchanges: of several stages, or joined to the newest meeting on their way.
 
 mod common;
 
-use bytes::Bytes;
 use common::{Trainer, key, manifest, muon, samples, text, with_workers};
-use shoal_engine::{EngineError, ForwardOutput, WorkerForward};
-use shoal_protocol::ids::{ClaimKey, Exchange, Microbatch, Stage, Step};
+use shoal_engine::EngineError;
+use shoal_protocol::ids::{ClaimKey, Exchange, Stage};
 use shoal_protocol::manifest::{Dtype, InnerMoments, Lora, LoraTarget, Manifest};
 
 const OUTER_STEPS: u64 = 3;
@@ -25,72 +24,13 @@ fn trainer(mut manifest: Manifest) -> (Trainer, tempfile::TempDir) {
     (Trainer::new(&manifest, samples), folder)
 }
 
-/// The tokens and labels of an exchange; none of the last.
-fn words(trainer: &Trainer, (step, worker, exchange): (u64, u32, u32)) -> Option<[Bytes; 2]> {
-    let manifest = &trainer.manifest;
-    let passes = manifest.passes_of_exchange(Microbatch(worker), Exchange(exchange));
-    let size = u64::from(manifest.training.microbatch_size);
-    let rows = u64::from(passes.start) * size..u64::from(passes.end) * size;
-    let batch = trainer.samples.batch_of(Step(step), Microbatch(worker), rows);
-    (!passes.is_empty()).then_some([batch.inputs, batch.labels])
-}
-
-/// Takes an exchange up through all stages.
-fn up(trainer: &mut Trainer, work: (u64, u32, u32)) -> Option<ForwardOutput> {
-    let (step, worker, exchange) = work;
-    let words = words(trainer, work);
-    let (mut input, mut note) = (words.clone().map(|[tokens, _]| tokens), 0.0);
-    for stage in trainer.manifest.stages().collect::<Vec<_>>() {
-        let labels = words.as_ref().map(|[_, labels]| labels);
-        let words = input.as_ref().zip(labels).map(|(input, labels)| [input, labels]);
-        let key = key(step, stage, worker);
-        let ran = trainer.engine.forward_worker(key, Exchange(exchange), words, note);
-        let WorkerForward { activation, note: next, loss } = ran.expect("a forward pass");
-        (input, note) = (activation, next);
-        if loss.is_some() {
-            return loss;
-        }
-    }
-    None
-}
-
-/// Takes an exchange down again.
-fn down(trainer: &mut Trainer, (step, worker, exchange): (u64, u32, u32)) {
-    let (mut gradient, mut note) = (None, 0.0);
-    for stage in trainer.manifest.stages().collect::<Vec<_>>().into_iter().rev() {
-        let (key, engine) = (key(step, stage, worker), &mut trainer.engine);
-        let ran = engine.backward_worker(key, Exchange(exchange), gradient.as_ref(), note);
-        (gradient, note) = ran.expect("a backward pass");
-    }
-}
-
-/// Trains a worker, with the passes of an update under way together or one by one. Returns its loss.
-fn train(trainer: &mut Trainer, step: u64, worker: u32, at_once: u32) -> f32 {
-    let count = trainer.manifest.exchanges_of(Microbatch(worker));
-    let mut loss = None;
-    for first in (0..count).step_by(at_once as usize) {
-        let some = first..(first + at_once).min(count);
-        for exchange in some.clone() {
-            loss = up(trainer, (step, worker, exchange)).or(loss);
-        }
-        for exchange in some {
-            down(trainer, (step, worker, exchange));
-        }
-    }
-    for stage in trainer.manifest.stages() {
-        trainer.engine.accumulate(key(step, stage, worker)).expect("it is pending");
-    }
-    let Some(ForwardOutput::Loss { share, .. }) = loss else { panic!("it ends in a loss") };
-    share
-}
-
 /// The losses of all outer steps, and the weights at the end.
 fn trained(manifest: Manifest, at_once: u32) -> (Vec<f32>, Vec<u32>) {
     let (mut trainer, _folder) = trainer(manifest);
     let mut losses = Vec::new();
     for step in 0..OUTER_STEPS {
         for worker in 0..trainer.manifest.training.microbatches {
-            losses.push(train(&mut trainer, step, worker, at_once));
+            losses.push(trainer.train_worker((step, worker), at_once));
         }
         trainer.finish(step);
     }
@@ -138,6 +78,41 @@ fn stages_train_a_worker_with_the_bits_of_the_whole_model() {
     }
 }
 
+fn overlap(manifest: &mut Manifest, updates: u32) {
+    manifest.training.staleness = u8::from(updates > 0);
+    manifest.inner.as_mut().expect("workers").overlap = updates;
+    manifest.check().expect("a run");
+}
+
+#[test]
+fn workers_join_a_meeting_on_their_way_with_the_same_bits_in_any_stages() {
+    let joined = |stages, dtype, updates| {
+        let manifest = workers(|manifest| {
+            manifest.training.stages = stages;
+            manifest.training.dtype = dtype;
+            inner_clip(manifest, 0.0);
+            overlap(manifest, updates);
+        });
+        trained(manifest, 2)
+    };
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let whole = joined(1, dtype, 2);
+        assert!(joined(3, dtype, 2) == whole, "{dtype:?}");
+        assert!(joined(3, dtype, 3).1 != whole.1, "{dtype:?}: it matters when they join");
+    }
+}
+
+/// If the meeting before changed nothing, it does not matter when a worker joins it.
+#[test]
+fn a_worker_that_joins_what_it_began_from_is_one_that_waited() {
+    let first_step = |updates| {
+        let (mut trainer, _folder) = trainer(workers(|manifest| overlap(manifest, updates)));
+        let loss = trainer.train_worker((0, 1), 2);
+        (loss, trainer.gradients(0))
+    };
+    assert!(first_step(2) == first_step(0));
+}
+
 #[test]
 fn a_worker_is_clipped_by_the_norm_of_all_stages() {
     let manifest = workers(|manifest| inner_clip(manifest, 0.01));
@@ -159,15 +134,15 @@ fn a_worker_that_begins_anew_leaves_nothing_of_its_earlier_passes() {
     let sums = |disturb: &dyn Fn(&mut Trainer)| {
         let (mut trainer, _folder) = trainer(manifest.clone());
         disturb(&mut trainer);
-        train(&mut trainer, 0, 1, 2);
+        trainer.train_worker((0, 1), 2);
         trainer.gradients(0)
     };
     let undisturbed = sums(&|_| {});
     let given_up = sums(&|trainer| {
         for exchange in 0..5 {
-            up(trainer, (0, 1, exchange));
+            trainer.up((0, 1, exchange));
             if exchange < 4 {
-                down(trainer, (0, 1, exchange));
+                trainer.down((0, 1, exchange));
             }
         }
         let stages: Vec<Stage> = trainer.manifest.stages().collect();
@@ -177,8 +152,8 @@ fn a_worker_that_begins_anew_leaves_nothing_of_its_earlier_passes() {
     // Another worker is half way.
     let beside = sums(&|trainer| {
         for exchange in 0..3 {
-            up(trainer, (0, 2, exchange));
-            down(trainer, (0, 2, exchange));
+            trainer.up((0, 2, exchange));
+            trainer.down((0, 2, exchange));
         }
     });
     assert!(beside == undisturbed);
@@ -187,7 +162,7 @@ fn a_worker_that_begins_anew_leaves_nothing_of_its_earlier_passes() {
 #[test]
 fn an_exchange_without_those_before_it_is_refused() {
     let (mut trainer, _folder) = trainer(workers(|_| {}));
-    let [tokens, labels] = words(&trainer, (0, 0, 1)).expect("a pass");
+    let [tokens, labels] = trainer.words((0, 0, 1)).expect("a pass");
     let first: ClaimKey = key(0, Stage(0), 0);
     let engine = &mut trainer.engine;
     let refused = engine.forward_worker(first, Exchange(1), Some([&tokens, &labels]), 0.0);

@@ -60,9 +60,19 @@ fn a_pytorch_loop_with_workers_has_the_same_losses_and_weights() {
     for moments in [InnerMoments::Zero, InnerMoments::Mean] {
         compare_with_pytorch(with_moments(moments));
     }
-    let mut overlapping = workers();
-    overlapping.training.staleness = 1;
-    compare_with_pytorch(overlapping);
+    compare_with_pytorch(overlapping(workers(), 5));
+}
+
+/// The run with meetings that overlap with so many updates of the next workers.
+fn overlapping(mut manifest: Manifest, overlap: u32) -> Manifest {
+    manifest.training.staleness = 1;
+    manifest.inner.as_mut().expect("workers").overlap = overlap;
+    manifest
+}
+
+#[test]
+fn a_worker_that_joins_the_newest_meeting_on_its_way_is_that_of_a_pytorch_loop() {
+    compare_with_pytorch(overlapping(workers(), 2));
 }
 
 fn compare_with_pytorch(mut manifest: Manifest) {
@@ -84,7 +94,7 @@ fn compare_with_pytorch(mut manifest: Manifest) {
         "rate": 0.7,
         "momentum": 0.6,
         "carries_moments": manifest.carried_rule().is_some(),
-        "overlaps": manifest.training.staleness > 0,
+        "overlap": manifest.inner.as_ref().expect("workers").overlap,
         "beta1": adam.beta1,
         "beta2": adam.beta2,
         "epsilon": adam.epsilon,

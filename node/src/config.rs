@@ -444,7 +444,7 @@ mod tests {
         let moments = InnerMoments::Mean;
         other.outer = Some(Outer { rate: 0.5, codec, moments, ..Outer::new(3, 30) });
         assert_eq!(load(&other.to_toml()).expect("valid"), other);
-        other.outer = Some(Outer { overlap: true, ..Outer::new(3, 30) });
+        other.outer = Some(Outer { overlap: 5, ..Outer::new(3, 30) });
         assert_eq!(load(&other.to_toml()).expect("valid"), other);
     }
 

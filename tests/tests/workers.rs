@@ -6,11 +6,11 @@ use shoal_tests::swarm::{SLOW, Swarm, own_address};
 use toml::{Table, Value};
 
 /// A run of six outer steps of three workers, each of four steps, with a checkpoint after every second outer step.
-fn run(codec: &str, moments: &str, overlap: bool) -> Run {
+fn run(codec: &str, moments: &str, overlap: u32) -> Run {
     run_with(codec, moments, overlap, &[])
 }
 
-fn run_with(codec: &str, moments: &str, overlap: bool, changes: &[(&str, Value)]) -> Run {
+fn run_with(codec: &str, moments: &str, overlap: u32, changes: &[(&str, Value)]) -> Run {
     let outer = Table::from_iter([
         ("workers".to_owned(), Value::from(3)),
         ("every".to_owned(), Value::from(4)),
@@ -52,31 +52,37 @@ fn assert_survives_deaths(run: &Run) {
 
 #[test]
 fn workers_survive_deaths() {
-    assert_survives_deaths(&run("f32", "zero", false));
+    assert_survives_deaths(&run("f32", "zero", 0));
 }
 
 #[test]
 fn workers_that_carry_moments_survive_deaths() {
-    assert_survives_deaths(&run("f32", "mean", false));
-    assert_survives_deaths(&run("int4", "mean", false));
+    assert_survives_deaths(&run("f32", "mean", 0));
+    assert_survives_deaths(&run("int4", "mean", 0));
 }
 
 #[test]
 fn workers_that_round_survive_deaths() {
-    assert_survives_deaths(&run("int4", "zero", false));
+    assert_survives_deaths(&run("int4", "zero", 0));
 }
 
 #[test]
 fn workers_that_train_while_sums_travel_survive_deaths() {
-    assert_survives_deaths(&run("f32", "zero", true));
-    assert_survives_deaths(&run("int4", "zero", true));
+    assert_survives_deaths(&run("f32", "zero", 4));
+    assert_survives_deaths(&run("int4", "zero", 4));
+}
+
+#[test]
+fn workers_that_join_a_meeting_on_their_way_survive_deaths() {
+    assert_survives_deaths(&run("f32", "zero", 1));
+    assert_survives_deaths(&run("int4", "zero", 3));
 }
 
 #[test]
 fn workers_of_devices_that_share_slices_survive_deaths() {
     for (codec, moments) in [("f32", "zero"), ("int4", "mean")] {
         let sliced = [("model.slices", Value::from(2))];
-        assert_survives_deaths(&run_with(codec, moments, false, &sliced));
+        assert_survives_deaths(&run_with(codec, moments, 0, &sliced));
     }
 }
 
@@ -101,16 +107,18 @@ fn assert_pipelines_survive_deaths(run: &Run) {
 #[test]
 fn workers_of_several_peers_survive_deaths() {
     let stages = [("training.stages", Value::from(2))];
-    assert_pipelines_survive_deaths(&run_with("f32", "zero", false, &stages));
-    assert_pipelines_survive_deaths(&run_with("int8", "mean", false, &stages));
-    assert_pipelines_survive_deaths(&run_with("int4", "zero", true, &stages));
+    assert_pipelines_survive_deaths(&run_with("f32", "zero", 0, &stages));
+    assert_pipelines_survive_deaths(&run_with("int8", "mean", 0, &stages));
+    assert_pipelines_survive_deaths(&run_with("int4", "zero", 4, &stages));
+    assert_pipelines_survive_deaths(&run_with("int4", "zero", 2, &stages));
 }
 
 #[test]
 fn workers_go_on_with_their_only_anchor_from_a_checkpoint() {
-    assert_goes_on_from_a_checkpoint(&run("int8", "zero", false));
-    assert_goes_on_from_a_checkpoint(&run("int8", "mean", false));
-    assert_goes_on_from_a_checkpoint(&run("int8", "zero", true));
+    assert_goes_on_from_a_checkpoint(&run("int8", "zero", 0));
+    assert_goes_on_from_a_checkpoint(&run("int8", "mean", 0));
+    assert_goes_on_from_a_checkpoint(&run("int8", "zero", 4));
+    assert_goes_on_from_a_checkpoint(&run("int8", "zero", 2));
 }
 
 fn assert_goes_on_from_a_checkpoint(run: &Run) {
@@ -154,6 +162,12 @@ fn workers_that_cannot_be_are_refused() {
     assert!(text.contains("where codec.all_reduce rounds"), "{text}");
     let text = refused(&[("training.staleness", Value::from(1))]);
     assert!(text.contains("in place of which there is outer.overlap"), "{text}");
+    let text = refused(&[("outer.overlap", Value::from(5))]);
+    assert!(text.contains("outer.overlap = 5 is out of range"), "{text}");
+    let text = refused(&[("outer.overlap", Value::from(true))]);
+    assert!(text.contains("expected u32"), "{text}");
+    let text = refused(&[("model.slices", Value::from(2)), ("outer.overlap", Value::from(1))]);
+    assert!(text.contains("an outer.overlap of fewer than outer.every steps"), "{text}");
     let text = refused(&[("outer.momentum", Value::from(1.5))]);
     assert!(text.contains("outer.momentum = 1.5 is out of range"), "{text}");
 }

@@ -199,8 +199,8 @@ impl Engine {
         gradient.inspect_err(|_| self.end_together())
     }
 
-    /// Runs one stage forward in an exchange of a virtual worker that several stages train: `words` are its input and
-    /// labels as in [`Engine::forward`], and none in the last exchange. `note` came with the activation; the first
+    /// Runs one stage forward in an exchange of a virtual worker that has them: `words` are its input and labels as in
+    /// [`Engine::forward`], and none in the last exchange. At its exchange a worker joins the newest weights. `note` came with the activation; the first
     /// stage needs none. The exchanges of a worker come in order, and those of one update may be under way together.
     ///
     /// # Errors

@@ -425,7 +425,8 @@ mod tests {
         manifest.model.key_value_heads = manifest.model.heads;
         let optimizer = manifest.optimizer.clone();
         let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
-        manifest.inner = Some(InnerLoop { steps: 2, microbatches: 2, optimizer, codec, moments });
+        manifest.inner =
+            Some(InnerLoop { steps: 2, microbatches: 2, optimizer, codec, moments, overlap: 0 });
         let span = StageSpan::all(1);
         let count = parameter_count(&manifest, Stage(0)) as u64;
         for (slices, dtype, devices) in

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use shoal_protocol::codec::{Codec, Rounding};
-use shoal_protocol::ids::{ClaimKey, Stage, Step, WeightGroup};
+use shoal_protocol::ids::{ClaimKey, Exchange, Stage, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
 
@@ -462,13 +462,19 @@ impl StageModel {
         (step.0 % self.manifest.steps_at_once()) as usize
     }
 
-    /// The weights that the passes of this work item read.
+    /// The weights that the passes of this work item read, or those of a virtual worker at first.
     fn weights_of(&self, key: ClaimKey) -> Result<&Weights> {
+        self.weights_in(key, Exchange(0))
+    }
+
+    /// The weights that an exchange of this work item reads.
+    fn weights_in(&self, key: ClaimKey, exchange: Exchange) -> Result<&Weights> {
         self.check_weights()?;
         if self.stale.is_empty() {
             return Ok(&self.weights);
         }
-        let age = self.version.0.checked_sub(self.manifest.reads(key.step).0);
+        let reads = self.manifest.exchange_reads(key.step, exchange);
+        let age = self.version.0.checked_sub(reads.0);
         let mut held = [&self.weights].into_iter().chain(&self.stale);
         let read = age.and_then(|age| held.nth(usize::try_from(age).ok()?));
         read.ok_or(EngineError::WrongVersion { key, version: self.version })

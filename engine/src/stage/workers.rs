@@ -5,6 +5,7 @@ use shoal_protocol::ids::{ClaimKey, Exchange};
 
 use super::{ForwardOutput, Kept, StageModel};
 use crate::error::Result;
+use crate::weights::Weights;
 
 /// The result of a forward pass of a virtual worker that several stages train.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,8 +41,9 @@ impl StageModel {
         note: f64,
     ) -> Result<WorkerForward> {
         let mut inner = self.inner.take().expect("the run has workers");
-        let output = self.weights_of(work.0).and_then(|held| {
-            inner.forward_exchange(work, (held, self.frozen.as_ref()), words, note)
+        let frozen = self.frozen.as_ref();
+        let output = self.start_and_joined(work).and_then(|(start, joined)| {
+            inner.forward_exchange(work, (start, joined, frozen), words, note)
         });
         self.inner = Some(inner);
         output
@@ -55,11 +57,20 @@ impl StageModel {
         note: f64,
     ) -> Result<(Option<Bytes>, f64)> {
         let mut inner = self.inner.take().expect("the run has workers");
-        let weights = self.weights_of(work.0);
+        let weights = self.weights_in(work.0, work.1);
         let output = weights.and_then(|held| inner.backward_exchange(work, held, gradient, note));
         self.inner = Some(inner);
         let (gradient, note, pieces) = output?;
         self.pending.extend(pieces.map(|pieces| (work.0, pieces)));
         Ok((gradient, note))
+    }
+
+    /// The weights from which a virtual worker begins, and those that it joins before this exchange.
+    fn start_and_joined(
+        &self,
+        (key, exchange): (ClaimKey, Exchange),
+    ) -> Result<(&Weights, Option<&Weights>)> {
+        let (start, newest) = (self.weights_of(key)?, self.weights_in(key, exchange)?);
+        Ok((start, self.manifest.joins_at(exchange).then_some(newest)))
     }
 }

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
+mod exchanges;
 pub(crate) mod islander;
 #[path = "../../src/testing.rs"]
 mod testing;
@@ -72,7 +73,8 @@ pub(crate) fn with_workers(mut manifest: Manifest) -> Manifest {
     };
     let optimizer = std::mem::replace(&mut manifest.optimizer, outer);
     let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
-    manifest.inner = Some(InnerLoop { steps: 5, microbatches: 2, optimizer, codec, moments });
+    manifest.inner =
+        Some(InnerLoop { steps: 5, microbatches: 2, optimizer, codec, moments, overlap: 0 });
     manifest
 }
 
@@ -313,6 +315,10 @@ impl Trainer {
         let microbatches = self.manifest.training.microbatches;
         let mut loss = 0.0;
         for microbatch in 0..microbatches {
+            if self.manifest.exchanges_of(Microbatch(microbatch)) > 1 {
+                loss += f64::from(self.train_worker((step, microbatch), 1));
+                continue;
+            }
             loss += f64::from(self.forward(step, microbatch));
             self.backward(step, microbatch);
         }

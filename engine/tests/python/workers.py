@@ -2,8 +2,9 @@
 far the weights end from those of another checkpoint.
 
 The one argument is a JSON file: both checkpoints' folders, the outer rate and momentum, AdamW's constants, whether
-moments are carried, whether meetings overlap with the next step, and per outer step each worker's updates, as steps of `reference.py`. DiLoCo (arXiv 2311.08105),
-with moments that begin anew at every meeting, or with the means of all workers' moments and of their roots."""
+moments are carried, how many updates a worker makes before it joins the newest meeting, and per outer step each
+worker's updates, as steps of `reference.py`. DiLoCo (arXiv 2311.08105), with moments that begin anew at every meeting, or
+with the means of all workers' moments and of their roots."""
 
 import copy as copies
 import json
@@ -27,8 +28,9 @@ def main():
     late = copy(model)
     for workers in run["outer_steps"]:
         newest, of_step, states = copy(model), [], []
-        # Workers start from the weights before the last meeting, while its sums travel.
-        before = late if run["overlaps"] else newest
+        # Workers start from the weights before the last meeting, while its sums travel, and then join it.
+        overlap = run["overlap"]
+        before = late if overlap else newest
         late = newest
         distances = {name: torch.zeros_like(weight) for name, weight in before.items()}
         for updates in workers:
@@ -36,10 +38,17 @@ def main():
             optimizer = adamw(model, run)
             if carried:
                 optimizer.load_state_dict(copies.deepcopy(carried))
-            of_step += train(model, {**run, "staleness": 0, "steps": updates}, optimizer)["losses"]
+            origin = before
+            if 0 < overlap < len(updates):
+                of_step += part(model, run, optimizer, updates[:overlap])
+                with torch.no_grad():
+                    for name, weight in model.named_parameters():
+                        weight += newest[name] - before[name]
+                origin, updates = newest, updates[overlap:]
+            of_step += part(model, run, optimizer, updates)
             states.append(copies.deepcopy(optimizer.state_dict()))
             for name, weight in model.state_dict().items():
-                distances[name] += (before[name] - weight) / len(workers)
+                distances[name] += (origin[name] - weight) / len(workers)
         model.load_state_dict(newest)
         for name, weight in model.named_parameters():
             weight.grad = distances[name]
@@ -50,6 +59,10 @@ def main():
     off = max((ours[name] - theirs[name]).abs().max().item() for name in ours)
     moved = max((ours[name] - start[name]).abs().max().item() for name in ours)
     print(json.dumps({"losses": losses, "off": off, "moved": moved}))
+
+
+def part(model, run, optimizer, updates):
+    return train(model, {**run, "staleness": 0, "steps": updates}, optimizer)["losses"]
 
 
 def mean(states):

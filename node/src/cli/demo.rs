@@ -46,6 +46,9 @@ pub struct DemoArgs {
     /// Steps of a virtual worker from one meeting to the next.
     #[arg(long, value_name = "STEPS", default_value_t = 10, requires = "workers")]
     pub every: u32,
+    /// Steps of these that a virtual worker makes before it waits for the meeting before.
+    #[arg(long, value_name = "STEPS", default_value_t = 0, requires = "workers")]
+    pub overlap: u32,
     /// Number of steps (optimizer updates); 0 writes the initial checkpoint.
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,

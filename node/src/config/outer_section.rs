@@ -28,9 +28,9 @@ pub struct Outer {
     /// What a worker's optimizer begins with after a meeting.
     #[serde(default)]
     pub moments: InnerMoments,
-    /// Whether workers go on from the weights of the meeting before while the sums of this one travel.
+    /// Steps that workers make from the weights of the meeting before, while the sums of this one travel.
     #[serde(default)]
-    pub overlap: bool,
+    pub overlap: u32,
 }
 
 const fn default_rate() -> f64 {
@@ -47,7 +47,7 @@ impl Outer {
     pub const fn new(workers: u32, every: u32) -> Self {
         let (rate, momentum) = (default_rate(), default_momentum());
         let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
-        Self { workers, every, rate, momentum, codec, moments, overlap: false }
+        Self { workers, every, rate, momentum, codec, moments, overlap: 0 }
     }
 
     /// Makes of a run of one worker, whose steps are all of its updates, the run of all workers, whose steps
@@ -62,7 +62,8 @@ impl Outer {
                 other: "training.staleness, in place of which there is outer.overlap",
             });
         }
-        manifest.training.staleness = overlap.into();
+        within("outer.overlap", overlap, 0..=every)?;
+        manifest.training.staleness = u8::from(overlap > 0);
         if (workers, every) == (1, 1) {
             return Ok(());
         }
@@ -90,7 +91,9 @@ impl Outer {
             gradient_clip: 0.0,
         };
         let optimizer = std::mem::replace(&mut manifest.optimizer, outer);
-        manifest.inner = Some(InnerLoop { steps: every, microbatches, optimizer, codec, moments });
+        let steps = every;
+        manifest.inner =
+            Some(InnerLoop { steps, microbatches, optimizer, codec, moments, overlap });
         if codec != DistanceCodec::F32 && manifest.codec.all_reduce == SumCodec::Exact {
             manifest.codec.all_reduce = SumCodec::Integers;
         }

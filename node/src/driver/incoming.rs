@@ -312,7 +312,7 @@ mod tests {
         let mut manifest = Scenario::small_manifest(2, 1, 1);
         let optimizer = manifest.optimizer.clone();
         let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
-        let inner = InnerLoop { steps: 1, microbatches: 1, optimizer, codec, moments };
+        let inner = InnerLoop { steps: 1, microbatches: 1, optimizer, codec, moments, overlap: 0 };
         manifest.inner = Some(inner);
         let note = || {
             let bytes = vec![0; NOTE].into();

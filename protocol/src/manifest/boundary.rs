@@ -190,7 +190,7 @@ impl Manifest {
 
     /// Bytes of the note beside a tensor of a virtual worker of several stages.
     fn note_bytes(&self) -> Bytes {
-        Bytes(if self.has_worker_pipelines() { NOTE as u64 } else { 0 })
+        Bytes(if self.workers_exchange() { NOTE as u64 } else { 0 })
     }
 
     /// Bytes of a microbatch's activation, or of its gradient, encoded with a codec.

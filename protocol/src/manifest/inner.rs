@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::{Manifest, ManifestError, Optimizer, Rule, within};
-use crate::ids::{Exchange, Microbatch};
+use crate::ids::{Exchange, Microbatch, Step};
 use crate::limits;
 
 /// What a virtual worker does between two meetings, in a run of several (DiLoCo, arXiv 2311.08105).
@@ -14,7 +14,7 @@ use crate::limits;
 /// `steps` updates of its own, on its own samples, and its gradient is how far it came, from the last weights to
 /// the first. The run's optimizer steps on the mean. What the worker's optimizer keeps begins with the same
 /// values for all. So the result of a worker depends on the step's version, the seed and its number, and not on
-/// the peer. With a staleness of 1 the sums of a step travel while the workers of the next one train.
+/// the peer. With an `overlap` the sums of a step travel while the workers of the next one begin.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
 #[serde(deny_unknown_fields)]
 pub struct InnerLoop {
@@ -28,6 +28,10 @@ pub struct InnerLoop {
     pub codec: DistanceCodec,
     /// What the worker's optimizer begins with in each step of the run.
     pub moments: InnerMoments,
+    /// Updates that a worker makes before it joins the weights of the newest meeting: it begins from those of the one
+    /// before, and adds what that meeting changed after so many updates, as in Streaming DiLoCo (arXiv 2501.18512).
+    /// A worker with as many as `steps` never does, and one with 0 begins from the newest.
+    pub overlap: u32,
 }
 
 /// Bytes of the note that travels with each tensor of a virtual worker of several stages: up, the square of the norm
@@ -106,6 +110,12 @@ impl InnerLoop {
     pub const fn passes(&self) -> u32 {
         self.steps * self.microbatches
     }
+
+    /// The first exchange for which a worker has joined the newest meeting, if it does so on its way.
+    const fn joins_at(&self) -> Option<Exchange> {
+        let joins = 0 < self.overlap && self.overlap < self.steps;
+        if joins { Some(Exchange(self.overlap * self.microbatches)) } else { None }
+    }
 }
 
 impl Manifest {
@@ -121,14 +131,12 @@ impl Manifest {
         if microbatch.0 < self.training.microbatches { self.passes() } else { 1 }
     }
 
-    /// Exchanges of a microbatch between neighbouring stages. A virtual worker of several stages makes one for each of
-    /// its passes, and a last one without a pass, which ends it.
+    /// Exchanges of a microbatch between neighbouring stages. A virtual worker that has them makes one for each of its
+    /// passes, and a last one without a pass, which ends it.
     #[must_use]
     pub fn exchanges_of(&self, microbatch: Microbatch) -> u32 {
         match &self.inner {
-            Some(inner)
-                if self.has_worker_pipelines() && microbatch.0 < self.training.microbatches =>
-            {
+            Some(inner) if self.workers_exchange() && microbatch.0 < self.training.microbatches => {
                 inner.passes() + 1
             }
             _ => 1,
@@ -149,15 +157,32 @@ impl Manifest {
     #[must_use]
     pub fn exchanges_at_once(&self) -> u32 {
         match &self.inner {
-            Some(inner) if self.has_worker_pipelines() => inner.microbatches,
+            Some(inner) if self.workers_exchange() => inner.microbatches,
             _ => 1,
         }
     }
 
-    /// Whether a virtual worker is a pipeline of several peers.
+    /// Whether the passes of a virtual worker are exchanges, each of which waits for what it needs: the neighbours of a
+    /// pipeline of several peers, or the newest meeting.
     #[must_use]
-    pub fn has_worker_pipelines(&self) -> bool {
-        self.inner.is_some() && self.training.stages > 1
+    pub fn workers_exchange(&self) -> bool {
+        let exchange = |inner: &InnerLoop| self.training.stages > 1 || inner.joins_at().is_some();
+        self.inner.as_ref().is_some_and(exchange)
+    }
+
+    /// The version of the weights that an exchange of a step reads: that of [`Manifest::reads`], or the step's own once a
+    /// virtual worker has joined it.
+    #[must_use]
+    pub fn exchange_reads(&self, step: Step, exchange: Exchange) -> Step {
+        let joins_at = self.inner.as_ref().and_then(InnerLoop::joins_at);
+        let has_joined = joins_at.is_some_and(|first| first <= exchange);
+        if has_joined { step } else { self.reads(step) }
+    }
+
+    /// Whether a virtual worker joins the newest meeting at this exchange.
+    #[must_use]
+    pub fn joins_at(&self, exchange: Exchange) -> bool {
+        self.inner.as_ref().is_some_and(|inner| inner.joins_at() == Some(exchange))
     }
 
     /// Samples of a microbatch of the run.
@@ -205,7 +230,11 @@ impl Manifest {
         alone("model.boundary", self.model.boundary.is_some())?;
         let sliced = in_stages && self.model.slices > 1;
         alone("model.slices and training.stages of more than 1", sliced)?;
-        alone("training.staleness of more than 1", self.training.staleness > 1)?;
+        within("outer.overlap", inner.overlap, 0..=inner.steps)?;
+        let late = self.training.staleness != u8::from(inner.overlap > 0);
+        alone("training.staleness, in place of which there is outer.overlap", late)?;
+        let joins = inner.joins_at().is_some() && self.model.slices > 1;
+        alone("model.slices and an outer.overlap of fewer than outer.every steps", joins)?;
         let rounds = self.carried_rule().is_some() && self.codec.all_reduce.loses();
         alone("outer.moments = \"mean\" where codec.all_reduce rounds", rounds)?;
         let overlaps = self.carried_rule().is_some() && self.training.staleness > 0;
@@ -219,14 +248,14 @@ mod tests {
     use super::super::{Lion, Rule, Schedule, Sgd};
     use super::*;
     use crate::codec::{Codec, SumCodec};
-    use crate::ids::Step;
 
     /// Three workers that meet after every five updates of two microbatches.
     fn workers() -> Manifest {
         let mut manifest = small();
         let optimizer = manifest.optimizer.clone();
         let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
-        manifest.inner = Some(InnerLoop { steps: 5, microbatches: 2, optimizer, codec, moments });
+        manifest.inner =
+            Some(InnerLoop { steps: 5, microbatches: 2, optimizer, codec, moments, overlap: 0 });
         manifest.optimizer.rule = Rule::Sgd(Sgd { momentum: 0.9, nesterov: true });
         manifest.optimizer.schedule = Schedule::Constant;
         manifest.training.microbatches = 3;
@@ -249,10 +278,30 @@ mod tests {
         assert_eq!((of_worker.training.steps, of_worker.training.microbatches), (50, 2));
         assert_eq!(of_worker.optimizer, small().optimizer);
         assert_eq!(of_worker.of_worker(), None);
-        let mut overlaps = manifest;
-        overlaps.training.staleness = 1;
+        let overlaps = overlapping(5);
         assert_eq!(overlaps.check(), Ok(()));
         assert_eq!(overlaps.of_worker(), Some(of_worker), "a worker waits for its own updates");
+        assert_eq!(overlaps.exchanges_of(Microbatch(0)), 1, "it never joins the newest meeting");
+    }
+
+    /// The run in which workers join the newest meeting after so many updates.
+    fn overlapping(overlap: u32) -> Manifest {
+        let mut manifest = workers();
+        manifest.training.staleness = 1;
+        manifest.inner.as_mut().expect("workers").overlap = overlap;
+        manifest
+    }
+
+    #[test]
+    fn a_worker_joins_the_newest_meeting_between_two_updates() {
+        let manifest = overlapping(3);
+        assert_eq!(manifest.check(), Ok(()));
+        assert_eq!(manifest.exchanges_of(Microbatch(0)), 5 * 2 + 1);
+        assert_eq!(manifest.exchanges_of(Microbatch(3)), 1, "held out");
+        let reads = |exchange| manifest.exchange_reads(Step(7), Exchange(exchange)).0;
+        assert_eq!([0, 5, 6, 10].map(reads), [6, 6, 7, 7]);
+        let joins = (0..11).filter(|exchange| manifest.joins_at(Exchange(*exchange)));
+        assert_eq!(joins.collect::<Vec<_>>(), [6]);
     }
 
     #[test]
@@ -288,11 +337,18 @@ mod tests {
             manifest.model.block.tied = true;
         });
         assert!(error.contains("outer workers do not go with tied embeddings"), "{error}");
-        let error = refusal(&|manifest| manifest.training.staleness = 2);
-        assert!(error.contains("training.staleness of more than 1"), "{error}");
+        let error = refusal(&|manifest| manifest.training.staleness = 1);
+        assert!(error.contains("in place of which there is outer.overlap"), "{error}");
+        let error = refusal(&|manifest| *manifest = overlapping(6));
+        assert!(error.contains("outer.overlap = 6 is out of range"), "{error}");
         let error = refusal(&|manifest| {
+            *manifest = overlapping(2);
+            manifest.model.slices = 2;
+        });
+        assert!(error.contains("an outer.overlap of fewer than outer.every"), "{error}");
+        let error = refusal(&|manifest| {
+            *manifest = overlapping(5);
             manifest.inner.as_mut().expect("workers").moments = InnerMoments::Mean;
-            manifest.training.staleness = 1;
         });
         assert!(error.contains("with outer.overlap"), "{error}");
         let error = refusal(&|manifest| {

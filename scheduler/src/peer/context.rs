@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use shoal_protocol::ids::{ClaimKey, Era, Member, Stage, StageSpan, Step, WeightGroup};
+use shoal_protocol::ids::{ClaimKey, Era, Exchange, Member, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::message::View;
 use shoal_protocol::units::Moment;
 
@@ -95,6 +95,12 @@ impl Context<'_> {
     /// The newest step whose weights are here.
     pub(super) fn newest_runnable(&self) -> Step {
         Step(self.version().0 + self.config.manifest.steps_at_once() - 1)
+    }
+
+    /// Whether the weights are here that the next forward pass of this work reads.
+    pub(super) fn has_weights(&self, key: ClaimKey, exchange: Exchange) -> bool {
+        let reads = self.config.manifest.exchange_reads(key.step, exchange);
+        reads <= self.version()
     }
 
     /// The stages that the membership assigns to this peer in a step.

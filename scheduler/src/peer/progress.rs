@@ -124,6 +124,7 @@ impl Peer {
         self.pipeline.stages.forget_before(next);
         let ctx = context_of!(self, now);
         self.weights.write_snapshots(&ctx, out);
+        self.pipeline.join_newest(&ctx);
         self.pipeline.admit_all(&ctx, out);
         self.weights.report_ready(&ctx, out);
         self.leave_when_drained(now, out);

@@ -32,6 +32,8 @@ pub(super) enum Corruption {
     LoseAcceptances,
     /// Two gradients of an update of a virtual worker change places.
     SwapExchanges,
+    /// A virtual worker joins no meeting on its way.
+    JoinNever,
     /// Changes to views and round groups never apply to a member's known version. That is no error:
     /// it requests the whole.
     BreakChanges,

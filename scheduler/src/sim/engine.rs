@@ -184,6 +184,14 @@ impl Engine {
         }
     }
 
+    /// Lets the virtual worker of a device's task go on from the weights that it has, whatever it is to join.
+    pub(super) fn forget_meeting(&mut self, device: DeviceIndex) {
+        if let Some(Task::Forward { key, .. }) = self.lanes.running(device).cloned() {
+            let worker = self.stage(key.stage).workers.get_mut(&key);
+            worker.into_iter().for_each(|worker| worker.stays = true);
+        }
+    }
+
     /// Removes the files of older versions, except those that are about to be read.
     pub(super) fn forget_before(&mut self, oldest: Step) {
         let reads = |task: &Task| match task {
@@ -272,10 +280,11 @@ impl Engine {
         self.stages.get_mut(&stage).expect("the run has the stage")
     }
 
-    /// The weights that the passes of this work item read.
-    fn weights(&self, key: ClaimKey) -> Result<u64, String> {
+    /// The weights that an exchange of this work item reads.
+    fn weights(&self, key: ClaimKey, exchange: Exchange) -> Result<u64, String> {
         let state = &self.stages[&key.stage];
-        let weights = state.weights.read_by(key.step, state.version, &self.manifest);
+        let reads = (key.step, exchange);
+        let weights = state.weights.read_by(reads, state.version, &self.manifest);
         weights.ok_or_else(|| format!("{key} ran on version {}", state.version))
     }
 
@@ -294,12 +303,13 @@ impl Engine {
         let size = self.sizes.activation;
         let at_once = self.manifest.exchanges_at_once();
         let count = self.manifest.exchanges_of(key.microbatch);
-        let mut weights = self.weights(key)?;
+        let mut weights = self.weights(key, exchange)?;
+        let joined = self.manifest.joins_at(exchange).then_some(weights);
         let state = self.stage(key.stage);
         if count > 1 {
             let elements = state.elements();
             let worker = state.workers.entry(key).or_insert_with(|| Worker::new(weights, elements));
-            weights = worker.forward(exchange, at_once)?;
+            weights = worker.forward(exchange, at_once, joined)?;
         }
         if !held_out && state.graphs.insert((key, exchange), input).is_some() {
             return Err(format!("{key} ran forward twice"));
@@ -325,7 +335,7 @@ impl Engine {
     ) -> Result<TaskResult, String> {
         let size = self.sizes.gradient;
         let count = self.manifest.exchanges_of(key.microbatch);
-        let mut weights = self.weights(key)?;
+        let mut weights = self.weights(key, exchange)?;
         let state = self.stage(key.stage);
         let input = state.graphs.remove(&(key, exchange));
         let input = input.ok_or("a backward pass without its forward pass")?;

@@ -51,9 +51,14 @@ impl Weights {
         Self { newest, before }
     }
 
-    /// The weights that a step reads, given those of a version.
-    pub(super) fn read_by(self, step: Step, version: Step, manifest: &Manifest) -> Option<u64> {
-        let age = version.0.checked_sub(manifest.reads(step).0)?;
+    /// The weights that an exchange of a step reads, given those of a version.
+    pub(super) fn read_by(
+        self,
+        (step, exchange): (Step, Exchange),
+        version: Step,
+        manifest: &Manifest,
+    ) -> Option<u64> {
+        let age = version.0.checked_sub(manifest.exchange_reads(step, exchange).0)?;
         let mut held = [self.newest].into_iter().chain(self.before.into_iter().flatten());
         held.nth(usize::try_from(age).ok()?)
     }
@@ -71,6 +76,8 @@ pub(super) struct Worker {
     /// The sums of all passes.
     pub(super) sums: Vec<i64>,
     pub(super) loss: FixedLoss,
+    /// Whether it joins no weights, as an injected error.
+    pub(super) stays: bool,
     forwarded: u32,
     returned: u32,
 }
@@ -79,11 +86,17 @@ impl Worker {
     /// A worker that begins from these weights.
     pub(super) fn new(weights: u64, elements: usize) -> Self {
         let (sums, loss) = (vec![0; elements], FixedLoss::default());
-        Self { weights, sums, loss, forwarded: 0, returned: 0 }
+        Self { weights, sums, loss, stays: false, forwarded: 0, returned: 0 }
     }
 
-    /// A forward pass, which begins an update after `at_once` of them. Returns the weights that it reads.
-    pub(super) fn forward(&mut self, exchange: Exchange, at_once: u32) -> Result<u64, String> {
+    /// A forward pass, which begins an update after `at_once` of them, and first joins the newest weights if they are
+    /// given. Returns the weights that it reads.
+    pub(super) fn forward(
+        &mut self,
+        exchange: Exchange,
+        at_once: u32,
+        joined: Option<u64>,
+    ) -> Result<u64, String> {
         if exchange.0 != self.forwarded {
             return Err(format!("exchange {exchange} follows {} of a worker", self.forwarded));
         }
@@ -92,6 +105,9 @@ impl Worker {
                 return Err("a worker's update begins before all gradients are back".to_owned());
             }
             self.weights = updated(self.weights, &self.sums, 0.0);
+        }
+        if let Some(newest) = joined.filter(|_| !self.stays) {
+            self.weights = mix(&[11, self.weights, newest]);
         }
         self.forwarded += 1;
         Ok(self.weights)

@@ -104,14 +104,12 @@ fn one_step(
     step: Step,
     held: &[Weights],
 ) -> ReferenceStep {
-    let read = |weights: &Weights| weights.read_by(step, step, manifest).expect("it is held");
-    let weights: Vec<u64> = held.iter().map(read).collect();
     let empty = |(weights, count): (&WeightGroup, &usize)| (*weights, vec![0; *count]);
     let mut sums: BTreeMap<WeightGroup, Vec<i64>> = elements.iter().map(empty).collect();
     let mut losses = BTreeMap::new();
     for microbatch in (0..manifest.microbatches_of(step.0)).map(Microbatch) {
         let key = ClaimKey { step, stage: Stage(0), microbatch };
-        let (loss, parts) = one_microbatch(manifest, elements, key, &weights);
+        let (loss, parts) = one_microbatch(manifest, elements, key, held);
         losses.insert(microbatch, loss);
         if microbatch.0 >= manifest.training.microbatches {
             continue;
@@ -147,16 +145,22 @@ fn one_microbatch(
     manifest: &Manifest,
     elements: &BTreeMap<WeightGroup, usize>,
     key: ClaimKey,
-    weights: &[u64],
+    held: &[Weights],
 ) -> (FixedLoss, Vec<Vec<i64>>) {
     let elements_of = |stage| manifest.groups_of(stage).map(|weights| elements[&weights]).sum();
-    let begin = |(stage, word): (Stage, &u64)| Worker::new(*word, elements_of(stage));
-    let mut workers: Vec<Worker> = manifest.stages().zip(weights).map(begin).collect();
+    let read = |weights: &Weights, exchange| {
+        weights.read_by((key.step, exchange), key.step, manifest).expect("it is held")
+    };
+    let begin =
+        |(stage, held): (Stage, &Weights)| Worker::new(read(held, Exchange(0)), elements_of(stage));
+    let mut workers: Vec<Worker> = manifest.stages().zip(held).map(begin).collect();
     let mut loss = FixedLoss::default();
     for exchange in (0..manifest.exchanges_of(key.microbatch)).map(Exchange) {
         let mut inputs = vec![integer_model::samples(manifest.training.seed, key, exchange)];
-        for worker in &mut workers {
-            let word = worker.forward(exchange, manifest.exchanges_at_once()).expect("in order");
+        for (worker, held) in workers.iter_mut().zip(held) {
+            let joined = manifest.joins_at(exchange).then(|| read(held, exchange));
+            let ran = worker.forward(exchange, manifest.exchanges_at_once(), joined);
+            let word = ran.expect("in order");
             inputs.push(integer_model::forward(word, inputs[inputs.len() - 1]));
         }
         let output = inputs.pop().expect("there is a stage");

@@ -174,6 +174,8 @@ pub struct RareClaims {
     pub exchanges_again: u64,
     /// A virtual worker was given up after some of its exchanges.
     pub workers_given_up: u64,
+    /// A virtual worker went on when the meeting before was over.
+    pub joined: u64,
 }
 
 /// How often rounds took rare paths.

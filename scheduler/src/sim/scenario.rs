@@ -444,17 +444,24 @@ fn manifest(rng: &mut Rng, stages: u16) -> Manifest {
     manifest
 }
 
-/// Makes of some runs of several stages one of virtual workers.
+/// Makes of some runs one of virtual workers: of those of several stages, and of one whose workers join meetings on
+/// their way.
 fn train_workers(manifest: &mut Manifest) {
     let mut rng = Rng::new(manifest.training.seed ^ 0x776f_726b_0000_0000);
-    if manifest.training.stages == 1 || manifest.training.staleness > 1 || !rng.chance(200) {
+    if manifest.training.staleness > 1 || !rng.chance(200) {
         return;
     }
-    manifest.model.block.tied = false;
     let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
     let [steps, microbatches] = [0; 2].map(|_| rng.within(1..=3) as u32);
     let optimizer = manifest.optimizer.clone();
-    manifest.inner = Some(InnerLoop { steps, microbatches, optimizer, codec, moments });
+    let overlaps = manifest.training.staleness > 0;
+    let overlap = if overlaps { rng.within(1..=u64::from(steps)) as u32 } else { 0 };
+    if manifest.training.stages == 1 && [0, steps].contains(&overlap) {
+        // To the scheduler these are microbatches as any others.
+        return;
+    }
+    manifest.model.block.tied = false;
+    manifest.inner = Some(InnerLoop { steps, microbatches, optimizer, codec, moments, overlap });
     // As many passes as in the other runs.
     manifest.training.microbatches = manifest.training.microbatches.div_ceil(steps * microbatches);
 }

@@ -139,7 +139,7 @@ fn moved(report: &Report, reason: MoveReason) -> u64 {
 fn faulty_swarms_of_all_seeds_satisfy_every_oracle() {
     let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
     let reports = all_hold(results);
-    let marks: [Mark; 50] = [
+    let marks: [Mark; 51] = [
         ("commits", |report| report.commits),
         ("completed runs that lost members", |report| {
             u64::from(report.finished && report.recovery.lost > 0)
@@ -182,6 +182,7 @@ fn faulty_swarms_of_all_seeds_satisfy_every_oracle() {
         ("claims requested back again", |report| report.rare.claims.reclaimed_again),
         ("exchanges of workers sent again", |report| report.rare.claims.exchanges_again),
         ("workers given up half way", |report| report.rare.claims.workers_given_up),
+        ("workers that waited for a meeting", |report| report.rare.claims.joined),
         ("coordinators after the first", |report| report.recovery.terms - 1),
         ("claims taken over", |report| report.rare.claims.taken_over),
         ("records logged after their coordinator was deposed", |report| {
@@ -248,6 +249,16 @@ fn oracles_catch_gradients_of_a_worker_that_change_places() {
     let caught = must_be_caught(Corruption::SwapExchanges, true);
     let by = ["equal replicas", "progress", "exactly once"];
     assert!(caught.iter().all(|oracle| by.contains(&oracle.as_str())), "{caught:?}");
+}
+
+#[test]
+fn oracles_catch_a_worker_that_misses_a_meeting_on_its_way() {
+    // Few runs have such workers.
+    let caught = caught(Corruption::JoinNever, true, SEEDS);
+    assert!(
+        !caught.is_empty() && caught.iter().all(|oracle| oracle == "equal replicas"),
+        "{caught:?}"
+    );
 }
 
 #[test]
@@ -391,7 +402,8 @@ fn the_pipeline_of_a_worker_is_as_full_as_one_that_is_flushed_after_every_update
     let mut manifest = (*scenario.manifest).clone();
     let optimizer = manifest.optimizer.clone();
     let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
-    manifest.inner = Some(InnerLoop { steps: updates, microbatches, optimizer, codec, moments });
+    manifest.inner =
+        Some(InnerLoop { steps: updates, microbatches, optimizer, codec, moments, overlap: 0 });
     manifest.model.block.tied = false;
     scenario.manifest = manifest.into();
     let of_update = f64::from(microbatches) / f64::from(microbatches + u32::from(stages) - 1);

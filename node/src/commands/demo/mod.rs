@@ -120,7 +120,7 @@ fn configure(args: &DemoArgs) -> anyhow::Result<RunConfig> {
     }
     training.staleness = args.staleness;
     if let Some(workers) = args.workers {
-        config.outer = Some(Outer::new(workers, args.every));
+        config.outer = Some(Outer { overlap: args.overlap, ..Outer::new(workers, args.every) });
     }
     config.codec = Codecs::all(args.codec.unwrap_or(training.dtype.into()));
     if let Some(path) = &args.data {

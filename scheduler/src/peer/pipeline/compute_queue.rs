@@ -69,9 +69,9 @@ impl ComputeQueue {
         }
     }
 
-    /// Queues the passes of a job that can run.
-    pub(super) fn queue(&mut self, key: ClaimKey, job: &Job, held_out: bool) {
-        if job.exchanges.can_run_forward() {
+    /// Queues the passes of a job that can run; its next forward pass if `is_next`.
+    pub(super) fn queue(&mut self, key: ClaimKey, job: &Job, is_next: bool, held_out: bool) {
+        if is_next && job.exchanges.can_run_forward() {
             self.forward.insert((key.step, Reverse(key.stage), key.microbatch));
         }
         if job.can_run_backward() && !held_out {

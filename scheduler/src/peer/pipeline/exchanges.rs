@@ -141,6 +141,16 @@ impl Exchanges {
         self.forward.ended == self.count && self.answer != Answer::Downstream
     }
 
+    /// The exchange whose forward pass ends next.
+    pub(super) fn current(&self) -> Exchange {
+        Exchange(self.forward.ended)
+    }
+
+    /// The exchange whose forward pass begins next.
+    pub(super) fn next(&self) -> Exchange {
+        Exchange(self.forward.given)
+    }
+
     /// Whether a forward pass began.
     pub(super) fn have_begun(&self) -> bool {
         self.forward.given > 0

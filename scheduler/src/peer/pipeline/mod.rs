@@ -224,7 +224,17 @@ impl Pipeline {
 
     /// Queues the passes of a job that can run.
     fn queue_passes(&mut self, ctx: &Context<'_>, key: ClaimKey) {
-        self.queue.queue(key, self.jobs.existing(key), ctx.is_held_out(key));
+        let job = self.jobs.existing(key);
+        // The first pass waits in the queue for its weights, and one on the way of a virtual worker outside of it.
+        let is_next = !job.exchanges.have_begun() || ctx.has_weights(key, job.exchanges.next());
+        self.queue.queue(key, job, is_next, ctx.is_held_out(key));
+    }
+
+    /// A version of the weights arrived: queues the passes on the way of virtual workers that waited for it.
+    pub(super) fn join_newest(&mut self, ctx: &Context<'_>) {
+        for key in self.jobs.keys_through(ctx.version()) {
+            self.queue_passes(ctx, key);
+        }
     }
 
     /// Does the next possible thing for a job: queues its passes, or ends its evaluation.
@@ -337,7 +347,7 @@ impl Pipeline {
         out: &mut Out,
     ) -> Duration {
         let job = self.jobs.get(key);
-        let began = job.map_or(ctx.now, |job| self.available_at(ctx, key.step, job));
+        let began = job.map_or(ctx.now, |job| self.available_at(ctx, key, job));
         let device = job.and_then(|job| job.device).or(self.queue.device_of_dropped(key));
         self.queue.note_end(ctx.now, device.expect("a pass has a device"));
         // A virtual worker makes many passes, and a held-out microbatch one.

@@ -269,7 +269,7 @@ fn largest_window(config: &PeerConfig, hosted: usize) -> usize {
     let steps = manifest.steps_at_once() + 1;
     let exchanges = u64::from(manifest.exchanges_at_once());
     let share = limits.in_flight.0 / hosted as u64 / steps / (round_trip.0 * exchanges);
-    let most = if manifest.has_worker_pipelines() {
+    let most = if manifest.workers_exchange() {
         // Each worker has weights and an optimizer of its own, and fills the pipeline with the passes of an update.
         usize::from(config.candidate.devices.get()).min(limits.largest_window(hosted))
     } else {

@@ -373,8 +373,8 @@ impl Pipeline {
         let is_released = if is_stolen {
             !job.exchanges.have_begun()
         } else {
-            let runnable = key.step <= ctx.newest_runnable();
-            job.is_late(ctx.now, self.available_at(ctx, key.step, job), runnable, patience)
+            let runnable = ctx.has_weights(key, job.exchanges.next());
+            job.is_late(ctx.now, self.available_at(ctx, key, job), runnable, patience)
         };
         if is_open && is_released {
             self.send_busy_to_senders(key, out);
@@ -388,8 +388,9 @@ impl Pipeline {
 
     /// The time from which the engine could have run the next pass of this work: its inputs and weights
     /// were there, and the last pass had ended. While passes end, none that waits is late.
-    pub(super) fn available_at(&self, ctx: &Context<'_>, step: Step, job: &Job) -> Moment {
-        let reads_newest = ctx.config.manifest.reads(step) == ctx.version();
+    pub(super) fn available_at(&self, ctx: &Context<'_>, key: ClaimKey, job: &Job) -> Moment {
+        let reads = ctx.config.manifest.exchange_reads(key.step, job.exchanges.current());
+        let reads_newest = reads == ctx.version();
         let weights_at = if reads_newest { ctx.position.version_at } else { Moment::default() };
         job.ready_at.max(weights_at).max(self.queue.ended_at(job.device))
     }

@@ -10,7 +10,7 @@ fn probe(stage: u16) -> Probe {
     manifest.model.block.tied = false;
     let optimizer = manifest.optimizer.clone();
     let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
-    let inner = InnerLoop { steps: 2, microbatches: 2, optimizer, codec, moments };
+    let inner = InnerLoop { steps: 2, microbatches: 2, optimizer, codec, moments, overlap: 0 };
     manifest.inner = Some(inner);
     let (span, limits) = (StageSpan::one(Stage(stage)), PeerLimits::default());
     Probe::of_run(manifest, NonZeroU16::MIN, (span, 1 - stage), limits).0

@@ -150,6 +150,13 @@ impl Marks {
 
     /// Notes a peer's actions in response to an input.
     pub(super) fn peer(&mut self, me: Member, input: &PeerInput, actions: &[PeerAction]) {
+        let after_update = actions
+            .iter()
+            .skip_while(|action| !matches!(action, PeerAction::Compute(Task::Apply { .. })));
+        let goes_on = |action: &&PeerAction| {
+            matches!(action, PeerAction::Compute(Task::Forward { exchange: Exchange(1..), .. }))
+        };
+        self.rare.claims.joined += after_update.filter(goes_on).count() as u64;
         let PeerInput::FromCoordinator { message, .. } = input else { return };
         for action in actions {
             match (message, action) {

@@ -42,6 +42,11 @@ impl Deviations {
         self.once(Corruption::CountNever, accumulates)
     }
 
+    /// Whether virtual workers go on from the weights that they have.
+    pub(super) fn stays(&self) -> bool {
+        self.corruption == Corruption::JoinNever
+    }
+
     /// Whether a result is to be reported twice.
     pub(super) fn repeats(&mut self, result: &TaskResult) -> bool {
         let accumulated = matches!(result, TaskResult::Accumulated { .. });

@@ -203,6 +203,9 @@ impl<'a> Swarm<'a> {
         if self.deviations.skips(node.engine.running(device)) {
             node.engine.forget_gradient(device);
         }
+        if self.deviations.stays() {
+            node.engine.forget_meeting(device);
+        }
         let finished = node.engine.finish(device, &mut node.payloads);
         let (result, busy, observed) = self.observation.holds("engine", finished)?;
         self.observation.device(self.queue.now(), &node.engine)?;
