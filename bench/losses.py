@@ -16,7 +16,7 @@ STEPS, LAST = size((500, 100), (2, 1))
 # A point of a plot is the mean of so many steps.
 SPAN = size(20, 1)
 COLOURS = ("#444444", "#4477aa", "#66ccee", "#228833", "#99bb33", "#117755", "#aa3377", "#ccbb44",
-           "#ee6677", "#ee8866", "#332288", "#88ccee", "#882255", "#999933")
+           "#ee6677", "#ee8866", "#332288", "#88ccee", "#882255", "#999933", "#cc6677")
 
 
 def train(shoal, data, values, edit=lambda text: text, keep=None):

@@ -32,8 +32,8 @@ const PER_PARAMETER: u64 = 20;
 /// each token, in f32.
 ///
 /// A virtual worker has one microbatch in flight, and beside the run's weights those of its own: for each 16 bytes
-/// (with its accumulator and gradient), 2 for its bf16 copy, and what its optimizer keeps. One whose passes are exchanges
-/// has the microbatches of an update in flight, and 4 bytes more for each weight. Where workers carry that,
+/// (with its accumulator and gradient), 2 for its bf16 copy, and what its optimizer keeps. One whose passes are
+/// exchanges has the microbatches of an update in flight, and 4 bytes more for each weight. Where workers carry that,
 /// further 16 for each of these numbers.
 #[must_use]
 pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
@@ -225,7 +225,8 @@ fn inner_bytes(manifest: &Manifest, stage: Stage) -> u64 {
     (each + optimizer_bytes(&of_worker, stage)) * workers_at_once(manifest)
 }
 
-/// Virtual workers that a stage may be training at the same time on one device: of each step, if their passes are exchanges.
+/// Virtual workers that a stage may be training at the same time on one device: one of each step, if their passes are
+/// exchanges.
 fn workers_at_once(manifest: &Manifest) -> u64 {
     if manifest.workers_exchange() { manifest.steps_at_once() } else { 1 }
 }

@@ -1,7 +1,7 @@
 //! One stage of a virtual worker whose passes are exchanges: because several stages train it, each at a peer of its own,
-//! or because it joins the newest meeting on its way.
+//! or because it joins the newest meeting on its way, before one of them.
 //!
-//! Its passes are exchanges with the neighbours. The gradient of an update is clipped by its norm over all stages, so a
+//! Between stages an exchange is with the neighbours. The gradient of an update is clipped by its norm over all stages, so a
 //! note travels with each tensor: the last gradient of an update brings the sum of the squares of the stages above,
 //! to which this one adds its own; the first activation of the next update brings the whole sum, with which
 //! the update is made before the pass. A last exchange without a pass makes the last update.

@@ -71,7 +71,8 @@ counter! {
 }
 counter! {
     /// Position of an exchange within its microbatch: an activation that goes up a stage and the gradient that
-    /// comes back. A virtual worker of several stages has one for each of its passes, all others have one.
+    /// comes back. A virtual worker of several stages, or one that joins a meeting on its way, has one for each
+    /// of its passes; all others have one.
     Exchange(u32)
 }
 counter! {

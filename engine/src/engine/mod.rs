@@ -200,8 +200,9 @@ impl Engine {
     }
 
     /// Runs one stage forward in an exchange of a virtual worker that has them: `words` are its input and labels as in
-    /// [`Engine::forward`], and none in the last exchange. At its exchange a worker joins the newest weights. `note` came with the activation; the first
-    /// stage needs none. The exchanges of a worker come in order, and those of one update may be under way together.
+    /// [`Engine::forward`], and none in the last exchange. `note` came with the activation; the first stage needs none.
+    /// The exchanges of a worker come in order, and those of one update may be under way together. A worker that joins
+    /// the newest meeting on its way adds what that changed before its exchange.
     ///
     /// # Errors
     /// As [`Engine::forward`]; if an earlier exchange is missing, or the update before has numbers out of range.

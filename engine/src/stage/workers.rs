@@ -7,7 +7,7 @@ use super::{ForwardOutput, Kept, StageModel};
 use crate::error::Result;
 use crate::weights::Weights;
 
-/// The result of a forward pass of a virtual worker that several stages train.
+/// The result of a forward pass of a virtual worker whose passes are exchanges.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkerForward {
     /// The input of the next stage; none at the last stage or of the last exchange.

@@ -75,7 +75,7 @@ impl EngineResources {
         let manifest = &self.parts.manifest;
         let passes = manifest.passes_of_exchange(key.microbatch, exchange);
         if passes.is_empty() {
-            // The last exchange of a virtual worker of several stages.
+            // The last exchange of a virtual worker, which has no pass.
             return Ok([].into());
         }
         let size = u64::from(manifest.training.microbatch_size);

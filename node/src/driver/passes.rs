@@ -35,10 +35,10 @@ impl Passes {
         inputs: &[Tensors],
     ) -> Result<TaskResult, EngineError> {
         let result = match *task {
-            Task::Forward { key, exchange, .. } if self.is_of_pipeline(key) => {
+            Task::Forward { key, exchange, .. } if self.has_exchanges(key) => {
                 self.forward_worker(engine, (key, exchange), &inputs[0])
             }
-            Task::Backward { key, exchange, .. } if self.is_of_pipeline(key) => {
+            Task::Backward { key, exchange, .. } if self.has_exchanges(key) => {
                 self.backward_worker(engine, (key, exchange), inputs.first())
             }
             Task::Forward { key, .. } => self.forward(engine, key, &inputs[0]),
@@ -128,8 +128,8 @@ impl Passes {
         Ok(TaskResult::Returned { key, gradient: input_gradient.map(keep) })
     }
 
-    /// Whether several stages train the virtual worker of this work together.
-    fn is_of_pipeline(&self, key: ClaimKey) -> bool {
+    /// Whether the passes of this work's virtual worker are exchanges.
+    fn has_exchanges(&self, key: ClaimKey) -> bool {
         self.manifest.exchanges_of(key.microbatch) > 1
     }
 

@@ -114,7 +114,7 @@ impl InnerLoop {
     /// The first exchange for which a worker has joined the newest meeting, if it does so on its way.
     const fn joins_at(&self) -> Option<Exchange> {
         let joins = 0 < self.overlap && self.overlap < self.steps;
-        if joins { Some(Exchange(self.overlap * self.microbatches)) } else { None }
+        if joins { Some(Exchange(self.overlap.saturating_mul(self.microbatches))) } else { None }
     }
 }
 

@@ -1,7 +1,8 @@
 //! The exchanges of one microbatch at one stage: activations that come in and go on, gradients that come back.
 //!
-//! Almost every microbatch has one. A virtual worker of several stages makes many, in order: those of one update may
-//! be under way together, and the next update's begin when all gradients of this one are back.
+//! Almost every microbatch has one. A virtual worker of several stages, or one that joins a meeting on its way, makes
+//! many, in order: those of one update may be under way together, and the next update's begin when all gradients of
+//! this one are back.
 
 use std::collections::BTreeMap;
 

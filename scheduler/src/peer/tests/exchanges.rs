@@ -1,17 +1,24 @@
-//! Virtual workers of several stages: many exchanges of one microbatch.
+//! Virtual workers with many exchanges: of several stages, or joined to a meeting on their way.
 
 use shoal_protocol::manifest::{DistanceCodec, InnerLoop, InnerMoments};
 
 use super::*;
 
-/// A peer of a stage in a run whose workers make two updates of two passes each.
-fn probe(stage: u16) -> Probe {
-    let mut manifest = Scenario::small_manifest(2, 2, 3);
+/// A run whose workers make two updates of two passes each.
+fn workers(stages: u16, overlap: u32) -> Manifest {
+    let mut manifest = Scenario::small_manifest(stages, 2, 3);
     manifest.model.block.tied = false;
+    manifest.training.staleness = u8::from(overlap > 0);
     let optimizer = manifest.optimizer.clone();
     let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
-    let inner = InnerLoop { steps: 2, microbatches: 2, optimizer, codec, moments, overlap: 0 };
+    let inner = InnerLoop { steps: 2, microbatches: 2, optimizer, codec, moments, overlap };
     manifest.inner = Some(inner);
+    manifest
+}
+
+/// A peer of a stage in a run of two.
+fn probe(stage: u16) -> Probe {
+    let manifest = workers(2, 0);
     let (span, limits) = (StageSpan::one(Stage(stage)), PeerLimits::default());
     Probe::of_run(manifest, NonZeroU16::MIN, (span, 1 - stage), limits).0
 }
@@ -127,4 +134,28 @@ fn a_worker_that_nobody_feeds_any_more_is_given_up_half_way() {
     for logged in [20, 21] {
         assert!(actions.contains(&PeerAction::Release(PayloadId(logged))), "{actions:?}");
     }
+}
+
+#[test]
+fn a_worker_waits_for_the_meeting_that_it_joins_and_is_not_late() {
+    let (span, limits) = (StageSpan::one(Stage(0)), PeerLimits::default());
+    let mut probe = Probe::of_run(workers(1, 1), NonZeroU16::MIN, (span, 0), limits).0;
+    let (step, grant) = (Step(1), grant(0));
+    let key = ClaimKey { step, ..key(0, 0) };
+    let grants = vec![(Microbatch(0), grant)];
+    let begun = probe.receive_from_coordinator(FromCoordinator::Work { step, grants });
+    assert_eq!(forward(&begun), [0], "from the weights of the meeting before");
+    let mut ends = |result| forward(&probe.done(result));
+    for next in [vec![1], vec![]] {
+        let forwarded = TaskResult::Forwarded { key, output: None, loss: None };
+        let returned = TaskResult::Returned { key, gradient: None };
+        let begun = [ends(forwarded), ends(returned)].concat();
+        assert_eq!(begun, next, "the first step is not committed");
+    }
+    probe.now = probe.now + Duration::from_secs(3600);
+    let second = Duration::from_secs(1);
+    let patience = PassTimes { forward: second, backward: second };
+    let asked = FromCoordinator::Reclaim { key, grant, patience };
+    let working = PeerAction::ToCoordinator(ToCoordinator::Working { key, grant });
+    assert_eq!(probe.receive_from_coordinator(asked)[0], working);
 }
