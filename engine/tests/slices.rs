@@ -296,6 +296,8 @@ fn devices_that_train_workers_together_while_sums_travel_compute_the_bits_of_one
     let mut manifest = sliced_workers(InnerMoments::Zero, DistanceCodec::Int4);
     manifest.training.dtype = Dtype::Bf16;
     manifest.training.staleness = 1;
+    let inner = manifest.inner.as_mut().expect("workers");
+    inner.overlap = inner.steps;
     manifest.check().expect("a run");
     compare(&manifest, &[2]);
 }
