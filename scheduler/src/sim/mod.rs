@@ -31,6 +31,8 @@ mod scenario;
 mod slow_peers;
 mod spot;
 #[cfg(test)]
+mod step_times;
+#[cfg(test)]
 mod swapping;
 #[cfg(test)]
 mod tests;
