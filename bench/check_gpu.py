@@ -50,6 +50,7 @@ def main():
     tools = parser.parse_args()
     print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}", flush=True)
     same = [check_bits(Shoal(tools.shoal, DEVICE), dtype) for dtype in ("f32", "bf16")]
+    same += [check_slices(tools.shoal, dtype) for dtype in ("f32", "bf16")]
     same.append(tiers(Shoal(tools.shoal, DEVICE), LARGE))
     speed(tools)
     if not all(same):
@@ -64,6 +65,20 @@ def check_bits(shoal, dtype):
     verdict = "equal" if swarm == local else "DIFFERENT"
     print(f"{dtype}: swarm of two peers {swarm}, one process {local}: {verdict}", flush=True)
     return swarm == local
+
+
+def check_slices(binary, dtype):
+    """Whether several GPUs that divide slices give the bits of one; true where there is one."""
+    gpus = 4 if torch.cuda.device_count() >= 4 else torch.cuda.device_count() // 2 * 2
+    if gpus < 2:
+        print(f"{dtype}: slices on several GPUs: skipped: there is one GPU", flush=True)
+        return True
+    run = {"stages": 1, "dtype": dtype, "microbatches": 8, "steps": 20, "slices": 4}
+    several = ",".join(f"cuda:{index}" for index in range(gpus))
+    hashes = [Shoal(binary, devices).local(SMALL, 1, **run).checkpoint_hash for devices in (DEVICE, several)]
+    verdict = "equal" if hashes[0] == hashes[1] else "DIFFERENT"
+    print(f"{dtype}: four slices on one GPU {hashes[0]}, on {gpus} {hashes[1]}: {verdict}", flush=True)
+    return hashes[0] == hashes[1]
 
 
 def tiers(shoal, model):

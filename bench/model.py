@@ -70,7 +70,7 @@ CLIP = 1.0
 
 def run_toml(
     default, model, *, dtype, stages, microbatches, steps, all_reduce="exact", codec=None, staleness=0,
-    recompute=False, more=""
+    recompute=False, slices=1, more=""
 ):
     """The configuration `default`, changed to train `model` without evaluation and checkpoints. `more` is
     added as it is."""
@@ -81,6 +81,7 @@ def run_toml(
             "heads": model.heads,
             "key_value_heads": model.heads,
             "intermediate": model.intermediate,
+            "slices": slices,
             "context": model.context,
         },
         "training": {

@@ -2,7 +2,9 @@
 # The checks that need an NVIDIA GPU; skipped, with the reason, where there is none.
 #
 #   same bits   a swarm of two peers on one GPU, and one process on it: equal checkpoint hashes
-#   islands     two workers on one GPU, replicas or slices: the state of one worker
+#   sums        over NCCL, by one GPU and by several: the bits of one device
+#   islands     replicas and slices on two GPUs, or as two workers of one: the state of one worker
+#   slices      a run of four slices on several GPUs: the checkpoint of one GPU
 #   tiers       weights that are on the GPU only while passes read them: the state of resident ones, and their speed
 #   speed       tokens/s and MFU of a larger model in bf16, beside eager PyTorch
 set -euo pipefail
@@ -21,7 +23,9 @@ scripts/setup.sh --tests
 .venv/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
     || skip "the PyTorch in .venv finds no CUDA device: is the driver older than its CUDA?"
 
-SHOAL_TEST_DEVICE=cuda:0 cargo test --quiet -p shoal-engine --test islands --test slices -- compute_the_bits_of_one
+devices=$(sed -n 's/^GPU \([0-9]*\):.*/cuda:\1/p' <<<"$gpus" | paste -sd,)
+cargo test --quiet -p shoal-engine --lib collectives
+SHOAL_TEST_DEVICE=$devices cargo test --quiet -p shoal-engine --test islands --test slices -- compute_the_bits_of_one
 SHOAL_TEST_DEVICE=cuda:0 cargo test --quiet -p shoal-engine --test device_memory
 
 target=${CARGO_TARGET_DIR:-target}

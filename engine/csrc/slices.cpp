@@ -3,66 +3,13 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <condition_variable>
-#include <mutex>
-
+#include "exchange.h"
 #include "guard.h"
 
 using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
-
-// A meeting place of the threads of several devices, which all exchange the same sequence of parts.
-class Exchange {
- public:
-  explicit Exchange(size_t seats) : turns_(seats, 0) {
-    for (auto& table : tables_) table.parts.resize(seats);
-  }
-
-  size_t seats() const { return turns_.size(); }
-
-  // The parts of all seats, in their order. Waits until all have brought theirs for this turn. `alike` is whether all
-  // have one shape.
-  variable_list all(size_t seat, const variable_list& own, bool alike = true) {
-    std::unique_lock lock(mutex_);
-    // While some take the parts of a turn, others may bring those of the next, but none of a third.
-    auto& table = tables_[turns_[seat]++ % 2];
-    table.parts[seat] = own;
-    const size_t seats = table.parts.size();
-    if (++table.brought == seats) changed_.notify_all();
-    changed_.wait(lock, [&] { return table.brought == seats || ended_; });
-    TORCH_CHECK(table.brought == seats, "another device of this peer has stopped");
-    variable_list parts;
-    for (const auto& brought : table.parts) parts.insert(parts.end(), brought.begin(), brought.end());
-    if (++table.taken == seats) {
-      table.brought = table.taken = 0;
-      for (auto& brought : table.parts) brought.clear();
-    }
-    for (const auto& part : parts)
-      TORCH_CHECK(!alike || part.sizes() == parts[0].sizes(), "the devices of this peer are at different products");
-    return parts;
-  }
-
-  // Ends all waits, now and later, with an error.
-  void end() {
-    std::lock_guard lock(mutex_);
-    ended_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  struct Table {
-    std::vector<variable_list> parts;
-    size_t brought = 0, taken = 0;
-  };
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  Table tables_[2];
-  std::vector<uint64_t> turns_;
-  bool ended_ = false;
-};
 
 namespace {
 
@@ -77,22 +24,43 @@ Tensor sum_here(const variable_list& parts, at::Device device) {
   return total.to(parts[0].scalar_type());
 }
 
+// The sum of the parts of all slices, each device's share of the elements on that device. Shares are equal, so that the
+// last may have zeros at its end.
+Tensor sum_of_collectives(const variable_list& own, int64_t seats, Collectives& collectives) {
+  const auto elements = own[0].numel(), share = (elements + seats - 1) / seats;
+  auto parts = at::stack(own).view({int64_t(own.size()), elements});
+  if (share * seats > elements) parts = at::constant_pad_nd(parts, {0, share * seats - elements});
+  // [seats that sum, own slices, share], then [seats that sent them, their slices, share]: all slices in order.
+  const auto sent = parts.view({-1, seats, share}).transpose(0, 1).contiguous();
+  const auto slices = collectives.exchange(sent).view({-1, share}).unbind(0);
+  const auto sums = collectives.gather(sum_here(slices, own[0].device()));
+  return sums.view(-1).narrow(0, 0, elements).view(own[0].sizes());
+}
+
+// The same by copies from device to device.
+Tensor sum_of_copies(const variable_list& own, size_t seat, Exchange& meeting) {
+  const auto device = own[0].device();
+  const auto elements = own[0].numel(), seats = int64_t(meeting.seats());
+  variable_list flat;
+  for (const auto& part : own) flat.push_back(part.reshape({-1}));
+  auto parts = meeting.all(seat, flat);
+  const auto first = elements * int64_t(seat) / seats, end = elements * int64_t(seat + 1) / seats;
+  for (auto& part : parts) part = part.narrow(0, first, end - first);
+  auto shares = meeting.all(seat, {sum_here(parts, device)}, /*alike=*/false);
+  for (auto& share : shares) share = share.to(device);
+  return at::cat(shares).view(own[0].sizes());
+}
+
 // The sum of the parts of all slices, in their order. Without an exchange, `own` are all.
 Tensor sum(const variable_list& own, int64_t exchange, int64_t seat) {
   const auto device = own[0].device();
   if (exchange == 0) return sum_here(own, device);
   auto& meeting = *reinterpret_cast<Exchange*>(exchange);
-  const auto elements = own[0].numel(), seats = int64_t(meeting.seats());
-  if (elements < kDivided) return sum_here(meeting.all(size_t(seat), own), device);
+  if (own[0].numel() < kDivided) return sum_here(meeting.all(size_t(seat), own), device);
   // Each device sums its share of the elements, and all take the shares: the bytes of a ring.
-  variable_list flat;
-  for (const auto& part : own) flat.push_back(part.reshape({-1}));
-  auto parts = meeting.all(size_t(seat), flat);
-  const auto first = elements * seat / seats, end = elements * (seat + 1) / seats;
-  for (auto& part : parts) part = part.narrow(0, first, end - first);
-  auto shares = meeting.all(size_t(seat), {sum_here(parts, device)}, /*alike=*/false);
-  for (auto& share : shares) share = share.to(device);
-  return at::cat(shares).view(own[0].sizes());
+  if (auto* collectives = meeting.collectives(size_t(seat)))
+    return sum_of_collectives(own, int64_t(meeting.seats()), *collectives);
+  return sum_of_copies(own, size_t(seat), meeting);
 }
 
 // A tensor that slices read: as many aliases, whose gradients are added in the order of slices.
@@ -137,8 +105,13 @@ Exchange* shoal_exchange_new(size_t seats) { return new (std::nothrow) Exchange(
 
 void shoal_exchange_free(Exchange* exchange) { delete exchange; }
 
-// Ends all waits at a meeting place with an error.
-void shoal_exchange_end(Exchange* exchange) { exchange->end(); }
+// Lets a seat send large sums through collectives, which it owns from now on. All seats do so before they exchange.
+void shoal_exchange_use(Exchange* exchange, size_t seat, Collectives* collectives) {
+  exchange->use(seat, collectives);
+}
+
+// A seat takes no part any more: ends all waits with an error.
+void shoal_exchange_end(Exchange* exchange, size_t seat) { exchange->end(seat); }
 
 // Writes `count` aliases of `x` to `aliases`. Their gradients, with those of the other seats of the exchange
 // unless it is null, are added in order.

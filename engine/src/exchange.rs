@@ -7,13 +7,15 @@ use std::sync::Arc;
 use tch::Tensor;
 use torch_sys::C_tensor;
 
+use crate::collectives::Collectives;
 use crate::error::Result;
 use crate::shim::{check, pointer};
 
 unsafe extern "C" {
     fn shoal_exchange_new(seats: usize) -> *mut c_void;
     fn shoal_exchange_free(exchange: *mut c_void);
-    fn shoal_exchange_end(exchange: *mut c_void);
+    fn shoal_exchange_end(exchange: *mut c_void, seat: usize);
+    fn shoal_exchange_use(exchange: *mut c_void, seat: usize, collectives: *mut c_void);
     fn shoal_fan_out(
         x: *mut C_tensor,
         count: usize,
@@ -74,6 +76,12 @@ impl Seat {
         (0..count).map(seat).collect()
     }
 
+    /// Large sums go through these from now on. All seats get theirs before the first exchange.
+    pub(crate) fn use_collectives(&self, end: Collectives) {
+        // SAFETY: the exchange lives as long as its seats, and owns the object from now on.
+        unsafe { shoal_exchange_use(self.exchange.0.as_ptr(), self.index, end.into_raw()) }
+    }
+
     /// The seats of all devices, in order.
     pub(crate) fn each(&self) -> impl Iterator<Item = Self> {
         (0..self.count).map(|index| Self { index, ..self.clone() })
@@ -94,10 +102,11 @@ impl Seat {
         gather(std::slice::from_ref(own), self.count, Some(self), false)
     }
 
-    /// This device takes no part any more: an error of all that wait for it, now or later.
+    /// This device takes no part any more: an error of all that wait for it, now or later. For the thread that computes
+    /// on it.
     pub(crate) fn end(&self) {
         // SAFETY: the exchange lives as long as its seats.
-        unsafe { shoal_exchange_end(self.exchange.0.as_ptr()) }
+        unsafe { shoal_exchange_end(self.exchange.0.as_ptr(), self.index) }
     }
 }
 
@@ -163,6 +172,8 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
+    use crate::collectives::{Library, proven};
+    use crate::device::DeviceChoice;
     use crate::shim::gradients;
     use crate::tensor::elements;
 
@@ -182,8 +193,8 @@ mod tests {
 
     /// Forward, the sum of products of `x` with each part; then the gradient of `x`.
     fn pass(parts: &[Tensor], seat: Option<&Seat>) -> [Vec<f32>; 2] {
-        let x = Tensor::full([1, parts[0].numel() as i64], 0.3, (parts[0].kind(), Device::Cpu));
-        let x = x.set_requires_grad(true);
+        let like = (parts[0].kind(), parts[0].device());
+        let x = Tensor::full([1, parts[0].numel() as i64], 0.3, like).set_requires_grad(true);
         let read = fan_out(&x, parts.len(), seat).expect("equal shapes");
         let products: Vec<Tensor> = read.iter().zip(parts).map(|(x, part)| x * part).collect();
         let sum = sum_in_order(&products, seat).expect("equal shapes");
@@ -191,30 +202,53 @@ mod tests {
         [floats(&sum), floats(&of_x)]
     }
 
+    /// Compares sums by devices with sums by one.
+    fn compare(slices: usize, devices: &[Device], seats: impl Fn() -> Vec<Seat>) {
+        for kind in [Kind::Float, Kind::BFloat16] {
+            // A few elements are not divided; many are, into unequal shares.
+            for count in [5, (1 << 14) + 1] {
+                let parts = parts(slices, count, kind);
+                let expected = pass(&parts, None);
+                let own = parts.chunks(slices / devices.len()).zip(devices);
+                let own = own.map(|(own, device)| {
+                    own.iter().map(|part| part.to_device(*device)).collect::<Vec<_>>()
+                });
+                std::thread::scope(|scope| {
+                    let started: Vec<_> = seats()
+                        .into_iter()
+                        .zip(own)
+                        .map(|(seat, own)| scope.spawn(move || pass(&own, Some(&seat))))
+                        .collect();
+                    for thread in started {
+                        let found = thread.join().expect("no device fails");
+                        assert!(found == expected, "{kind:?}, {slices} slices, {count}");
+                    }
+                });
+            }
+        }
+    }
+
+    const CASES: [(usize, usize); 3] = [(2, 2), (4, 2), (3, 3)];
+
     #[test]
     fn devices_sum_to_the_bits_of_one_whether_they_divide_the_elements_or_not() {
-        for kind in [Kind::Float, Kind::BFloat16] {
-            for (slices, seats) in [(2, 2), (4, 2), (3, 3)] {
-                // A few elements are not divided; many are, into unequal shares.
-                for count in [5, (1 << 14) + 1] {
-                    let parts = parts(slices, count, kind);
-                    let expected = pass(&parts, None);
-                    let own = parts
-                        .chunks(slices / seats)
-                        .map(|own| own.iter().map(Tensor::shallow_clone).collect::<Vec<_>>());
-                    std::thread::scope(|scope| {
-                        let started: Vec<_> = Seat::all(seats)
-                            .into_iter()
-                            .zip(own)
-                            .map(|(seat, own)| scope.spawn(move || pass(&own, Some(&seat))))
-                            .collect();
-                        for thread in started {
-                            let found = thread.join().expect("no device fails");
-                            assert!(found == expected, "{kind:?}, {slices} slices, {count}");
-                        }
-                    });
-                }
-            }
+        for (slices, seats) in CASES {
+            compare(slices, &vec![Device::Cpu; seats], || Seat::all(seats));
+        }
+    }
+
+    #[test]
+    fn collectives_sum_to_the_bits_of_one_device() {
+        for (slices, seats) in CASES {
+            let workers = vec![DeviceChoice::Cpu; seats];
+            let seats = || proven(Library::Gloo, &workers).expect("gloo is a part of libtorch");
+            compare(slices, &vec![Device::Cpu; workers.len()], seats);
+        }
+        for gpus in 1..=usize::try_from(tch::Cuda::device_count()).expect("a number").min(4) {
+            let devices: Vec<Device> = (0..gpus).map(Device::Cuda).collect();
+            let choices: Vec<DeviceChoice> = (0..gpus).map(DeviceChoice::Cuda).collect();
+            let seats = || proven(Library::Nccl, &choices).expect("NCCL is a part of libtorch");
+            compare(2 * gpus, &devices, seats);
         }
     }
 }

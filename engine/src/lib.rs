@@ -31,6 +31,7 @@ mod carried;
 pub mod checkpoint;
 mod checkpoint_error;
 mod codec;
+mod collectives;
 pub mod data;
 #[cfg(test)]
 mod decoders;
@@ -95,6 +96,7 @@ pub use all_reduce::AllReduce;
 pub use base::{BaseFiles, BaseIndex};
 pub use base_error::BaseError;
 pub use checkpoint::{Checkpoint, CheckpointError, CheckpointFile, StageState, StartFiles};
+pub use collectives::DeviceLinks;
 pub use data::{DataError, TokenFile};
 pub use device::{Device, DeviceChoice, Devices};
 pub use engine::Engine;

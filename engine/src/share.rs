@@ -27,10 +27,10 @@ impl Share {
         (0..count).map(move |index| Self { index, count, seat: None, is_apart })
     }
 
-    /// All shares of so many devices that compute the slices of each pass together, in order.
-    pub(crate) fn all_together(count: usize) -> impl Iterator<Item = Self> {
-        let seats = Seat::all(count).into_iter().map(Some);
-        Self::all(count, true).zip(seats).map(|(share, seat)| Self { seat, ..share })
+    /// The shares of devices that compute the slices of each pass together, in the order of their seats.
+    pub(crate) fn all_together(seats: Vec<Seat>) -> impl Iterator<Item = Self> {
+        let all = Self::all(seats.len(), true);
+        all.zip(seats).map(|(share, seat)| Self { seat: Some(seat), ..share })
     }
 
     /// The device's place among those that compute passes together; `None` if it computes its own.

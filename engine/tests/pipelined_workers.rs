@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Trainer, key, manifest, muon, samples, text, with_workers};
+use common::{Trainer, key, manifest, muon, overlap, samples, text, with_workers};
 use shoal_engine::EngineError;
 use shoal_protocol::ids::{ClaimKey, Exchange, Stage};
 use shoal_protocol::manifest::{Dtype, InnerMoments, Lora, LoraTarget, Manifest};
@@ -78,12 +78,6 @@ fn stages_train_a_worker_with_the_bits_of_the_whole_model() {
     }
 }
 
-fn overlap(manifest: &mut Manifest, updates: u32) {
-    manifest.training.staleness = u8::from(updates > 0);
-    manifest.inner.as_mut().expect("workers").overlap = updates;
-    manifest.check().expect("a run");
-}
-
 #[test]
 fn workers_join_a_meeting_on_their_way_with_the_same_bits_in_any_stages() {
     let joined = |stages, dtype, updates| {
@@ -92,6 +86,7 @@ fn workers_join_a_meeting_on_their_way_with_the_same_bits_in_any_stages() {
             manifest.training.dtype = dtype;
             inner_clip(manifest, 0.0);
             overlap(manifest, updates);
+            manifest.check().expect("a run");
         });
         trained(manifest, 2)
     };

@@ -6,7 +6,9 @@ mod common;
 use std::sync::mpsc::channel;
 
 use common::islander::Islander;
-use common::{Trainer, assert_as_pytorch, key, manifest, samples, text, with_workers, write};
+use common::{
+    Trainer, assert_as_pytorch, key, manifest, overlap, samples, text, with_workers, write,
+};
 use shoal_engine::{Device, DeviceChoice, EngineError, Generator, Island};
 use shoal_protocol::ids::{ContentHash, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::manifest::{
@@ -295,9 +297,8 @@ fn devices_that_train_adapters_of_workers_together_compute_the_bits_of_one() {
 fn devices_that_train_workers_together_while_sums_travel_compute_the_bits_of_one() {
     let mut manifest = sliced_workers(InnerMoments::Zero, DistanceCodec::Int4);
     manifest.training.dtype = Dtype::Bf16;
-    manifest.training.staleness = 1;
-    let inner = manifest.inner.as_mut().expect("workers");
-    inner.overlap = inner.steps;
+    let every = manifest.inner.as_ref().expect("workers").steps;
+    overlap(&mut manifest, every);
     manifest.check().expect("a run");
     compare(&manifest, &[2]);
 }

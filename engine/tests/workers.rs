@@ -4,7 +4,9 @@ mod common;
 
 use std::fs;
 
-use common::{Trainer, key, manifest, muon, numbers, python, samples, text, with_workers, write};
+use common::{
+    Trainer, key, manifest, muon, numbers, overlap, python, samples, text, with_workers, write,
+};
 use serde_json::{Value, json};
 use shoal_engine::{Checkpoint, EngineError, FixedPoint, ForwardOutput, StageState, learning_rate};
 use shoal_protocol::ids::{Microbatch, Stage, Step};
@@ -60,19 +62,16 @@ fn a_pytorch_loop_with_workers_has_the_same_losses_and_weights() {
     for moments in [InnerMoments::Zero, InnerMoments::Mean] {
         compare_with_pytorch(with_moments(moments));
     }
-    compare_with_pytorch(overlapping(workers(), 5));
-}
-
-/// The run with meetings that overlap with so many updates of the next workers.
-fn overlapping(mut manifest: Manifest, overlap: u32) -> Manifest {
-    manifest.training.staleness = 1;
-    manifest.inner.as_mut().expect("workers").overlap = overlap;
-    manifest
+    let mut manifest = workers();
+    overlap(&mut manifest, 5);
+    compare_with_pytorch(manifest);
 }
 
 #[test]
 fn a_worker_that_joins_the_newest_meeting_on_its_way_is_that_of_a_pytorch_loop() {
-    compare_with_pytorch(overlapping(workers(), 2));
+    let mut manifest = workers();
+    overlap(&mut manifest, 2);
+    compare_with_pytorch(manifest);
 }
 
 fn compare_with_pytorch(mut manifest: Manifest) {

@@ -17,6 +17,7 @@ use shoal_protocol::manifest::Manifest;
 use self::several::Several;
 use crate::all_reduce::AllReduce;
 use crate::checkpoint::StageState;
+use crate::collectives::DeviceLinks;
 use crate::device::{Device, DeviceChoice};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
@@ -113,6 +114,15 @@ impl Island {
         match &mut self.0 {
             Devices::One(engine) => Some(engine),
             Devices::Several(_) => None,
+        }
+    }
+
+    /// How devices that compute slices together exchange sums; `None` if each computes passes of its own.
+    #[must_use]
+    pub fn links(&self) -> Option<&DeviceLinks> {
+        match &self.0 {
+            Devices::One(_) => None,
+            Devices::Several(several) => several.links(),
         }
     }
 

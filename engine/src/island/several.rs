@@ -20,6 +20,7 @@ use super::sums::Sums;
 use super::worker::{Lent, Starting, Work, Worker};
 use crate::accumulator::Accumulator;
 use crate::checkpoint::{self, StageState};
+use crate::collectives::{self, DeviceLinks};
 use crate::device::DeviceChoice;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
@@ -40,8 +41,8 @@ pub(super) struct Several {
     workers: Vec<Worker>,
     /// Whether replicas have weights and accumulators of their own, or once for all in the machine's memory.
     are_apart: bool,
-    /// Whether the devices compute the slices of each pass together.
-    is_together: bool,
+    /// How the devices exchange sums, if they compute the slices of each pass together.
+    links: Option<DeviceLinks>,
     /// The sums of each hosted stage.
     sums: BTreeMap<Stage, Sums>,
     /// The GPUs' accumulators with sums that were not moved.
@@ -59,10 +60,15 @@ impl Several {
         (threads, memory): (usize, Option<Bytes>),
     ) -> Result<Self> {
         let is_together = passes_at_once(manifest, devices.len())? == 1;
+        let mut links = None;
         let has_gpus = devices.iter().any(|device| !device.is_processor());
         let are_apart = has_gpus && memory.is_none();
         let shares: Vec<Share> = match is_together {
-            true => Share::all_together(devices.len()).collect(),
+            true => {
+                let (seats, between) = collectives::seats(devices);
+                links = Some(between);
+                Share::all_together(seats).collect()
+            }
             false => Share::all(devices.len(), are_apart).collect(),
         };
         // Weights are drawn once for each memory.
@@ -79,7 +85,7 @@ impl Several {
         let mut island = Self {
             manifest: manifest.clone(),
             workers: started.into_iter().map(Starting::begun).collect::<Result<_>>()?,
-            is_together,
+            links,
             are_apart,
             sums: BTreeMap::new(),
             counted: BTreeSet::new(),
@@ -95,7 +101,7 @@ impl Several {
     /// Makes the accumulators of a stage that is new on all devices.
     fn make_sums(&mut self, stage: Stage) -> Result<()> {
         self.counted.retain(|(_, (of, _))| *of != stage);
-        if self.is_together {
+        if self.is_together() {
             let parts = self.parts_of_sums(stage)?;
             self.sums.insert(stage, Sums::Parts(parts));
             return Ok(());
@@ -124,9 +130,18 @@ impl Several {
         (0..self.manifest.steps_at_once()).map(of_turn).collect()
     }
 
+    /// How the devices exchange sums; `None` if each computes passes of its own.
+    pub(super) fn links(&self) -> Option<&DeviceLinks> {
+        self.links.as_ref()
+    }
+
+    fn is_together(&self) -> bool {
+        self.links.is_some()
+    }
+
     /// The devices that compute a pass that this device is named for.
     pub(super) fn devices_of_pass(&self, device: usize) -> Range<usize> {
-        if self.is_together { 0..self.workers.len() } else { device..device + 1 }
+        if self.is_together() { 0..self.workers.len() } else { device..device + 1 }
     }
 
     pub(super) fn hosted(&self) -> usize {
@@ -154,7 +169,7 @@ impl Several {
     ) -> Result<()> {
         let Some(key) = counts else { return self.workers[device].run(work) };
         let place = (key.stage, self.turn(key.step));
-        if self.are_apart && !self.is_together {
+        if self.are_apart && !self.is_together() {
             self.counted.insert((device, place));
         }
         let addition = self.additions.begin(place);
@@ -277,7 +292,7 @@ impl Several {
 
     /// Whether all devices read the same weights.
     fn have_one_memory(&self) -> bool {
-        !self.is_together && !self.are_apart
+        !self.is_together() && !self.are_apart
     }
 
     /// Adds a stage with the weights of the first device to the others, if all have one memory.

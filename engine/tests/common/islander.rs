@@ -10,7 +10,7 @@ use shoal_engine::{
 use shoal_protocol::ids::{Microbatch, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 
-use super::{device, each_update, key};
+use super::{each_update, key};
 
 /// One run on an island of so many workers of the processor.
 pub(crate) struct Islander {
@@ -32,7 +32,7 @@ impl Islander {
         tiers: Tiers,
     ) -> Self {
         let span = StageSpan::all(manifest.training.stages);
-        let island = Island::swapping(manifest, span, (&vec![device(); devices], 1), tiers);
+        let island = Island::swapping(manifest, span, (&super::devices(devices), 1), tiers);
         Self { manifest: manifest.clone(), island: island.expect("room"), samples, devices }
     }
 

@@ -16,8 +16,8 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use shoal_engine::checkpoint::write_index;
 use shoal_engine::{
-    BaseFiles, Batch, Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, LowerTier, Origin,
-    Samples, Tiers, TokenFile, Update, data, group_elements, learning_rate, square_norm,
+    BaseFiles, Batch, Device, DeviceChoice, Devices, Engine, FixedPoint, ForwardOutput, LowerTier,
+    Origin, Samples, Tiers, TokenFile, Update, data, group_elements, learning_rate, square_norm,
     swapping_floor,
 };
 use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, StageSpan, Step};
@@ -78,6 +78,12 @@ pub(crate) fn with_workers(mut manifest: Manifest) -> Manifest {
     manifest
 }
 
+/// Lets workers make so many updates from the weights of the meeting before.
+pub(crate) fn overlap(manifest: &mut Manifest, updates: u32) {
+    manifest.training.staleness = u8::from(updates > 0);
+    manifest.inner.as_mut().expect("workers").overlap = updates;
+}
+
 /// Muon with the constants of its author.
 pub(crate) fn muon() -> Rule {
     Rule::Muon(Muon {
@@ -118,10 +124,17 @@ pub(crate) fn text() -> Vec<u8> {
     include_bytes!("../../../LICENSE-APACHE").to_vec()
 }
 
-/// The device of trainers and islands: the processor, or that of `SHOAL_TEST_DEVICE` (as `cuda:0`).
+/// The devices of islands: workers of the processor, or those of `SHOAL_TEST_DEVICE` (as `cuda:0,cuda:1`) in turn.
+pub(crate) fn devices(count: usize) -> Vec<DeviceChoice> {
+    let named = std::env::var("SHOAL_TEST_DEVICE").unwrap_or_else(|_| "cpu".to_owned());
+    let named: Devices = named.parse().expect("a list of devices");
+    let named = named.resolve().expect("devices that work");
+    named.into_iter().cycle().take(count).collect()
+}
+
+/// The device of trainers.
 pub(crate) fn device() -> DeviceChoice {
-    let named = std::env::var("SHOAL_TEST_DEVICE");
-    named.map_or(DeviceChoice::Cpu, |name| name.parse().expect("the name of a device"))
+    devices(1)[0]
 }
 
 /// One run and its state.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use shoal_engine::{DeviceChoice, Island};
+use shoal_engine::{DeviceChoice, DeviceLinks, Island};
 use shoal_protocol::ids::{Stage, StageSpan, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::units::Bytes;
@@ -93,6 +93,7 @@ impl EngineHost {
             };
             let cached = tiers.lower.is_none();
             let mut engine = Island::swapping(&manifest, span, (&devices, threads), tiers)?;
+            log_links(engine.links());
             for stage in span.stages() {
                 let origin = run_files.obtain_origin(stage, version, true);
                 engine.load(stage, &waits.wait(origin)??)?;
@@ -139,5 +140,16 @@ impl EngineHost {
         if timeout(CLOSING, thread.close()).await.is_err() {
             tracing::warn!("the engine still computes or writes: its memory is free when it ends");
         }
+    }
+}
+
+/// Says how GPUs that compute slices together exchange sums.
+fn log_links(links: Option<&DeviceLinks>) {
+    match links {
+        None | Some(DeviceLinks::Memory) => {}
+        Some(DeviceLinks::Nccl) => tracing::info!("the devices exchange sums by NCCL"),
+        Some(DeviceLinks::Copies { reason }) => tracing::warn!(
+            "the devices exchange sums by copies from one to the other, as NCCL does not work here: {reason}"
+        ),
     }
 }

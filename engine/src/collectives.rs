@@ -1,0 +1,232 @@
+//! libtorch's collectives between the devices of a peer (`csrc/collectives.cpp`), and the proof that they work.
+
+use std::ffi::{c_char, c_void};
+use std::mem::ManuallyDrop;
+use std::ptr::{self, NonNull};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use tch::Tensor;
+
+use crate::device::{Device, DeviceChoice};
+use crate::error::{EngineError, Result};
+use crate::exchange::{Seat, sum_in_order};
+use crate::shim::check;
+use crate::tensor::elements;
+
+unsafe extern "C" {
+    fn shoal_store_new() -> *mut c_void;
+    fn shoal_store_free(store: *mut c_void);
+    fn shoal_collectives_new(
+        store: *mut c_void,
+        rank: usize,
+        size: usize,
+        nccl: bool,
+        result: *mut *mut c_void,
+    ) -> *mut c_char;
+    fn shoal_collectives_free(collectives: *mut c_void);
+}
+
+/// How long the first sum may take. Links that work are set up within seconds; broken ones can block for ever.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Elements of the first sum: as many as are divided among devices (`csrc/slices.cpp`), and not in equal parts.
+const PROOF: usize = (1 << 14) + 1;
+
+/// How devices that compute slices together exchange large sums. The bits of the sums are the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceLinks {
+    /// They have the same memory.
+    Memory,
+    /// NCCL.
+    Nccl,
+    /// libtorch's copies from device to device, because NCCL does not work.
+    Copies {
+        /// What NCCL lacks.
+        reason: String,
+    },
+}
+
+/// A library of collectives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Library {
+    /// Between GPUs.
+    Nccl,
+    /// Between workers of the processor, which are faster without: it runs in tests what NCCL runs between GPUs.
+    #[cfg(test)]
+    Gloo,
+}
+
+/// One device's end of a group, for one thread at a time.
+#[derive(Debug)]
+pub(crate) struct Collectives(NonNull<c_void>);
+
+// SAFETY: it belongs to no thread.
+unsafe impl Send for Collectives {}
+
+impl Collectives {
+    /// The ends of a group of so many devices, in order.
+    fn all(library: Library, count: usize) -> Result<Vec<Self>> {
+        let store = Store::new();
+        let end = |rank| {
+            let mut end = ptr::null_mut();
+            let nccl = library == Library::Nccl;
+            // SAFETY: the store is live, and `end` lives for the call.
+            check(unsafe {
+                shoal_collectives_new(store.pointer(), rank, count, nccl, &raw mut end)
+            })?;
+            Ok(Self(NonNull::new(end).expect("an object, as there was no error")))
+        };
+        // Those of gloo wait for each other.
+        std::thread::scope(|scope| {
+            let made: Vec<_> = (0..count).map(|rank| scope.spawn(move || end(rank))).collect();
+            made.into_iter().map(|thread| thread.join().expect("no exception leaves C++")).collect()
+        })
+    }
+
+    /// The object, which the caller frees or hands on.
+    pub(crate) fn into_raw(self) -> *mut c_void {
+        ManuallyDrop::new(self).0.as_ptr()
+    }
+}
+
+impl Drop for Collectives {
+    fn drop(&mut self) {
+        // SAFETY: it is freed once.
+        unsafe { shoal_collectives_free(self.0.as_ptr()) }
+    }
+}
+
+/// Where the members of a group find each other.
+struct Store(NonNull<c_void>);
+
+// SAFETY: a mutex guards all that it has.
+unsafe impl Sync for Store {}
+
+impl Store {
+    fn new() -> Self {
+        // SAFETY: it only makes an object.
+        Self(NonNull::new(unsafe { shoal_store_new() }).expect("memory for a small object"))
+    }
+
+    fn pointer(&self) -> *mut c_void {
+        self.0.as_ptr()
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // SAFETY: it is freed once; groups have references of their own.
+        unsafe { shoal_store_free(self.0.as_ptr()) }
+    }
+}
+
+/// Seats for devices that compute slices together, and how they exchange large sums: by NCCL if that proves itself.
+pub(crate) fn seats(devices: &[DeviceChoice]) -> (Vec<Seat>, DeviceLinks) {
+    let alone = || Seat::all(devices.len());
+    if devices.len() == 1 || devices.iter().all(|device| device.is_processor()) {
+        return (alone(), DeviceLinks::Memory);
+    }
+    match proven(Library::Nccl, devices) {
+        Ok(seats) => (seats, DeviceLinks::Nccl),
+        Err(error) => (alone(), DeviceLinks::Copies { reason: error.to_string() }),
+    }
+}
+
+/// Why devices cannot exchange sums by a library.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unproven {
+    /// It cannot be set up, or failed.
+    #[error(transparent)]
+    Failed(#[from] EngineError),
+    /// No thread for the first sum.
+    #[error("no thread for a sum: {0}")]
+    NoThread(#[from] std::io::Error),
+    /// The first sum did not end.
+    #[error("a sum did not end within {} s", .0.as_secs())]
+    Silent(Duration),
+    /// The first sum has wrong bits, or panicked.
+    #[error("a sum was wrong")]
+    Wrong,
+}
+
+/// Seats whose large sums go through a library, after a first one that has the right bits on every device.
+pub(crate) fn proven(library: Library, devices: &[DeviceChoice]) -> Result<Vec<Seat>, Unproven> {
+    if library == Library::Nccl {
+        // Loads the half of libtorch that has it.
+        devices.iter().try_for_each(|device| Device::open(*device, 1).map(drop))?;
+        let again = (1..devices.len()).find(|at| devices[..*at].contains(&devices[*at]));
+        if let Some(at) = again {
+            return Err(EngineError::SameDeviceTwice(devices[at].to_string()).into());
+        }
+    }
+    let seats = Seat::all(devices.len());
+    for (seat, end) in seats.iter().zip(Collectives::all(library, devices.len())?) {
+        seat.use_collectives(end);
+    }
+    // A thread that never comes back is left behind with all that it has.
+    let (send, proofs) = sync_channel(devices.len());
+    for (seat, device) in seats.iter().cloned().zip(devices.to_vec()) {
+        let send = send.clone();
+        // Nobody receives it if another device failed before.
+        let prove = move || drop(send.send(proves(&seat, device)));
+        std::thread::Builder::new().name(format!("first sum on {device}")).spawn(prove)?;
+    }
+    drop(send);
+    for _ in devices {
+        let proof = proofs.recv_timeout(PATIENCE).map_err(|error| match error {
+            RecvTimeoutError::Timeout => Unproven::Silent(PATIENCE),
+            RecvTimeoutError::Disconnected => Unproven::Wrong,
+        })?;
+        if !proof? {
+            return Err(Unproven::Wrong);
+        }
+    }
+    Ok(seats)
+}
+
+/// Whether a sum through the seat's collectives has the bits of the same sum on one device.
+fn proves(seat: &Seat, device: DeviceChoice) -> Result<bool> {
+    let device = Device::open(device, 1)?.torch;
+    let part = |index: usize| {
+        let value = |at: usize| ((at * 7919 + index * 104_729) % 1009) as f32 / 3.7 - 99.0;
+        Tensor::f_from_slice(&(0..PROOF).map(value).collect::<Vec<f32>>())
+    };
+    let parts: Vec<Tensor> =
+        (0..seat.count()).map(part).collect::<std::result::Result<_, tch::TchError>>()?;
+    let own = parts[seat.index()].f_to(device)?;
+    let found = sum_in_order(&[own], Some(seat))?.f_to(tch::Device::Cpu)?;
+    let expected = sum_in_order(&parts, None)?;
+    Ok(elements::<f32>(&found) == elements::<f32>(&expected))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_ends_ends_the_sums_of_the_others() {
+        let workers = [DeviceChoice::Cpu; 2];
+        let seats = proven(Library::Gloo, &workers).expect("gloo is a part of libtorch");
+        let part = Tensor::ones([PROOF as i64], (tch::Kind::Float, tch::Device::Cpu));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| sum_in_order(&[part], Some(&seats[0])));
+            seats[1].end();
+            let error = waits.join().expect("an error").expect_err("the other device has ended");
+            assert!(matches!(error, EngineError::Torch(_)), "{error}");
+        });
+    }
+
+    #[test]
+    fn nccl_without_a_gpu_is_an_error() {
+        if tch::Cuda::is_available() {
+            return;
+        }
+        let gpus = [DeviceChoice::Cuda(0), DeviceChoice::Cuda(1)];
+        let (seats, links) = seats(&gpus);
+        assert_eq!(seats.len(), 2);
+        assert!(matches!(links, DeviceLinks::Copies { .. }), "{links:?}");
+        // Where libtorch's half for CUDA is installed, it is loaded now.
+        let error = Collectives::all(Library::Nccl, 2).expect_err("there is no GPU").to_string();
+        assert!(error.contains("NCCL") || error.contains("GPU"), "{error}");
+    }
+}
