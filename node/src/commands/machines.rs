@@ -79,6 +79,7 @@ impl Figures {
 fn name(kind: Parallelism) -> &'static str {
     match kind {
         Parallelism::Replicated => "replicated",
+        Parallelism::Offloaded => "offloaded",
         Parallelism::Sliced => "sliced",
         Parallelism::PeerEach => "peer each",
         Parallelism::Swapped => "swapped",
@@ -88,6 +89,7 @@ fn name(kind: Parallelism) -> &'static str {
 fn means(kind: Parallelism) -> &'static str {
     match kind {
         Parallelism::Replicated => "one peer, microbatches to whichever device is free",
+        Parallelism::Offloaded => "the same, with one state in the machine's memory",
         Parallelism::Sliced => "one peer, every device a slice of each layer",
         Parallelism::PeerEach => "one peer per device, in pipelines",
         Parallelism::Swapped => "one peer per device, stages swapped over host_link",
@@ -100,7 +102,7 @@ fn longest_wait(advice: &MachineAdvice) -> String {
     let all: [(Duration, &str); 4] = [
         (waits.stalls, "waiting for activations"),
         (waits.exchanges, "exchanges of partial products"),
-        (waits.loads, "loads that no pass hides"),
+        (waits.loads, "loads and copies that no pass hides"),
         (waits.updates, "updates and sums of other devices"),
     ];
     let longest = all.into_iter().max_by_key(|(time, _)| *time);
@@ -213,8 +215,8 @@ mod tests {
             assert!(text.contains(words), "{words}: {text}");
         }
         let json = serde_json::to_value(&regions).expect("JSON");
-        assert_eq!(json[0]["strategies"][1]["strategy"], "sliced");
-        assert!(json[0]["strategies"][1]["plan"]["tokens_per_second"].as_f64() > Some(0.0));
+        assert_eq!(json[0]["strategies"][2]["strategy"], "sliced");
+        assert!(json[0]["strategies"][2]["plan"]["tokens_per_second"].as_f64() > Some(0.0));
         assert_eq!(json[0]["strategies"][0]["fits"], false);
         assert!(json[0]["strategies"][0].get("plan").is_none());
     }

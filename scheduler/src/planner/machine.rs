@@ -1,11 +1,13 @@
 //! Compares how the devices of one machine may train a model together, and which of these fit into the memory of
-//! a device: [replicated](Parallelism::Replicated), [sliced](Parallelism::Sliced), [a peer for each
-//! device](Parallelism::PeerEach), or [swapped](Parallelism::Swapped).
+//! a device: [replicated](Parallelism::Replicated), [offloaded](Parallelism::Offloaded),
+//! [sliced](Parallelism::Sliced), [a peer for each device](Parallelism::PeerEach), or
+//! [swapped](Parallelism::Swapped).
 //!
 //! The bytes of a device are those of docs/islands.md for a run in bf16. Replicas divide the weights in f32 and what
-//! the optimizer keeps (ZeRO-1, arXiv 1910.02054). Slices divide all but the residual stream, and exchange partial
-//! products twice a layer in each direction, and once at the embedding and at the loss (Megatron, arXiv 1909.08053):
-//! since they are added in a fixed order, every device receives those of all others.
+//! the optimizer keeps (ZeRO-1, arXiv 1910.02054), or have the weights of passes beside one state in the machine's memory
+//! (ZeRO-Offload, arXiv 2101.06840). Slices divide all but the residual stream, and exchange partial products twice a
+//! layer in each direction, and once at the embedding and at the loss (Megatron, arXiv 1909.08053), in the bytes of a
+//! ring.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -37,6 +39,8 @@ const WEIGHT: f64 = 4.0;
 pub enum Parallelism {
     /// One peer, each of whose devices has all weights and runs microbatches of its own.
     Replicated,
+    /// The same, with one state for all devices in the machine's memory.
+    Offloaded,
     /// One peer, whose devices compute each microbatch together.
     Sliced,
     /// A peer for each device, in pipelines of the machine's devices.
@@ -47,7 +51,8 @@ pub enum Parallelism {
 
 impl Parallelism {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Replicated, Self::Sliced, Self::PeerEach, Self::Swapped];
+    pub const ALL: [Self; 5] =
+        [Self::Replicated, Self::Offloaded, Self::Sliced, Self::PeerEach, Self::Swapped];
 }
 
 /// The devices of one machine, and what decides how they work together.
@@ -95,7 +100,7 @@ pub enum Obstacle {
     /// There is no memory below.
     #[error("`host_link` is missing")]
     HostLink,
-    /// No device has more stages than fit.
+    /// A device has room for all of it.
     #[error("nothing has to be swapped")]
     Fits,
     /// The stages do not make pipelines of the machine's devices.
@@ -113,7 +118,7 @@ pub struct Waits {
     pub stalls: Duration,
     /// Partial products of other devices.
     pub exchanges: Duration,
-    /// Loads that no pass hides.
+    /// Loads that no pass hides, and copies of gradients to the machine's memory.
     pub loads: Duration,
     /// Updated weights, or sums of gradients, of other devices.
     pub updates: Duration,
@@ -146,6 +151,7 @@ pub type MachineOutcome = Result<MachineAdvice, Obstacle>;
 pub fn advise_machine(work: &Work, machine: &Machine) -> Vec<(Parallelism, MachineOutcome)> {
     let of = |kind| match kind {
         Parallelism::Replicated => replicated(work, machine),
+        Parallelism::Offloaded => offloaded(work, machine),
         Parallelism::Sliced => sliced(work, machine),
         Parallelism::PeerEach => peer_each(work, machine),
         Parallelism::Swapped => swapped(work, machine),
@@ -209,12 +215,42 @@ fn replicated(work: &Work, machine: &Machine) -> MachineOutcome {
     Ok(of_one_peer(advice, step, Waits { updates, ..Waits::default() }))
 }
 
+/// Each device runs microbatches of its own with the weights of passes, and all update one state in the machine's memory.
+/// Swapped stages keep no graphs.
+fn offloaded(work: &Work, machine: &Machine) -> MachineOutcome {
+    let tier = machine.tier.as_ref().ok_or(Obstacle::HostLink)?;
+    if replicated(work, machine).is_ok() {
+        return Err(Obstacle::Fits);
+    }
+    let stages = machine.stages.last().copied().unwrap_or(1).max(1) as f64;
+    let gradient = WEIGHT * machine.weights;
+    let copy = (gradient / tier.rate).min(LONGEST);
+    let own = Work {
+        // All weights, and one stage's gradient of a microbatch.
+        state: tier.weights + gradient / stages,
+        kept: work.kept / stages,
+        backward: work.forward + work.backward,
+        overhead: work.overhead + copy / 2.0,
+        ..*work
+    };
+    let mut advice =
+        advise(&own, 1, machine.devices, None).ok_or_else(|| obstacle(&own, machine))?;
+    let copies = Duration::from_secs_f64(copy * advice.microbatches as f64).min(advice.passes);
+    advice.computes = advice.computes.saturating_sub(copies);
+    // An update reads and writes the state, each device its share, and then each has the weights anew.
+    let update = work.state / machine.count() / tier.rate + tier.weights / tier.rate;
+    let updates = Duration::from_secs_f64(update.min(LONGEST));
+    let step = advice.passes + updates;
+    Ok(of_one_peer(advice, step, Waits { loads: copies, updates, ..Waits::default() }))
+}
+
 /// All devices compute each microbatch, and meet in every layer.
 fn sliced(work: &Work, machine: &Machine) -> MachineOutcome {
     let layers = machine.layers.ok_or(Obstacle::Layers)? as f64;
     let rate = machine.inside.rate.0.max(1) as f64;
     let meetings = EXCHANGES * layers + 1.0;
-    let token = (meetings * (machine.count() - 1.0) * work.activation / rate).min(LONGEST);
+    // A device receives its share of the others' products, and the others' sums.
+    let token = (meetings * 2.0 * machine.lacks() * work.activation / rate).min(LONGEST);
     let delays = meetings * machine.inside.delay.as_secs_f64();
     let own = Work {
         forward: work.forward / machine.count() + token,
@@ -363,12 +399,28 @@ mod tests {
         let all = advise_machine(&WORK, &machine(FAST));
         let memory = |index: usize| {
             let it = all[index].1.as_ref().expect("there is no limit");
-            let kept = [WORK.kept, WORK.kept * (KEPT_WHOLE + (1.0 - KEPT_WHOLE) / 8.0)][index];
+            let kept = [WORK.kept, 0.0, WORK.kept * (KEPT_WHOLE + (1.0 - KEPT_WHOLE) / 8.0)][index];
             it.memory - kept * it.microbatch as f64
         };
         // 14 bytes of a weight and an eighth of 12; an eighth of 26.
         assert_eq!((memory(0) / 1e6).round(), 13.0 * 15_500.0);
-        assert_eq!((memory(1) / 1e6).round(), 13.0 * 3_250.0);
+        assert_eq!((memory(2) / 1e6).round(), 13.0 * 3_250.0);
+    }
+
+    #[test]
+    fn replicas_beside_one_state_need_the_weights_of_passes() {
+        // 2 bytes of a weight, and 4 of a sixteenth of them.
+        let state = 13e9 * 2.25;
+        let of = |memory| offloaded(&Work { memory: Some(memory), ..WORK }, &machine(FAST));
+        let kept = WORK.kept / 16.0 * WORK.least as f64;
+        let least = of(state + kept).expect("room for a microbatch of one sample");
+        assert_eq!((least.memory / 1e6).round(), ((state + kept) / 1e6).round());
+        assert!(matches!(of(state), Err(Obstacle::Memory { .. })));
+        // Each of two microbatches sends 4 bytes a weight down; an update moves an eighth of 26, and 2 come back.
+        assert_eq!(least.waits.loads.as_secs_f64().round(), (2.0 * 4.0 * 13e9 / 25e9_f64).round());
+        let updates = least.waits.updates.as_secs_f64();
+        assert!((updates - 13e9 * (3.25 + 2.0) / 25e9).abs() < 1e-6, "{updates}");
+        assert_eq!(of(400e9), Err(Obstacle::Fits));
     }
 
     #[test]
@@ -378,8 +430,8 @@ mod tests {
             let machine = Machine { layers: Some(layers), inside, ..machine(SLOW) };
             sliced(&WORK, &machine).expect("there is no limit")
         };
-        // Partial products of seven other devices, four times a layer.
-        let once = 7.0 * 10_240.0 * 131_072.0 / SLOW as f64;
+        // Seven eighths of the products and of the sums, four times a layer.
+        let once = 2.0 * 7.0 / 8.0 * 10_240.0 * 131_072.0 / SLOW as f64;
         let seconds = 4.0 * 40.0 * once;
         let (all, none) = (of(40), of(0));
         assert!((all.waits.exchanges.as_secs_f64() - seconds - 2.0 * once).abs() < 1e-3, "{all:?}");
@@ -397,14 +449,15 @@ mod tests {
             .map(|(_, it)| it.expect_err("nothing is possible").to_string())
             .collect();
         assert!(reasons[0].contains("needs 195.3 GiB and has 74.5 GiB"), "{}", reasons[0]);
-        assert!(reasons[1].contains("`layers`"), "{}", reasons[1]);
-        assert!(reasons[2].contains("needs 322.4 GiB"), "{}", reasons[2]);
-        assert!(reasons[3].contains("`host_link`"), "{}", reasons[3]);
+        assert!(reasons[1].contains("`host_link`"), "{}", reasons[1]);
+        assert!(reasons[2].contains("`layers`"), "{}", reasons[2]);
+        assert!(reasons[3].contains("needs 322.4 GiB"), "{}", reasons[3]);
+        assert!(reasons[4].contains("`host_link`"), "{}", reasons[4]);
         let roomy = advise_machine(&WORK, &machine(FAST));
-        assert_eq!(roomy[3].1, Err(Obstacle::Fits));
+        assert_eq!(roomy[4].1, Err(Obstacle::Fits));
         let few = advise_machine(&Work { tokens: 4 * 8192, ..WORK }, &machine(FAST));
         assert_eq!(few[0].1, Err(Obstacle::Samples));
-        assert!(few[1].1.is_ok(), "slices share a sample");
+        assert!(few[2].1.is_ok(), "slices share a sample");
     }
 
     prop_compose! {
@@ -446,6 +499,7 @@ mod tests {
                 prop_assert!(it.memory <= memory, "{kind:?}");
                 let state = match kind {
                     Parallelism::Replicated => weights * (14.0 + 12.0 / devices as f64),
+                    Parallelism::Offloaded => weights * (2.0 + 4.0 / 16.0),
                     Parallelism::Sliced | Parallelism::PeerEach => work.state / devices as f64,
                     Parallelism::Swapped => 20.0 * weights / 16.0,
                 };
