@@ -23,8 +23,26 @@ PEERS = 2
 MICROBATCHES = 8
 MODEL = Model(hidden=size(128, 64), layers=size(4, 2), heads=4, intermediate=size(352, 64), context=size(128, 32),
               batch=2 * MICROBATCHES)
-# Steps between meetings, and the precision of a worker's way.
-MODES = size([None, (10, "f32"), (30, "int4"), (100, "f32"), (100, "int4"), (100, "int2")], [None, (2, "int4")])
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+    """Steps between meetings, the precision of a worker's way, and the steps that it makes while a meeting travels."""
+
+    every: int
+    codec: str
+    overlap: int = 0
+
+    def __str__(self):
+        return f"{self.every}, {self.codec}" + (f", overlap {self.overlap}" if self.overlap else "")
+
+
+# Without a mode peers meet in every step.
+MODES = size(
+    [None, Mode(10, "f32"), Mode(10, "int4"), Mode(10, "int4", 3), Mode(30, "int4"), Mode(100, "f32"),
+     Mode(100, "int4"), Mode(100, "int2")],
+    [None, Mode(2, "int4"), Mode(2, "int4", 1)],
+)
 RATES = size([None, 100, 20], [None, 100])  # Mbit/s; the first is loopback
 DELAY = 50  # ms each way
 # The goals at the most steps between meetings: how many times fewer bytes, and the share on the slowest link.
@@ -37,11 +55,11 @@ def run(shoal, mode, inside):
     if mode is None:
         steps = size(20, 2) + SKIPPED_STEPS
         return shoal.swarm(MODEL, microbatches=MICROBATCHES, steps=steps, **common)
-    every, codec = mode
-    meetings = size(max(2, 60 // every), 1) + SKIPPED_STEPS
-    outer = f'\n[outer]\nworkers = {PEERS}\nevery = {every}\ncodec = "{codec}"\n'
+    meetings = size(max(2, 60 // mode.every), 1) + SKIPPED_STEPS
+    outer = (f'\n[outer]\nworkers = {PEERS}\nevery = {mode.every}\ncodec = "{mode.codec}"\n'
+             f"overlap = {mode.overlap}\n")
     model = dataclasses.replace(MODEL, batch=MODEL.batch // PEERS)
-    return shoal.swarm(model, microbatches=MICROBATCHES // PEERS, steps=meetings * every, more=outer, **common)
+    return shoal.swarm(model, microbatches=MICROBATCHES // PEERS, steps=meetings * mode.every, more=outer, **common)
 
 
 def bytes_per_token(outcome):
@@ -64,11 +82,11 @@ def measure(options):
             share = outcome.rate() / speeds.setdefault(mode, outcome.rate())
             fewer = bytes_per_token(together) / bytes_per_token(outcome)
             judged = ""
-            if mode and mode[0] == 100:
+            if mode and mode.every == 100:
                 goals = [fewer >= FEWER] + ([share >= SHARE] if rate == RATES[-1] else [])
                 judged = "met" if all(goals) else "NOT met"
             rows.append([
-                "loopback" if rate is None else f"{rate} Mbit/s", f"{mode[0]}, {mode[1]}" if mode else "1",
+                "loopback" if rate is None else f"{rate} Mbit/s", str(mode or 1),
                 f"{outcome.rate():.0f}", f"{share:.3f}", f"{bytes_per_token(outcome):.1f}", f"{fewer:.0f}", judged,
             ])
             print("  ".join(rows[-1]), file=sys.stderr, flush=True)
