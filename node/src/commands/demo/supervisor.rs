@@ -206,7 +206,7 @@ impl<'a> Supervisor<'a> {
                 if self.kills_since_commit >= KILLS_WITHOUT_COMMIT {
                     bail!(
                         "{text}: {KILLS_WITHOUT_COMMIT} peers were killed and no step was committed in \
-                         between; the machine may lack memory"
+                         between: choose a longer --kill-every, or the machine lacks memory"
                     );
                 }
                 let (new_index, process) = replacement.replace(index, self.next_index)?;
