@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use tch::Tensor;
@@ -64,21 +64,26 @@ pub(crate) struct Collectives(NonNull<c_void>);
 unsafe impl Send for Collectives {}
 
 impl Collectives {
-    /// The ends of a group of so many devices, in order.
-    fn all(library: Library, count: usize) -> Result<Vec<Self>> {
-        let store = Store::new();
+    /// The end of one device. That of gloo waits for the others.
+    fn new(library: Library, store: &Store, rank: usize, size: usize) -> Result<Self> {
+        let mut end = ptr::null_mut();
+        let nccl = library == Library::Nccl;
+        // SAFETY: the store is live, and `end` lives for the call.
+        check(unsafe { shoal_collectives_new(store.0.as_ptr(), rank, size, nccl, &raw mut end) })?;
+        Ok(Self(NonNull::new(end).expect("an object, as there was no error")))
+    }
+
+    /// The ends of a group of these devices, in order.
+    fn all(library: Library, devices: &[DeviceChoice]) -> Result<Vec<Self>> {
+        let store = &Store::new();
         let end = |rank| {
-            let mut end = ptr::null_mut();
-            let nccl = library == Library::Nccl;
-            // SAFETY: the store is live, and `end` lives for the call.
-            check(unsafe {
-                shoal_collectives_new(store.pointer(), rank, count, nccl, &raw mut end)
-            })?;
-            Ok(Self(NonNull::new(end).expect("an object, as there was no error")))
+            // Loads the half of libtorch that has NCCL.
+            Device::open(devices[rank], 1)?;
+            Self::new(library, store, rank, devices.len())
         };
-        // Those of gloo wait for each other.
         std::thread::scope(|scope| {
-            let made: Vec<_> = (0..count).map(|rank| scope.spawn(move || end(rank))).collect();
+            let start = |rank| scope.spawn(move || end(rank));
+            let made: Vec<_> = (0..devices.len()).map(start).collect();
             made.into_iter().map(|thread| thread.join().expect("no exception leaves C++")).collect()
         })
     }
@@ -107,10 +112,6 @@ impl Store {
         // SAFETY: it only makes an object.
         Self(NonNull::new(unsafe { shoal_store_new() }).expect("memory for a small object"))
     }
-
-    fn pointer(&self) -> *mut c_void {
-        self.0.as_ptr()
-    }
 }
 
 impl Drop for Store {
@@ -121,71 +122,53 @@ impl Drop for Store {
 }
 
 /// Seats for devices that compute slices together, and how they exchange large sums: by NCCL if that proves itself.
-pub(crate) fn seats(devices: &[DeviceChoice]) -> (Vec<Seat>, DeviceLinks) {
-    let alone = || Seat::all(devices.len());
+///
+/// # Errors
+/// If NCCL has begun a sum and does not end it: the GPUs may be busy with it as long as the process lives.
+pub(crate) fn seats(devices: &[DeviceChoice]) -> Result<(Vec<Seat>, DeviceLinks)> {
     if devices.len() == 1 || devices.iter().all(|device| device.is_processor()) {
-        return (alone(), DeviceLinks::Memory);
+        return Ok((Seat::all(devices.len()), DeviceLinks::Memory));
     }
     match proven(Library::Nccl, devices) {
-        Ok(seats) => (seats, DeviceLinks::Nccl),
-        Err(error) => (alone(), DeviceLinks::Copies { reason: error.to_string() }),
+        Ok(seats) => Ok((seats, DeviceLinks::Nccl)),
+        Err(error @ EngineError::SilentCollectives { .. }) => Err(error),
+        Err(error) => {
+            Ok((Seat::all(devices.len()), DeviceLinks::Copies { reason: error.to_string() }))
+        }
     }
-}
-
-/// Why devices cannot exchange sums by a library.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Unproven {
-    /// It cannot be set up, or failed.
-    #[error(transparent)]
-    Failed(#[from] EngineError),
-    /// No thread for the first sum.
-    #[error("no thread for a sum: {0}")]
-    NoThread(#[from] std::io::Error),
-    /// The first sum did not end.
-    #[error("a sum did not end within {} s", .0.as_secs())]
-    Silent(Duration),
-    /// The first sum has wrong bits, or panicked.
-    #[error("a sum was wrong")]
-    Wrong,
 }
 
 /// Seats whose large sums go through a library, after a first one that has the right bits on every device.
-pub(crate) fn proven(library: Library, devices: &[DeviceChoice]) -> Result<Vec<Seat>, Unproven> {
-    if library == Library::Nccl {
-        // Loads the half of libtorch that has it.
-        devices.iter().try_for_each(|device| Device::open(*device, 1).map(drop))?;
-        let again = (1..devices.len()).find(|at| devices[..*at].contains(&devices[*at]));
-        if let Some(at) = again {
-            return Err(EngineError::SameDeviceTwice(devices[at].to_string()).into());
-        }
+pub(crate) fn proven(library: Library, devices: &[DeviceChoice]) -> Result<Vec<Seat>> {
+    let again = (1..devices.len()).find(|at| devices[..*at].contains(&devices[*at]));
+    if let (Library::Nccl, Some(at)) = (library, again) {
+        return Err(EngineError::SameDeviceTwice(devices[at].to_string()));
     }
     let seats = Seat::all(devices.len());
-    for (seat, end) in seats.iter().zip(Collectives::all(library, devices.len())?) {
+    for (seat, end) in seats.iter().zip(Collectives::all(library, devices)?) {
         seat.use_collectives(end);
     }
-    // A thread that never comes back is left behind with all that it has.
     let (send, proofs) = sync_channel(devices.len());
     for (seat, device) in seats.iter().cloned().zip(devices.to_vec()) {
         let send = send.clone();
-        // Nobody receives it if another device failed before.
-        let prove = move || drop(send.send(proves(&seat, device)));
-        std::thread::Builder::new().name(format!("first sum on {device}")).spawn(prove)?;
+        let prove = move || {
+            let proof = prove(&seat, device);
+            if proof.is_err() {
+                seat.end();
+            }
+            // Nobody receives it if another device failed before.
+            drop(send.send(proof));
+        };
+        let thread = std::thread::Builder::new().name(format!("first sum on {device}"));
+        thread.spawn(prove).map_err(|error| EngineError::Torch(error.to_string()))?;
     }
-    drop(send);
-    for _ in devices {
-        let proof = proofs.recv_timeout(PATIENCE).map_err(|error| match error {
-            RecvTimeoutError::Timeout => Unproven::Silent(PATIENCE),
-            RecvTimeoutError::Disconnected => Unproven::Wrong,
-        })?;
-        if !proof? {
-            return Err(Unproven::Wrong);
-        }
-    }
+    let silent = |_| EngineError::SilentCollectives { patience: PATIENCE };
+    devices.iter().try_for_each(|_| proofs.recv_timeout(PATIENCE).map_err(silent)?)?;
     Ok(seats)
 }
 
-/// Whether a sum through the seat's collectives has the bits of the same sum on one device.
-fn proves(seat: &Seat, device: DeviceChoice) -> Result<bool> {
+/// Checks that a sum through the seat's collectives has the bits of the same sum on one device.
+fn prove(seat: &Seat, device: DeviceChoice) -> Result<()> {
     let device = Device::open(device, 1)?.torch;
     let part = |index: usize| {
         let value = |at: usize| ((at * 7919 + index * 104_729) % 1009) as f32 / 3.7 - 99.0;
@@ -196,7 +179,10 @@ fn proves(seat: &Seat, device: DeviceChoice) -> Result<bool> {
     let own = parts[seat.index()].f_to(device)?;
     let found = sum_in_order(&[own], Some(seat))?.f_to(tch::Device::Cpu)?;
     let expected = sum_in_order(&parts, None)?;
-    Ok(elements::<f32>(&found) == elements::<f32>(&expected))
+    match elements::<f32>(&found) == elements::<f32>(&expected) {
+        true => Ok(()),
+        false => Err(EngineError::Torch("a first sum has wrong bits".to_owned())),
+    }
 }
 
 #[cfg(test)]
@@ -222,11 +208,13 @@ mod tests {
             return;
         }
         let gpus = [DeviceChoice::Cuda(0), DeviceChoice::Cuda(1)];
-        let (seats, links) = seats(&gpus);
+        let (seats, links) = seats(&gpus).expect("copies instead");
         assert_eq!(seats.len(), 2);
-        assert!(matches!(links, DeviceLinks::Copies { .. }), "{links:?}");
+        let DeviceLinks::Copies { reason } = links else { panic!("{links:?}") };
+        assert!(reason.contains("cuda:"), "{reason}");
         // Where libtorch's half for CUDA is installed, it is loaded now.
-        let error = Collectives::all(Library::Nccl, 2).expect_err("there is no GPU").to_string();
+        let error = Collectives::new(Library::Nccl, &Store::new(), 0, 2).expect_err("no GPU");
+        let error = error.to_string();
         assert!(error.contains("NCCL") || error.contains("GPU"), "{error}");
     }
 }

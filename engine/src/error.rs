@@ -41,6 +41,15 @@ pub enum EngineError {
         /// Devices of this peer.
         devices: usize,
     },
+    /// GPUs that began to exchange a sum by NCCL, and did not end.
+    #[error(
+        "NCCL did not end a first sum of the devices within {} s: its log says more (NCCL_DEBUG=INFO); try \
+         NCCL_P2P_DISABLE=1, or start one peer for each GPU", .patience.as_secs()
+    )]
+    SilentCollectives {
+        /// How long it had.
+        patience: std::time::Duration,
+    },
     /// The thread of one of several devices has ended.
     #[error("the work on {device} has stopped, since an error ended its thread")]
     DeviceStopped {

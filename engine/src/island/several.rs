@@ -65,7 +65,7 @@ impl Several {
         let are_apart = has_gpus && memory.is_none();
         let shares: Vec<Share> = match is_together {
             true => {
-                let (seats, between) = collectives::seats(devices);
+                let (seats, between) = collectives::seats(devices)?;
                 links = Some(between);
                 Share::all_together(seats).collect()
             }
