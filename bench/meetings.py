@@ -39,8 +39,8 @@ class Mode:
 
 # Without a mode peers meet in every step.
 MODES = size(
-    [None, Mode(10, "f32"), Mode(10, "int4"), Mode(10, "int4", 3), Mode(30, "int4"), Mode(100, "f32"),
-     Mode(100, "int4"), Mode(100, "int2")],
+    [None, Mode(10, "f32"), Mode(30, "int4"), Mode(30, "int4", 10), Mode(100, "f32"), Mode(100, "int4"),
+     Mode(100, "int2")],
     [None, Mode(2, "int4"), Mode(2, "int4", 1)],
 )
 RATES = size([None, 100, 20], [None, 100])  # Mbit/s; the first is loopback
