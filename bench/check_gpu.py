@@ -62,9 +62,7 @@ def check_bits(shoal, dtype):
     run = {"stages": 2, "dtype": dtype, "microbatches": 8, "steps": 20}
     swarm = shoal.swarm(SMALL, **run).checkpoint_hash
     local = shoal.local(SMALL, 1, **run).checkpoint_hash
-    verdict = "equal" if swarm == local else "DIFFERENT"
-    print(f"{dtype}: swarm of two peers {swarm}, one process {local}: {verdict}", flush=True)
-    return swarm == local
+    return is_same(f"{dtype}: swarm of two peers {swarm}, one process {local}", swarm, local)
 
 
 def check_slices(binary, dtype):
@@ -76,9 +74,13 @@ def check_slices(binary, dtype):
     run = {"stages": 1, "dtype": dtype, "microbatches": 8, "steps": 20, "slices": 4}
     several = ",".join(f"cuda:{index}" for index in range(gpus))
     hashes = [Shoal(binary, devices).local(SMALL, 1, **run).checkpoint_hash for devices in (DEVICE, several)]
-    verdict = "equal" if hashes[0] == hashes[1] else "DIFFERENT"
-    print(f"{dtype}: four slices on one GPU {hashes[0]}, on {gpus} {hashes[1]}: {verdict}", flush=True)
-    return hashes[0] == hashes[1]
+    return is_same(f"{dtype}: four slices on one GPU {hashes[0]}, on {gpus} {hashes[1]}", *hashes)
+
+
+def is_same(what, one, other):
+    """Whether two checkpoints are the same, also in a line."""
+    print(f"{what}: {'equal' if one == other else 'DIFFERENT'}", flush=True)
+    return one == other
 
 
 def tiers(shoal, model):

@@ -28,7 +28,8 @@ Tensor sum_here(const variable_list& parts, at::Device device) {
 // last may have zeros at its end.
 Tensor sum_of_collectives(const variable_list& own, int64_t seats, Collectives& collectives) {
   const auto elements = own[0].numel(), share = (elements + seats - 1) / seats;
-  auto parts = at::stack(own).view({int64_t(own.size()), elements});
+  // One slice, the usual case, needs no copy.
+  auto parts = (own.size() == 1 ? own[0] : at::stack(own)).reshape({int64_t(own.size()), elements});
   if (share * seats > elements) parts = at::constant_pad_nd(parts, {0, share * seats - elements});
   // [seats that sum, own slices, share], then [seats that sent them, their slices, share]: all slices in order.
   const auto sent = parts.view({-1, seats, share}).transpose(0, 1).contiguous();

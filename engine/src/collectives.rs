@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tch::Tensor;
 
-use crate::device::{Device, DeviceChoice};
+use crate::device::{Device, DeviceChoice, all_differ};
 use crate::error::{EngineError, Result};
 use crate::exchange::{Seat, sum_in_order};
 use crate::shim::check;
@@ -140,9 +140,8 @@ pub(crate) fn seats(devices: &[DeviceChoice]) -> Result<(Vec<Seat>, DeviceLinks)
 
 /// Seats whose large sums go through a library, after a first one that has the right bits on every device.
 pub(crate) fn proven(library: Library, devices: &[DeviceChoice]) -> Result<Vec<Seat>> {
-    let again = (1..devices.len()).find(|at| devices[..*at].contains(&devices[*at]));
-    if let (Library::Nccl, Some(at)) = (library, again) {
-        return Err(EngineError::SameDeviceTwice(devices[at].to_string()));
+    if library == Library::Nccl {
+        all_differ(devices)?;
     }
     let seats = Seat::all(devices.len());
     for (seat, end) in seats.iter().zip(Collectives::all(library, devices)?) {
@@ -160,22 +159,27 @@ pub(crate) fn proven(library: Library, devices: &[DeviceChoice]) -> Result<Vec<S
             drop(send.send(proof));
         };
         let thread = std::thread::Builder::new().name(format!("first sum on {device}"));
-        thread.spawn(prove).map_err(|error| EngineError::Torch(error.to_string()))?;
+        let stopped = |_| EngineError::DeviceStopped { device: device.to_string() };
+        thread.spawn(prove).map_err(stopped)?;
     }
     let silent = |_| EngineError::SilentCollectives { patience: PATIENCE };
     devices.iter().try_for_each(|_| proofs.recv_timeout(PATIENCE).map_err(silent)?)?;
     Ok(seats)
 }
 
+/// So many tensors of f32 `[elements]`, whose sum depends on the order.
+pub(crate) fn parts(count: usize, elements: usize) -> Result<Vec<Tensor>> {
+    let part = |index: usize| {
+        let value = |at: usize| ((at * 7919 + index * 104_729) % 1009) as f32 / 3.7 - 99.0;
+        Ok(Tensor::f_from_slice(&(0..elements).map(value).collect::<Vec<f32>>())?)
+    };
+    (0..count).map(part).collect()
+}
+
 /// Checks that a sum through the seat's collectives has the bits of the same sum on one device.
 fn prove(seat: &Seat, device: DeviceChoice) -> Result<()> {
     let device = Device::open(device, 1)?.torch;
-    let part = |index: usize| {
-        let value = |at: usize| ((at * 7919 + index * 104_729) % 1009) as f32 / 3.7 - 99.0;
-        Tensor::f_from_slice(&(0..PROOF).map(value).collect::<Vec<f32>>())
-    };
-    let parts: Vec<Tensor> =
-        (0..seat.count()).map(part).collect::<std::result::Result<_, tch::TchError>>()?;
+    let parts = parts(seat.count(), PROOF)?;
     let own = parts[seat.index()].f_to(device)?;
     let found = sum_in_order(&[own], Some(seat))?.f_to(tch::Device::Cpu)?;
     let expected = sum_in_order(&parts, None)?;
@@ -188,6 +192,7 @@ fn prove(seat: &Seat, device: DeviceChoice) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Devices;
 
     #[test]
     fn a_device_that_ends_ends_the_sums_of_the_others() {
@@ -204,7 +209,8 @@ mod tests {
 
     #[test]
     fn nccl_without_a_gpu_is_an_error() {
-        if tch::Cuda::is_available() {
+        // It loads libtorch's half for CUDA, where that is installed.
+        if Devices::AllCuda.resolve().is_ok() {
             return;
         }
         let gpus = [DeviceChoice::Cuda(0), DeviceChoice::Cuda(1)];
@@ -212,7 +218,6 @@ mod tests {
         assert_eq!(seats.len(), 2);
         let DeviceLinks::Copies { reason } = links else { panic!("{links:?}") };
         assert!(reason.contains("cuda:"), "{reason}");
-        // Where libtorch's half for CUDA is installed, it is loaded now.
         let error = Collectives::new(Library::Nccl, &Store::new(), 0, 2).expect_err("no GPU");
         let error = error.to_string();
         assert!(error.contains("NCCL") || error.contains("GPU"), "{error}");

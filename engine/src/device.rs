@@ -139,13 +139,15 @@ impl FromStr for Devices {
         if listed.len() > Self::MOST || listed.len() > 1 && !are_gpus {
             return Err(unknown());
         }
-        for (place, device) in listed.iter().enumerate() {
-            if listed[..place].contains(device) {
-                return Err(EngineError::SameDeviceTwice(device.to_string()));
-            }
-        }
+        all_differ(&listed)?;
         Ok(Self::Listed(listed))
     }
+}
+
+/// Checks that no device is named twice.
+pub(crate) fn all_differ(devices: &[DeviceChoice]) -> Result<()> {
+    let again = (1..devices.len()).find(|place| devices[..*place].contains(&devices[*place]));
+    again.map_or(Ok(()), |place| Err(EngineError::SameDeviceTwice(devices[place].to_string())))
 }
 
 impl fmt::Display for Devices {

@@ -172,23 +172,19 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
-    use crate::collectives::{Library, proven};
-    use crate::device::DeviceChoice;
+    use crate::collectives::{self, Library, proven};
+    use crate::device::{DeviceChoice, Devices};
     use crate::shim::gradients;
     use crate::tensor::elements;
 
     /// Parts of slices, whose sum depends on the order.
     fn parts(slices: usize, count: usize, kind: Kind) -> Vec<Tensor> {
-        let part = |slice: usize| {
-            let value = |at: usize| ((at * 7919 + slice * 104_729) % 1009) as f32 / 3.7 - 99.0;
-            let values: Vec<f32> = (0..count).map(value).collect();
-            Tensor::from_slice(&values).view([1, -1]).to_kind(kind)
-        };
-        (0..slices).map(part).collect()
+        let all = collectives::parts(slices, count).expect("memory").into_iter();
+        all.map(|part| part.view([1, -1]).to_kind(kind)).collect()
     }
 
     fn floats(tensor: &Tensor) -> Vec<f32> {
-        elements(&tensor.to_kind(Kind::Float).contiguous()).to_vec()
+        elements(&tensor.to_device(Device::Cpu).to_kind(Kind::Float).contiguous()).to_vec()
     }
 
     /// Forward, the sum of products of `x` with each part; then the gradient of `x`.
@@ -244,11 +240,13 @@ mod tests {
             let seats = || proven(Library::Gloo, &workers).expect("gloo is a part of libtorch");
             compare(slices, &vec![Device::Cpu; workers.len()], seats);
         }
-        for gpus in 1..=usize::try_from(tch::Cuda::device_count()).expect("a number").min(4) {
-            let devices: Vec<Device> = (0..gpus).map(Device::Cuda).collect();
-            let choices: Vec<DeviceChoice> = (0..gpus).map(DeviceChoice::Cuda).collect();
-            let seats = || proven(Library::Nccl, &choices).expect("NCCL is a part of libtorch");
-            compare(2 * gpus, &devices, seats);
+        // None without a GPU.
+        let gpus = Devices::AllCuda.resolve().unwrap_or_default();
+        for count in 1..=gpus.len().min(4) {
+            let devices: Vec<Device> = (0..count).map(Device::Cuda).collect();
+            let seats =
+                || proven(Library::Nccl, &gpus[..count]).expect("NCCL is a part of libtorch");
+            compare(2 * count, &devices, seats);
         }
     }
 }

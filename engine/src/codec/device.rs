@@ -150,6 +150,7 @@ mod tests {
     use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, Step};
 
     use super::*;
+    use crate::device::Devices;
     use crate::tensor::{bytes_of, elements};
 
     /// Numbers of many magnitudes, ties, and blocks that are tiny or not finite.
@@ -175,7 +176,8 @@ mod tests {
 
     /// The processor, and a GPU if there is one.
     fn devices() -> impl Iterator<Item = Device> {
-        let gpu = tch::Cuda::is_available().then_some(Device::Cuda(0));
+        // libtorch knows of GPUs once one is opened.
+        let gpu = Devices::AllCuda.resolve().is_ok().then_some(Device::Cuda(0));
         std::iter::once(Device::Cpu).chain(gpu)
     }
 

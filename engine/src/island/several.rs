@@ -60,16 +60,14 @@ impl Several {
         (threads, memory): (usize, Option<Bytes>),
     ) -> Result<Self> {
         let is_together = passes_at_once(manifest, devices.len())? == 1;
-        let mut links = None;
         let has_gpus = devices.iter().any(|device| !device.is_processor());
         let are_apart = has_gpus && memory.is_none();
-        let shares: Vec<Share> = match is_together {
+        let (shares, links): (Vec<Share>, _) = match is_together {
             true => {
-                let (seats, between) = collectives::seats(devices)?;
-                links = Some(between);
-                Share::all_together(seats).collect()
+                let (seats, links) = collectives::seats(devices)?;
+                (Share::all_together(seats).collect(), Some(links))
             }
-            false => Share::all(devices.len(), are_apart).collect(),
+            false => (Share::all(devices.len(), are_apart).collect(), None),
         };
         // Weights are drawn once for each memory.
         let drawn = if is_together || are_apart { devices.len() } else { 1 };
