@@ -5,10 +5,14 @@ use shoal_protocol::manifest::{Dtype, Manifest};
 use shoal_protocol::units::Bytes;
 
 use crate::boundary;
-use crate::optimizer::{carried_elements, optimizer_elements};
+use crate::exchange::Seat;
+use crate::held::Held;
+use crate::optimizer::{SlotLayout, carried_elements, layout, optimizer_elements};
+use crate::own_slices::OwnSlices;
 use crate::parameters::{
-    Parameter, WeightPart, frozen_count, model_parameters, parameter_count, parameters,
+    Parameter, WeightPart, frozen_count, model_parameters, parameter_count, parameters, range_of,
 };
+use crate::share::Share;
 
 /// Bytes per weight while a step is closed, without the optimizer's: weights 4, one microbatch's gradient 4,
 /// accumulator 8, result of the all-reduce 4.
@@ -128,42 +132,117 @@ fn embedding(manifest: &Manifest, stage: Stage) -> u64 {
     if is_there { u64::from(model.vocabulary) * u64::from(model.hidden) } else { 0 }
 }
 
-/// The memory of a peer that swaps its stages ([`crate::LowerTier`]).
+/// The memory of a peer that swaps its stages ([`crate::LowerTier`]): of one device, or of several that compute slices of
+/// each pass together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SwappingFloor {
     /// What is always in memory: 8 bytes for every weight if the all-reduce is lossy; of the largest stage one
-    /// microbatch's gradient and graph, and a copy of weights and of the optimizer's state for a checkpoint; and
+    /// microbatch's gradient, each device's graph, and a copy of weights and of the optimizer's state for a checkpoint; and
     /// the inputs of all microbatches in flight.
     pub resident: Bytes,
     /// The least for the rest: what an update of the largest stage touches, which is 8 bytes a weight
     /// (10 with a bf16 copy, and 4 or 6 more for each earlier version that steps read) and what the optimizer
-    /// keeps, or its frozen weights.
+    /// keeps; or its frozen weights; or its sums and their mean, 12 bytes a weight. Several devices have for each weight of their slices, and for each that is not
+    /// sliced, a copy of its own as well.
     pub swapped: Bytes,
 }
 
-/// The minimum memory of a peer that swaps these stages, without libtorch itself.
+/// The minimum memory of a peer of so many devices that swaps these stages, without libtorch itself.
 #[must_use]
-pub fn swapping_floor(manifest: &Manifest, stages: &[Stage], in_flight: u32) -> SwappingFloor {
-    let size = manifest.training.dtype.size() as u64;
-    let narrow = narrow_bytes(manifest);
-    let versions = manifest.steps_at_once();
+pub fn swapping_floor(
+    manifest: &Manifest,
+    stages: &[Stage],
+    in_flight: u32,
+    devices: usize,
+) -> SwappingFloor {
     let input = manifest.boundary_bytes(manifest.codec.activations).0;
-    let count = |stage| parameter_count(manifest, stage) as u64;
-    let largest = |of: &dyn Fn(Stage) -> u64| stages.iter().copied().map(of).max().unwrap_or(0);
-    let all: u64 = stages.iter().copied().map(count).sum();
-    let inputs = stages.len() as u64 * u64::from(in_flight) * versions * input;
-    let kept = |stage| optimizer_bytes(manifest, stage);
+    let all: u64 = stages.iter().map(|stage| parameter_count(manifest, *stage) as u64).sum();
+    let inputs = stages.len() as u64 * u64::from(in_flight) * manifest.steps_at_once() * input;
     let subspace = stages.len() as u64 * basis_bytes(manifest) + initial_bytes(manifest);
-    let passing =
-        largest(&|stage| (4 + 4) * count(stage) + kept(stage) + graph_bytes(manifest, stage));
-    let update = |stage| count(stage) * (4 + versions * (4 + narrow)) + kept(stage);
-    let pass = |stage| {
-        count(stage) * versions * (4 + narrow) + frozen_count(manifest, stage) as u64 * size
+    let each = devices as u64;
+    let passing = |stage| {
+        let weights = parameter_count(manifest, stage) as u64;
+        let gradients = weights + (each - 1) * (weights - sliced(manifest, stage));
+        let copy = 4 * weights + optimizer_bytes(manifest, stage);
+        4 * gradients + copy + each * graph_bytes(manifest, stage)
     };
-    SwappingFloor {
-        resident: Bytes(all * kept_errors(manifest) + passing + inputs + subspace),
-        swapped: Bytes(largest(&|stage| update(stage).max(pass(stage)))),
+    let passing = stages.iter().copied().map(passing).max().unwrap_or(0);
+    let shares = match devices {
+        1 => vec![Share::WHOLE],
+        _ => Share::all_together(Seat::all(devices)).collect(),
+    };
+    let of_share = |share| swapped_share(manifest, stages, share);
+    // A single device's are part of its share.
+    let means = if devices == 1 { Bytes(0) } else { swapped_means(manifest, stages) };
+    let swapped = shares.iter().map(of_share).sum::<Bytes>() + means;
+    let resident = all * kept_errors(manifest) + passing + inputs + each * subspace;
+    SwappingFloor { resident: Bytes(resident), swapped }
+}
+
+/// The least memory for the tensors that a device with this share has of these stages: what an update, a pass or the
+/// reading of sums touches of the largest.
+pub(crate) fn swapped_share(manifest: &Manifest, stages: &[Stage], share: &Share) -> Bytes {
+    let of_stage = |stage: &Stage| {
+        let parameters = parameters(manifest, *stage);
+        let own = OwnSlices::new(&manifest.model, share.seat());
+        let updated = &parameters[share.of(&parameters)];
+        let (kept, all) = (range_of(updated).len(), range_of(&parameters).len());
+        let (copies, sums) = match share.is_whole() {
+            true => (narrow_bytes(manifest) * all as u64, all),
+            false => {
+                let held = Held::of_passes(&parameters, &own).len();
+                let copies = manifest.training.dtype.size() * held;
+                let embedding = 4 * embedding_rows(manifest, *stage, &own);
+                (copies as u64 + embedding, Held::of_gradients(&parameters, &own).len())
+            }
+        };
+        let weights = manifest.steps_at_once() * (4 * kept as u64 + copies);
+        let slots = layout(&manifest.optimizer.rule, updated);
+        let slots: usize = slots.iter().map(SlotLayout::len).sum();
+        let frozen = match manifest.lora {
+            Some(_) => Held::of_passes(&model_parameters(manifest, *stage), &own).len(),
+            None => 0,
+        };
+        // Means belong to no device, unless there is one.
+        let mean = if share.is_whole() { 4 * all as u64 } else { 0 };
+        let update = weights + 4 * slots as u64 + mean;
+        let pass = weights + (manifest.training.dtype.size() * frozen) as u64;
+        update.max(pass).max(8 * sums as u64 + mean)
+    };
+    Bytes(stages.iter().map(of_stage).max().unwrap_or(0))
+}
+
+/// Weights of the embedding's rows that a device with these slices has in f32 beside copies in bf16.
+fn embedding_rows(manifest: &Manifest, stage: Stage, own: &OwnSlices) -> u64 {
+    let is_wide = manifest.training.dtype == Dtype::F32;
+    if is_wide || embedding(manifest, stage) == 0 {
+        return 0;
     }
+    let rows = own.rows(manifest.model.vocabulary as usize).len() as u64;
+    rows * u64::from(manifest.model.hidden)
+}
+
+/// The least memory for the mean gradients of these stages.
+pub(crate) fn swapped_means(manifest: &Manifest, stages: &[Stage]) -> Bytes {
+    let largest = stages.iter().map(|stage| parameter_count(manifest, *stage) as u64).max();
+    Bytes(4 * largest.unwrap_or(0))
+}
+
+/// Bytes on the disk of a stage that so many devices swap: everything but gradients and graphs.
+#[must_use]
+pub fn swapped_bytes(manifest: &Manifest, stage: Stage, devices: usize) -> Bytes {
+    let (weights, versions) = (parameter_count(manifest, stage) as u64, manifest.steps_at_once());
+    let size = manifest.training.dtype.size() as u64;
+    let held = weights * (versions * (4 + narrow_bytes(manifest) + 8) + 4);
+    let frozen = frozen_count(manifest, stage) as u64;
+    let (copies, frozen) = match devices as u64 {
+        1 => (0, frozen),
+        devices => (
+            versions * further_copies(manifest, stage, devices as usize),
+            frozen + (devices - 1) * further_frozen(manifest, stage),
+        ),
+    };
+    Bytes(held + optimizer_bytes(manifest, stage) + copies + size * frozen)
 }
 
 /// The memory of a device that has the weights of stages only while their passes read them ([`crate::Tiers`]).

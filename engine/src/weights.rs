@@ -233,6 +233,17 @@ impl Weights {
     pub(crate) fn copied(&self) -> Option<&Tensor> {
         self.copies.as_ref().map(|copies| &copies.values)
     }
+
+    /// The copy of the embedding in f32, beside those in another dtype.
+    pub(crate) fn copied_embedding(&self) -> Option<&Tensor> {
+        Some(&self.copies.as_ref()?.embedding.as_ref()?.1)
+    }
+
+    /// Whether passes read copies alone.
+    pub(crate) fn copies_all(&self) -> bool {
+        let is_wide = |copied: &Tensor| copied.kind() == Kind::Float;
+        self.copied().is_some_and(is_wide) || self.copied_embedding().is_some()
+    }
 }
 
 /// The range of an embedding that passes read in f32 beside other weights in their own dtype.

@@ -30,7 +30,7 @@ fn compare(change: impl FnOnce(&mut Manifest)) {
     let losses: Vec<_> = (0..3).map(|step| resident.step(step)).collect();
     let expected = hashes(&resident.engine, &manifest);
     let stages: Vec<Stage> = manifest.stages().collect();
-    let floor = swapping_floor(&manifest, &stages, manifest.training.microbatches);
+    let floor = swapping_floor(&manifest, &stages, manifest.training.microbatches, 1);
     let memory = floor.resident + floor.swapped + Bytes(8 * 4096);
     let lower = || LowerTier { folder: folder.path().to_owned(), memory, resident: 0 };
     let cases = [(1, false), (2, false), (4, false), (1, true)];
@@ -137,7 +137,7 @@ fn weights_are_fetched_beside_the_pass_before() {
     let tiers = |stages| Tiers { device: Some(room_for(&manifest, stages)), lower: None };
     let mut trainer = Trainer::with_tiers(&manifest, samples, tiers(2));
     let late = |trainer: &Trainer| trainer.engine.swap_stats().expect("copied").late;
-    trainer.engine.fetch_ahead(Stage(1), None).expect("room");
+    trainer.engine.fetch_ahead(Stage(1), None);
     let batch = trainer.batch(0, 0);
     let first = trainer.engine.forward(key(0, Stage(0), 0), &batch.inputs, None);
     let ForwardOutput::Activation(activation) = first.expect("a first pass") else {

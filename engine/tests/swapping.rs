@@ -3,18 +3,22 @@
 mod common;
 
 use shoal_engine::{
-    ForwardOutput, Origin, group_elements, optimizer_elements, parameter_count, swapping_floor,
+    ForwardOutput, LowerTier, Origin, Tiers, device_floor, group_elements, optimizer_elements,
+    parameter_count, swapping_floor,
 };
 use shoal_protocol::ids::{Stage, Step, WeightGroup};
-use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Manifest};
+use shoal_protocol::manifest::{
+    Boundary, BoundaryKind, Dtype, Lora, LoraTarget, Manifest, Rule, Sgd,
+};
 use shoal_protocol::units::Bytes;
 
+use self::common::islander::Islander;
 use self::common::{Trainer, four_stages, hashes, key, samples, text};
 
 /// The least memory for the stages' tensors, in whole pages for each of a stage's tensors.
 fn least(manifest: &Manifest) -> Bytes {
     let stages: Vec<Stage> = manifest.stages().collect();
-    let floor = swapping_floor(manifest, &stages, 1);
+    let floor = swapping_floor(manifest, &stages, 1, 1);
     floor.swapped + Bytes(8 * 4096)
 }
 
@@ -66,7 +70,8 @@ fn swapped_stages_of_a_tied_model_compute_the_bits_of_resident_ones() {
 
 #[test]
 fn swapped_stages_with_other_optimizers_compute_the_bits_of_resident_ones() {
-    for rule in [common::muon(), common::adafactor(), common::sgd()] {
+    let plain = Rule::Sgd(Sgd { momentum: 0.0, nesterov: false });
+    for rule in [common::muon(), common::adafactor(), common::sgd(), plain] {
         compare(|manifest| manifest.optimizer.rule = rule);
     }
 }
@@ -94,6 +99,66 @@ fn checkpoints_restarts_and_leaving_work_where_stages_are_swapped() {
     assert!(trainer.engine.state_hash(Stage(2)).is_err());
     trainer.engine.host(Stage(2)).expect("room");
     assert_eq!(trainer.engine.state_hash(Stage(2)).expect("hosted"), initial[2]);
+}
+
+/// Devices that compute slices together, each of which swaps its share.
+#[test]
+fn several_devices_swap_their_shares() {
+    let changes: [fn(&mut Manifest); 6] = [
+        |_| {},
+        |manifest| manifest.training.dtype = Dtype::Bf16,
+        |manifest| {
+            manifest.training.dtype = Dtype::Bf16;
+            manifest.training.staleness = 1;
+            manifest.model.block.tied = true;
+        },
+        |manifest| {
+            manifest.training.dtype = Dtype::Bf16;
+            manifest.lora = Some(Lora { rank: 4, alpha: 8.0, targets: LoraTarget::ALL.to_vec() });
+        },
+        |manifest| manifest.optimizer.rule = common::muon(),
+        |manifest| {
+            manifest.optimizer.rule = Rule::Sgd(Sgd { momentum: 0.0, nesterov: false });
+        },
+    ];
+    for (change, device_memory) in changes.into_iter().flat_map(|one| [(one, false), (one, true)]) {
+        let (folder, mut manifest) = four_stages(|manifest| {
+            manifest.model.slices = 2;
+            change(manifest);
+        });
+        let mut make = || samples(&mut manifest, folder.path(), &text());
+        let [one, other] = [make(), make()];
+        let mut alone = Trainer::new(&manifest, one);
+        let stages: Vec<Stage> = manifest.stages().collect();
+        let floor = swapping_floor(&manifest, &stages, manifest.training.microbatches, 2);
+        // Whole pages for each of a stage's tensors.
+        let memory = floor.swapped + Bytes(2 * 9 * 4096);
+        let lower = LowerTier {
+            folder: folder.path().to_owned(),
+            memory: floor.resident + memory,
+            resident: 0,
+        };
+        let device = device_floor(&manifest, 2);
+        let device = device_memory.then(|| device.passes + device.weights);
+        let tiers = Tiers { device, lower: Some(lower) };
+        let mut island = Islander::with_tiers(&manifest, other, 2, tiers);
+        for step in 0..4 {
+            let (loss, found) = (alone.step(step).0, island.step(step));
+            assert!((found - loss).abs() < 1e-6, "step {step}: {found} instead of {loss}");
+        }
+        let state = |stage| (stage, alone.engine.state(stage).expect("hosted"));
+        assert!(island.states() == stages.iter().copied().map(state).collect());
+        assert!(island.island.swaps());
+        let stats = island.island.swap_stats().expect("they swap");
+        assert!(stats.peak <= memory && stats.read > Bytes(0), "{stats:?} in {memory}");
+        // A stage goes and comes again.
+        let (saved, last) = (tempfile::tempdir().expect("a folder"), stages[3]);
+        alone.engine.write_stage(last, saved.path()).expect("room");
+        island.island.leave(last).expect("hosted");
+        island.island.host(last).expect("room");
+        island.island.read_stage(last, Step(4), saved.path()).expect("just written");
+        assert!(island.states()[&last] == alone.engine.state(last).expect("hosted"));
+    }
 }
 
 /// A stage comes during a step, so that all are swapped, and goes again: graphs and sums of before are still of use.

@@ -48,7 +48,17 @@ impl Run {
     /// When no folder can be made.
     #[must_use]
     pub fn of_stages(stages: i64, hidden: i64, steps: i64) -> Self {
+        Self::of_sliced_stages(stages, hidden, steps, 1)
+    }
+
+    /// [`Self::of_stages`], whose layers are computed in so many slices.
+    ///
+    /// # Panics
+    /// When no folder can be made.
+    #[must_use]
+    pub fn of_sliced_stages(stages: i64, hidden: i64, steps: i64, slices: i64) -> Self {
         Self::tiny(&[
+            ("model.slices", toml::Value::from(slices)),
             ("model.hidden", toml::Value::from(hidden)),
             ("model.intermediate", toml::Value::from(4 * hidden)),
             ("model.layers", toml::Value::from(stages)),

@@ -144,6 +144,31 @@ fn two_peers_that_swap_are_killed_while_they_do() {
     assert_eq!(trained.hash(), run.local("whole").hash());
 }
 
+/// Two devices that share slices swap their shares, alone and beside a peer of one device, with kills.
+#[test]
+#[cfg(debug_assertions)]
+fn devices_that_share_slices_swap_and_are_killed_while_they_do() {
+    const DEVICES: [&str; 4] = ["--device", "cpu:2", "--memory", "28MiB"];
+    const FIRST: &[&str] = &["--device", "cpu:2", "--memory", "28MiB", "--stage", "0-3"];
+    const SECOND: &[&str] = &["--memory", "22MiB", "--stage", "4-7"];
+    let run = Run::of_sliced_stages(8, 192, 5, 2);
+    let whole = run.local("whole");
+    let out = run.path("swapped");
+    let mut command = local_command(&run.config(), &out);
+    command.args(DEVICES);
+    let mut process = Process::start("local", command);
+    let read = process.event("finished")["swapped"]["read"].as_u64();
+    let _ = process.end().success();
+    let swapped = Trained::read(&out);
+    assert!(read > Some(checkpoint_bytes(&swapped)), "{read:?}");
+    assert_eq!((swapped.hash(), swapped.losses()), (whole.hash(), whole.losses()));
+
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let peers = Halves { run: &run, homes: homes.path(), flags: [FIRST, SECOND], group: None };
+    let trained = peers.killed_while_they_swap(["swapping:25", "swapping:12"]);
+    assert_eq!(trained.hash(), whole.hash());
+}
+
 /// The kernel kills peers that together need more than a third of their state, with program, libtorch and page cache.
 #[test]
 #[cfg(debug_assertions)]

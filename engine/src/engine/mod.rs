@@ -49,19 +49,7 @@ impl Engine {
     /// # Panics
     /// If the run has no such stage.
     pub fn new(manifest: &Manifest, span: StageSpan, device: Device) -> Result<Self> {
-        Self::sharing(manifest, span, device, (Share::WHOLE, None))
-    }
-
-    /// Like [`Engine::new`], for one device of an island, which updates its share of the weights. With `memory` the
-    /// device has what passes read only while they run, as in [`Engine::swapping`].
-    pub(crate) fn sharing(
-        manifest: &Manifest,
-        span: StageSpan,
-        device: Device,
-        (share, memory): (Share, Option<units::Bytes>),
-    ) -> Result<Self> {
-        let device = if memory.is_some() { device.with_images() } else { device };
-        Self::above(manifest, span, (device, share), Tiers { device: memory, lower: None })
+        Self::sharing(manifest, span, device, (Share::WHOLE, Tiers::default()))
     }
 
     /// Like [`Engine::new`], with tiers below the device. While it hosts more stages than the machine's memory holds,
@@ -86,16 +74,18 @@ impl Engine {
             "only stages in the machine's memory are swapped"
         );
         assert!(manifest.inner.is_none(), "a virtual worker's weights are not swapped");
-        let device = if tiers.device.is_some() { device.with_images() } else { device };
-        Self::above(manifest, span, (device, Share::WHOLE), tiers)
+        Self::sharing(manifest, span, device, (Share::WHOLE, tiers))
     }
 
-    fn above(
+    /// Like [`Engine::swapping`], for one device of an island, which updates its share of the weights and has that share
+    /// of the memory.
+    pub(crate) fn sharing(
         manifest: &Manifest,
         span: StageSpan,
-        (device, share): (Device, Share),
-        tiers: Tiers,
+        device: Device,
+        (share, tiers): (Share, Tiers),
     ) -> Result<Self> {
+        let device = if tiers.device.is_some() { device.with_images() } else { device };
         let (manifest, stages) = (manifest.clone(), BTreeMap::new());
         let images = |budget| Images::new(device.torch, budget).map(RefCell::new);
         let images = tiers.for_weights(&manifest, share.count()).map(images).transpose()?;
@@ -110,7 +100,7 @@ impl Engine {
     /// Divides the memory for these stages: begins to swap where it does not hold them, and ends that where it does.
     fn divide_memory(&mut self, hosted: &[Stage]) -> Result<()> {
         let lower = self.tiers.lower.as_ref();
-        let budget = lower.and_then(|lower| lower.budget(&self.manifest, hosted));
+        let budget = lower.and_then(|lower| lower.budget(&self.manifest, hosted, &self.share));
         if let (Some(lower), Some(budget), None) = (lower, budget, &self.swap) {
             let mut swap = Swap::create(&lower.folder, budget)?;
             for (stage, model) in &self.stages {
@@ -179,8 +169,9 @@ impl Engine {
         input: &Bytes,
         labels: Option<&Bytes>,
     ) -> Result<ForwardOutput> {
-        self.need_pass(key.stage)?;
-        let output = self.stage_mut(key.stage)?.forward(key, input, labels);
+        let output = self
+            .need_pass(key.stage)
+            .and_then(|()| self.stage_mut(key.stage)?.forward(key, input, labels));
         output.inspect_err(|_| self.end_together())
     }
 
@@ -194,8 +185,9 @@ impl Engine {
     /// If there was no forward pass, or the gradient is missing or has the wrong length; the
     /// microbatch then stays in flight.
     pub fn backward(&mut self, key: ClaimKey, gradient: Option<&Bytes>) -> Result<Option<Bytes>> {
-        self.need_pass(key.stage)?;
-        let gradient = self.stage_mut(key.stage)?.backward(key, gradient);
+        let gradient = self
+            .need_pass(key.stage)
+            .and_then(|()| self.stage_mut(key.stage)?.backward(key, gradient));
         gradient.inspect_err(|_| self.end_together())
     }
 
@@ -284,9 +276,8 @@ impl Engine {
             let mut places = self.stage(first)?.touches(Use::Sums(step));
             if let Some(swap) = &self.swap {
                 // The function may write to the mean.
-                let mut swap = swap.borrow_mut();
-                places.extend(Some(self.mean_of(weights)?).filter(|mean| swap.holds(*mean)));
-                swap.need(&places, true)?;
+                places.extend(self.means().place_if_swapped(weights)?);
+                swap.borrow_mut().need(&places, true)?;
             }
             return self.stage(first)?.read_sums(weights, step, range, read);
         };
@@ -298,7 +289,7 @@ impl Engine {
         self.need(second, Use::Sums(step), false)?;
         let second = self.stage(second)?;
         second.read_sums(weights, step, range, |part| add_words(&mut sums, part))?;
-        self.need_mean_if_held(weights)?;
+        self.means().need_if_swapped(weights)?;
         Ok(read(bytemuck::cast_slice(&sums)))
     }
 

@@ -23,8 +23,7 @@ use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::optimizer::Update;
 use crate::origin::Origin;
-use crate::parameters::group_elements;
-use crate::swap::{SwapStats, Tiers};
+use crate::swap::{Means, SwapStats, Tiers};
 
 /// The threads of each of so many devices: an equal part, at least one.
 #[must_use]
@@ -80,8 +79,8 @@ impl Island {
         Self::swapping(manifest, span, (devices, threads), Tiers::default())
     }
 
-    /// Like [`Island::new`], with tiers below the devices, as [`Engine::swapping`]. Several devices have none below the
-    /// machine's memory.
+    /// Like [`Island::new`], with tiers below the devices, as [`Engine::swapping`]. Several devices that compute passes of
+    /// their own have none below the machine's memory.
     ///
     /// # Errors
     /// As [`Island::new`]; if the disk has no room.
@@ -104,8 +103,7 @@ impl Island {
             };
             return Ok(engine.into());
         }
-        assert!(tiers.lower.is_none(), "several devices do not swap to a disk");
-        let several = Several::new(manifest, span, devices, (threads, tiers.device))?;
+        let several = Several::new(manifest, span, devices, (threads, tiers))?;
         Ok(Self(Devices::Several(Box::new(several))))
     }
 
@@ -174,7 +172,7 @@ impl Island {
     pub fn swaps(&self) -> bool {
         match &self.0 {
             Devices::One(engine) => engine.swaps(),
-            Devices::Several(_) => false,
+            Devices::Several(several) => several.swaps(),
         }
     }
 
@@ -190,58 +188,67 @@ impl Island {
     /// See [`Engine::fetch_ahead`].
     ///
     /// # Errors
-    /// If the file of swapped weights fails.
+    /// If a device's thread has ended.
     pub fn fetch_ahead(&mut self, stage: Stage, sums: Option<Step>) -> Result<()> {
         match &mut self.0 {
-            Devices::One(engine) => engine.fetch_ahead(stage, sums),
-            Devices::Several(several) => several.fetch_ahead(stage),
+            Devices::One(engine) => {
+                engine.fetch_ahead(stage, sums);
+                Ok(())
+            }
+            Devices::Several(several) => several.fetch_ahead(stage, sums),
         }
     }
 
-    /// The all-reduce of a weight group; see [`Engine::all_reduce`].
+    fn means(&self) -> Means<'_> {
+        match &self.0 {
+            Devices::One(engine) => engine.means(),
+            Devices::Several(several) => several.means(),
+        }
+    }
+
+    /// The all-reduce of a weight group. Where the stages are swapped, its mean gradient is too.
     ///
     /// # Errors
     /// If no stage of the group is hosted, or there is too little memory or disk.
-    pub fn all_reduce(&self, manifest: &Manifest, weights: WeightGroup) -> Result<AllReduce> {
-        match &self.0 {
-            Devices::One(engine) => engine.all_reduce(weights),
-            Devices::Several(_) => AllReduce::new(manifest, group_elements(manifest, weights)),
-        }
+    pub fn all_reduce(&self, weights: WeightGroup) -> Result<AllReduce> {
+        self.means().all_reduce(weights)
     }
 
-    /// See [`Engine::take_over`].
+    /// Takes over the mean gradient of an all-reduce that began before the stages were swapped.
     ///
     /// # Errors
     /// If there is too little memory or disk.
     pub fn take_over(&self, weights: WeightGroup, all_reduce: &AllReduce) -> Result<()> {
-        match &self.0 {
-            Devices::One(engine) => engine.take_over(weights, all_reduce),
-            Devices::Several(_) => Ok(()),
-        }
+        self.means().take_over(weights, all_reduce)
     }
 
-    /// See [`Engine::need_mean`].
+    /// Brings the mean gradient of an all-reduce into memory. To be called before [`AllReduce::install`].
     ///
     /// # Errors
     /// If the file of swapped weights fails.
     pub fn need_mean(&mut self, weights: WeightGroup) -> Result<()> {
-        self.only().map_or(Ok(()), |engine| engine.need_mean(weights))
+        self.means().need(weights)
     }
 
-    /// See [`Engine::forget_mean`].
+    /// Forgets the values of an all-reduce's mean gradient, all of which are about to be replaced. To be
+    /// called before [`AllReduce::begin`].
     ///
     /// # Errors
     /// If the file of swapped weights fails.
     pub fn forget_mean(&mut self, weights: WeightGroup) -> Result<()> {
-        self.only().map_or(Ok(()), |engine| engine.forget_mean(weights))
+        self.means().forget(weights)
     }
 
-    /// See [`Engine::need_update`].
+    /// Brings what an update of a stage reads from outside its devices into memory, with all that a single device touches.
+    /// To be called before [`AllReduce::mean`].
     ///
     /// # Errors
     /// If the stage is not hosted, or the file of swapped weights fails.
     pub fn need_update(&mut self, stage: Stage) -> Result<()> {
-        self.only().map_or(Ok(()), |engine| engine.need_update(stage))
+        match &mut self.0 {
+            Devices::One(engine) => engine.need_update(stage),
+            Devices::Several(several) => several.need_update(stage),
+        }
     }
 
     /// Passes a step's sums of a range of a weight group, over all its hosted stages and all devices, to a

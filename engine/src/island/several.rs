@@ -6,6 +6,7 @@
 //! which rounds read. Each device updates a share of the weights, for which alone it has what
 //! the optimizer keeps (ZeRO-1, arXiv 1910.02054), and copies the others' shares where it has weights of its own.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::Path;
@@ -29,7 +30,7 @@ use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::parameters::{range_in_stage, range_within, summed_elements};
 use crate::share::Share;
-use crate::swap::SwapStats;
+use crate::swap::{LowerTier, Means, Swap, SwapStats, Tiers, Use};
 
 /// An accumulator: its stage, and which one of that stage.
 pub(super) type SumsKey = (Stage, usize);
@@ -43,6 +44,10 @@ pub(super) struct Several {
     are_apart: bool,
     /// How the devices exchange sums, if they compute the slices of each pass together.
     links: Option<DeviceLinks>,
+    /// The tier below the machine's memory.
+    lower: Option<LowerTier>,
+    /// The mean gradients, since more stages were hosted than memory holds.
+    means: Option<RefCell<Swap>>,
     /// The sums of each hosted stage.
     sums: BTreeMap<Stage, Sums>,
     /// The GPUs' accumulators with sums that were not moved.
@@ -52,16 +57,20 @@ pub(super) struct Several {
 }
 
 impl Several {
-    /// Starts a thread for each device. With `memory` of each, they have what passes read only while they run.
+    /// Starts a thread for each device, with these tiers below them.
     pub(super) fn new(
         manifest: &Manifest,
         span: StageSpan,
         devices: &[DeviceChoice],
-        (threads, memory): (usize, Option<Bytes>),
+        (threads, tiers): (usize, Tiers),
     ) -> Result<Self> {
         let is_together = passes_at_once(manifest, devices.len())? == 1;
+        assert!(
+            tiers.lower.is_none() || is_together && manifest.inner.is_none(),
+            "devices that compute passes of their own do not swap to a disk, nor do virtual workers"
+        );
         let has_gpus = devices.iter().any(|device| !device.is_processor());
-        let are_apart = has_gpus && memory.is_none();
+        let are_apart = has_gpus && tiers.device.is_none();
         let (shares, links): (Vec<Share>, _) = match is_together {
             true => {
                 let (seats, links) = collectives::seats(devices)?;
@@ -74,7 +83,8 @@ impl Several {
         let start = |(index, (device, share)): (usize, (&DeviceChoice, Share))| {
             let (manifest, seat) = (manifest.clone(), share.seat().cloned());
             let span = if index < drawn { span } else { StageSpan::none() };
-            let make = move |device| Engine::sharing(&manifest, span, device, (share, memory));
+            let tiers = tiers.clone();
+            let make = move |device| Engine::sharing(&manifest, span, device, (share, tiers));
             Worker::start(*device, threads, seat, make)
         };
         // All at once, since each of these memories has its weights drawn.
@@ -85,6 +95,8 @@ impl Several {
             workers: started.into_iter().map(Starting::begun).collect::<Result<_>>()?,
             links,
             are_apart,
+            lower: tiers.lower.clone(),
+            means: None,
             sums: BTreeMap::new(),
             counted: BTreeSet::new(),
             additions: Additions::default(),
@@ -93,6 +105,7 @@ impl Several {
             island.host_beside(stage)?;
             island.make_sums(stage)?;
         }
+        island.divide_memory()?;
         Ok(island)
     }
 
@@ -146,15 +159,49 @@ impl Several {
         self.sums.len()
     }
 
-    /// What was copied to all devices by the end of their last work; `None` if they have everything all the time.
-    pub(super) fn swap_stats(&self) -> Option<SwapStats> {
-        self.workers.iter().filter_map(Worker::copied).reduce(SwapStats::and)
+    /// See [`Engine::swaps`].
+    pub(super) fn swaps(&self) -> bool {
+        self.lower.as_ref().is_some_and(|lower| lower.swaps(self.hosted()))
     }
 
-    /// Plans to copy what passes of a stage read beside the passes before; see [`Engine::fetch_ahead`].
-    pub(super) fn fetch_ahead(&self, stage: Stage) -> Result<()> {
-        let plan = || Box::new(move |engine: &mut Engine| engine.plan_image(stage));
+    /// What was swapped for all devices by the end of their last work; `None` if they have everything all the time.
+    pub(super) fn swap_stats(&self) -> Option<SwapStats> {
+        let of_devices = self.workers.iter().filter_map(Worker::swapped);
+        let of_means = self.means.as_ref().map(|means| means.borrow().stats());
+        of_devices.reduce(SwapStats::beside).into_iter().chain(of_means).reduce(SwapStats::and)
+    }
+
+    /// Plans to bring what passes of a stage read to the devices beside the passes before; see [`Engine::fetch_ahead`].
+    pub(super) fn fetch_ahead(&self, stage: Stage, sums: Option<Step>) -> Result<()> {
+        let plan = || Box::new(move |engine: &mut Engine| engine.fetch_ahead(stage, sums));
         self.workers.iter().try_for_each(|worker| worker.run(plan()))
+    }
+
+    /// Divides the memory for the stages that are hosted now, as devices do for theirs.
+    fn divide_memory(&mut self) -> Result<()> {
+        let hosted: Vec<Stage> = self.sums.keys().copied().collect();
+        let Some(lower) = &self.lower else { return Ok(()) };
+        let budget = lower.budget_of_means(&self.manifest, &hosted, self.workers.len());
+        if let (Some(budget), None) = (budget, &self.means) {
+            self.means = Some(RefCell::new(Swap::create(&lower.folder, budget)?));
+        }
+        if let Some(means) = &self.means {
+            means.borrow_mut().set_budget(budget.unwrap_or(Bytes(u64::MAX)));
+        }
+        Ok(())
+    }
+
+    /// The mean gradients of all-reduces, which belong to no device.
+    pub(super) fn means(&self) -> Means<'_> {
+        let hosted = self.sums.keys().copied().collect();
+        Means { manifest: &self.manifest, hosted, swap: self.means.as_ref() }
+    }
+
+    /// Brings the mean gradients that an update of a stage reads into memory; see [`Engine::need_update`].
+    pub(super) fn need_update(&self, stage: Stage) -> Result<()> {
+        let Some(swap) = &self.means else { return Ok(()) };
+        let places = self.means().of_stage(stage)?;
+        swap.borrow_mut().need(&places, true)
     }
 
     /// Queues work on a device's engine. `counts` is the microbatch whose gradient it may add to the device's
@@ -198,16 +245,35 @@ impl Several {
         };
         match &hosted[..] {
             [] => Err(EngineError::NotHosted(stages[0])),
-            [only] => self.sums[only].read(turn, place(only)?, read),
+            [only] => {
+                // The function may write to the mean.
+                self.means().need_if_swapped(weights)?;
+                self.read_stage_sums(*only, step, place(only)?, read)
+            }
             several => {
                 let mut all = vec![0i64; range.len()];
                 for stage in several {
                     let add = |part: &[u8]| add_words(&mut all, part);
-                    self.sums[stage].read(turn, place(stage)?, add)?;
+                    self.read_stage_sums(*stage, step, place(stage)?, add)?;
                 }
+                self.means().need_if_swapped(weights)?;
                 Ok(read(bytemuck::cast_slice(&all)))
             }
         }
+    }
+
+    /// Passes the sums of a range of a stage's flat vector to a function, while they are in memory.
+    fn read_stage_sums<T>(
+        &self,
+        stage: Stage,
+        step: Step,
+        range: Range<usize>,
+        read: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T> {
+        // Lent engines evict nothing.
+        let lent = if self.lower.is_some() { self.all()? } else { Vec::new() };
+        lent.iter().try_for_each(|engine| engine.need(stage, Use::Sums(step), false))?;
+        self.sums[&stage].read(self.turn(step), range, read)
     }
 
     /// Moves what GPUs have in accumulators of their own.
@@ -285,7 +351,8 @@ impl Several {
             }
             false => self.each(|engine| engine.host(stage))?,
         }
-        self.make_sums(stage)
+        self.make_sums(stage)?;
+        self.divide_memory()
     }
 
     /// Whether all devices read the same weights.
@@ -309,7 +376,13 @@ impl Several {
         self.each(|engine| engine.leave(stage))?;
         self.counted.retain(|(_, (of, _))| *of != stage);
         self.sums.remove(&stage);
-        Ok(())
+        self.forget_means(stage)?;
+        self.divide_memory()
+    }
+
+    /// Forgets the mean gradients of a stage, which nobody reads any more.
+    fn forget_means(&self, stage: Stage) -> Result<()> {
+        self.means.iter().try_for_each(|means| means.borrow_mut().forget(stage))
     }
 
     /// Resets a stage to the first version; see [`Engine::restart`].
@@ -327,6 +400,7 @@ impl Several {
         } else {
             self.each(|engine| engine.restart(stage, origin))?;
         }
+        self.forget_means(stage)?;
         self.make_sums(stage)
     }
 
@@ -376,109 +450,4 @@ fn update_each(engines: &mut [Lent<'_>], stage: Stage, update: &Update<'_>) -> R
 }
 
 #[cfg(test)]
-mod tests {
-    use shoal_protocol::manifest::{DistanceCodec, Dtype, InnerLoop, InnerMoments};
-
-    use super::*;
-    use crate::memory::{island_overhead, memory_floor};
-    use crate::parameters::{Parameter, WeightPart, parameter_count, parameters};
-    use crate::testing::manifest;
-
-    /// Bytes of weights and of what the optimizer keeps, on each of so many workers.
-    fn state_bytes(manifest: &Manifest, span: StageSpan, devices: usize) -> Vec<[u64; 2]> {
-        let devices = vec![DeviceChoice::Cpu; devices];
-        let island = Several::new(manifest, span, &devices, (1, None)).expect("a small model");
-        let engines = island.all().expect("workers");
-        let mut seen = BTreeSet::new();
-        let of_engine = |engine: &Lent<'_>| {
-            let model = |stage| engine.stage(stage).expect("hosted");
-            let stages = span.stages().map(|stage| model(stage).state_bytes(&mut seen));
-            stages.fold([0; 2], |sum, more| [sum[0] + more[0], sum[1] + more[1]])
-        };
-        engines.iter().map(of_engine).collect()
-    }
-
-    #[test]
-    fn the_state_of_an_island_takes_the_stated_memory() {
-        let mut manifest = manifest();
-        manifest.training.stages = 2;
-        manifest.model.key_value_heads = manifest.model.heads;
-        let span = StageSpan::all(2);
-        for (slices, dtype, staleness, devices) in [
-            (1, Dtype::F32, 0, 2),
-            (1, Dtype::Bf16, 0, 3),
-            (1, Dtype::Bf16, 1, 2),
-            (2, Dtype::F32, 1, 2),
-            (2, Dtype::Bf16, 0, 2),
-        ] {
-            manifest.model.slices = slices;
-            manifest.training.dtype = dtype;
-            manifest.training.staleness = staleness;
-            let held: u64 = state_bytes(&manifest, span, devices).iter().flatten().sum();
-            // Gradient, accumulators and mean are no state, and are not of the workers.
-            let count: usize = span.stages().map(|stage| parameter_count(&manifest, stage)).sum();
-            let accumulators = 8 * manifest.steps_at_once();
-            let floor = memory_floor(&manifest, span, 0) - Bytes(count as u64 * (8 + accumulators));
-            let whole = |stage| {
-                let is_whole = |one: &Parameter| one.part_of_slice() == WeightPart::Whole;
-                let all = parameters(&manifest, stage);
-                let whole = all.iter().filter(|one| slices == 1 || is_whole(one));
-                whole.map(|one| one.len() as u64).sum::<u64>()
-            };
-            let gradients = 4 * (devices as u64 - 1) * span.stages().map(whole).sum::<u64>();
-            let further = island_overhead(&manifest, span, devices) - Bytes(gradients);
-            let name = format!("{slices} slices, {dtype:?}, {staleness} stale, {devices} workers");
-            assert_eq!(Bytes(held), floor + further, "{name}");
-        }
-    }
-
-    #[test]
-    fn a_virtual_worker_of_several_devices_takes_the_stated_memory() {
-        let mut manifest = manifest();
-        manifest.model.key_value_heads = manifest.model.heads;
-        let optimizer = manifest.optimizer.clone();
-        let (codec, moments) = (DistanceCodec::F32, InnerMoments::Zero);
-        manifest.inner =
-            Some(InnerLoop { steps: 2, microbatches: 2, optimizer, codec, moments, overlap: 0 });
-        let span = StageSpan::all(1);
-        let count = parameter_count(&manifest, Stage(0)) as u64;
-        for (slices, dtype, devices) in
-            [(1, Dtype::F32, 2), (1, Dtype::Bf16, 2), (2, Dtype::F32, 2), (2, Dtype::Bf16, 2)]
-        {
-            manifest.model.slices = slices;
-            manifest.training.dtype = dtype;
-            let held: u64 = state_bytes(&manifest, span, devices).iter().flatten().sum();
-            // Of the run's weights and of a worker's: accumulators, gradients and means are no state.
-            let floor = memory_floor(&manifest, span, 0) - Bytes(count * (8 + 8 + 8 + 4));
-            let further = (devices - 1) as u64;
-            let whole = |one: &&Parameter| one.part_of_slice() == WeightPart::Whole;
-            let shared: u64 = match slices {
-                1 => further * count * (4 + 8 + 4),
-                _ => {
-                    let all = parameters(&manifest, Stage(0));
-                    let whole = all.iter().filter(whole).map(|one| one.len() as u64).sum::<u64>();
-                    further * 4 * (whole + count)
-                }
-            };
-            let stated = floor + island_overhead(&manifest, span, devices) - Bytes(shared);
-            assert_eq!(Bytes(held), stated, "{slices} slices, {dtype:?}");
-        }
-    }
-
-    #[test]
-    fn workers_that_share_slices_divide_the_layers() {
-        let mut manifest = manifest();
-        manifest.training.stages = 3;
-        manifest.model.layers = 3;
-        manifest.model.key_value_heads = manifest.model.heads;
-        manifest.model.slices = 2;
-        manifest.training.dtype = Dtype::Bf16;
-        let span = StageSpan::one(Stage(1));
-        let [alone] = state_bytes(&manifest, span, 1)[..] else { panic!("one worker") };
-        let halves = state_bytes(&manifest, span, 2);
-        for [weights, slots] in &halves {
-            // Only norms are on both, and shares are whole tensors.
-            assert!(*weights < alone[0] * 11 / 20 && *slots < alone[1] * 11 / 20, "{halves:?}");
-        }
-    }
-}
+mod tests;

@@ -30,11 +30,11 @@ pub(super) struct Worker {
     orders: SyncSender<Order>,
     lent: Receiver<Box<Engine>>,
     back: SyncSender<Box<Engine>>,
-    copied: Copies,
+    swapped: Swapped,
 }
 
-/// What was copied to a device so far; `None` if it has everything all the time.
-type Copies = Arc<Mutex<Option<SwapStats>>>;
+/// What was swapped for a device so far; `None` if it has everything all the time.
+type Swapped = Arc<Mutex<Option<SwapStats>>>;
 
 /// A thread that makes its engine.
 pub(super) struct Starting {
@@ -43,16 +43,16 @@ pub(super) struct Starting {
     orders: SyncSender<Order>,
     lent: Receiver<Box<Engine>>,
     back: SyncSender<Box<Engine>>,
-    copied: Copies,
+    swapped: Swapped,
 }
 
 impl Starting {
     /// Waits until the thread has its device and engine.
     pub(super) fn begun(self) -> Result<Worker> {
-        let Self { choice, begins, orders, lent, back, copied } = self;
+        let Self { choice, begins, orders, lent, back, swapped } = self;
         let stopped = |_| EngineError::DeviceStopped { device: choice.to_string() };
         let device = begins.recv().map_err(stopped)??;
-        Ok(Worker { device, orders, lent, back, copied })
+        Ok(Worker { device, orders, lent, back, swapped })
     }
 }
 
@@ -68,8 +68,8 @@ impl Worker {
         let (lend, lent) = sync_channel(1);
         let (back, returned) = sync_channel(1);
         let (began, begins) = sync_channel(1);
-        let copied = Copies::default();
-        let counts = copied.clone();
+        let swapped = Swapped::default();
+        let counts = swapped.clone();
         let thread = std::thread::Builder::new().name(format!("device {choice}"));
         let run = move || {
             let _end = seat.map(EndOnDrop);
@@ -84,11 +84,7 @@ impl Worker {
             }
             while let Ok(order) = next.recv() {
                 match order {
-                    Order::Run(work) => {
-                        work(&mut engine);
-                        *counts.lock().unwrap_or_else(PoisonError::into_inner) =
-                            engine.swap_stats();
-                    }
+                    Order::Run(work) => work(&mut engine),
                     Order::Lend => {
                         let Some(back) = lend.send(engine).ok().and_then(|()| returned.recv().ok())
                         else {
@@ -97,11 +93,12 @@ impl Worker {
                         engine = back;
                     }
                 }
+                *counts.lock().unwrap_or_else(PoisonError::into_inner) = engine.swap_stats();
             }
         };
         let stopped = |_| EngineError::DeviceStopped { device: choice.to_string() };
         thread.spawn(run).map_err(stopped)?;
-        Ok(Starting { choice, begins, orders, lent, back, copied })
+        Ok(Starting { choice, begins, orders, lent, back, swapped })
     }
 
     /// Queues work.
@@ -123,9 +120,9 @@ impl Worker {
         Ok(Lent { worker: self, engine: Some(engine) })
     }
 
-    /// What was copied to the device by the end of its last work; `None` if it has everything all the time.
-    pub(super) fn copied(&self) -> Option<SwapStats> {
-        *self.copied.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What was swapped for the device by the end of its last work; `None` if it has everything all the time.
+    pub(super) fn swapped(&self) -> Option<SwapStats> {
+        *self.swapped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn stopped(&self) -> EngineError {

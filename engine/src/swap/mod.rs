@@ -8,6 +8,7 @@
 mod disk;
 mod file;
 mod images;
+mod means;
 mod parts;
 mod region;
 mod tier;
@@ -26,6 +27,7 @@ use self::disk::{Direction, Disk, Order};
 use self::file::{Extent, SwapFile};
 pub(crate) use self::images::Images;
 pub use self::images::copy_rate;
+pub(crate) use self::means::Means;
 pub(crate) use self::parts::Use;
 use self::region::{Region, padded};
 pub use self::tier::{LowerTier, Tiers, swap_rate};
@@ -38,8 +40,10 @@ use crate::tensor::bytes_of;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
     Weights(usize),
-    /// A copy in the dtype of passes.
+    /// A copy for passes, of what the device computes with.
     Narrow(usize),
+    /// A copy of the embedding's rows in f32, beside another one in bf16.
+    Embedding(usize),
     Frozen,
     /// What the optimizer keeps beside the weights.
     Slot(Slot),
@@ -99,6 +103,12 @@ impl SwapStats {
     pub(crate) fn and(mut self, other: Self) -> Self {
         self += other;
         self
+    }
+
+    /// Those of two devices that compute at the same time.
+    pub(crate) fn beside(self, other: Self) -> Self {
+        let peak = self.peak + other.peak;
+        Self { peak, waited: self.waited.max(other.waited), ..self.and(other) }
     }
 }
 
@@ -266,10 +276,9 @@ impl Swap {
     }
 
     /// Notes tensors to bring into memory beside the next pass, in place of earlier ones: what that pass
-    /// needs must not make room for them. Takes in what arrived meanwhile.
-    pub(crate) fn plan(&mut self, places: Vec<Place>) -> Result<()> {
+    /// needs must not make room for them.
+    pub(crate) fn plan(&mut self, places: Vec<Place>) {
         self.planned = places;
-        self.take_in_all()
     }
 
     fn take_in_all(&mut self) -> Result<()> {

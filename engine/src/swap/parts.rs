@@ -34,6 +34,8 @@ impl StageModel {
         for (index, weights) in self.versions().enumerate() {
             all.push(whole(Part::Weights(index), &weights.flat, false));
             all.extend(weights.copied().map(|narrow| whole(Part::Narrow(index), narrow, false)));
+            let embedding = weights.copied_embedding();
+            all.extend(embedding.map(|rows| whole(Part::Embedding(index), rows, false)));
         }
         all.extend(self.frozen.iter().map(|frozen| whole(Part::Frozen, &frozen.flat, false)));
         let slots = self.optimizer.slots.iter();
@@ -58,18 +60,23 @@ impl StageModel {
     fn parts_of(&self, work: Use) -> Vec<Part> {
         let versions = 0..self.versions().count();
         let narrow = self.weights.copied().is_some();
+        let embedding = self.weights.copied_embedding().is_some();
         let weights = versions.clone().map(Part::Weights);
-        let narrows = versions.filter(|_| narrow).map(Part::Narrow);
+        let copies = |index| {
+            let rows = embedding.then_some(Part::Embedding(index));
+            narrow.then_some(Part::Narrow(index)).into_iter().chain(rows)
+        };
+        let copies = versions.flat_map(copies);
         let slots = self.optimizer.slots.iter().map(|one| Part::Slot(one.layout.slot));
         match work {
             Use::Pass => {
                 // An embedding that is trained is read in f32.
-                let reads_flat = !narrow || self.stage == Stage(0);
+                let reads_flat = !narrow || self.stage == Stage(0) && !self.weights.copies_all();
                 let frozen = self.frozen.iter().map(|_| Part::Frozen);
-                weights.filter(|_| reads_flat).chain(narrows).chain(frozen).collect()
+                weights.filter(|_| reads_flat).chain(copies).chain(frozen).collect()
             }
             Use::Sums(step) => vec![Part::Sums(self.turn(step))],
-            Use::Update => weights.chain(narrows).chain(slots).collect(),
+            Use::Update => weights.chain(copies).chain(slots).collect(),
             Use::State => weights.chain(slots).collect(),
             Use::Frozen => self.frozen.iter().map(|_| Part::Frozen).collect(),
         }

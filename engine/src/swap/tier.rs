@@ -10,7 +10,8 @@ use shoal_protocol::units::{Bytes, Rate};
 use super::file::{SwapFile, read, write};
 use super::region::Region;
 use crate::error::{EngineError, Result};
-use crate::memory::{device_floor, swapping_floor};
+use crate::memory::{device_floor, swapped_means, swapped_share, swapping_floor};
+use crate::share::Share;
 
 /// Bytes that a measurement writes and reads.
 const MEASURED: usize = 16 << 20;
@@ -56,11 +57,41 @@ impl LowerTier {
         hosted > self.resident
     }
 
-    /// The memory for the tensors of these stages; `None` where memory holds all of them.
-    pub(crate) fn budget(&self, manifest: &Manifest, stages: &[Stage]) -> Option<Bytes> {
-        let floor = swapping_floor(manifest, stages, manifest.training.microbatches);
-        let budget = Bytes(self.memory.0.saturating_sub(floor.resident.0));
-        self.swaps(stages.len()).then_some(budget)
+    /// The memory for what a device with this share has of these stages; `None` where memory holds all of them.
+    pub(crate) fn budget(
+        &self,
+        manifest: &Manifest,
+        stages: &[Stage],
+        share: &Share,
+    ) -> Option<Bytes> {
+        let own = || swapped_share(manifest, stages, share);
+        self.swaps(stages.len()).then(|| self.part(manifest, stages, (share.count(), own())))
+    }
+
+    /// The memory for the mean gradients of these stages, beside so many devices that divide the rest; `None` where memory
+    /// holds all of them.
+    pub(crate) fn budget_of_means(
+        &self,
+        manifest: &Manifest,
+        stages: &[Stage],
+        devices: usize,
+    ) -> Option<Bytes> {
+        let own = || swapped_means(manifest, stages);
+        self.swaps(stages.len()).then(|| self.part(manifest, stages, (devices, own())))
+    }
+
+    /// A part of the memory for all tensors of these stages, in proportion to the least that it must be.
+    fn part(
+        &self,
+        manifest: &Manifest,
+        stages: &[Stage],
+        (devices, least): (usize, Bytes),
+    ) -> Bytes {
+        let microbatches = manifest.training.microbatches;
+        let floor = swapping_floor(manifest, stages, microbatches, devices);
+        let all = self.memory.0.saturating_sub(floor.resident.0);
+        let part = u128::from(all) * u128::from(least.0) / u128::from(floor.swapped.0.max(1));
+        Bytes(u64::try_from(part).expect("a part of the memory"))
     }
 }
 

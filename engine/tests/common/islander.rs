@@ -1,11 +1,13 @@
 //! A training run on several devices of one peer.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::mpsc::channel;
 
 use bytes::Bytes;
 use shoal_engine::{
-    Engine, FixedPoint, ForwardOutput, Island, Samples, StageState, Tiers, group_elements,
+    AllReduce, Engine, FixedPoint, ForwardOutput, Island, Samples, StageState, Tiers, Update,
+    group_elements,
 };
 use shoal_protocol::ids::{Microbatch, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
@@ -18,6 +20,7 @@ pub(crate) struct Islander {
     pub(crate) island: Island,
     samples: Samples,
     pub(crate) devices: usize,
+    all_reduces: BTreeMap<WeightGroup, AllReduce>,
 }
 
 impl Islander {
@@ -33,7 +36,8 @@ impl Islander {
     ) -> Self {
         let span = StageSpan::all(manifest.training.stages);
         let island = Island::swapping(manifest, span, (&super::devices(devices), 1), tiers);
-        Self { manifest: manifest.clone(), island: island.expect("room"), samples, devices }
+        let (manifest, island) = (manifest.clone(), island.expect("room in each tier"));
+        Self { manifest, island, samples, devices, all_reduces: BTreeMap::new() }
     }
 
     /// Trains one step. Returns its mean loss.
@@ -69,24 +73,39 @@ impl Islander {
         }
         drop(results);
         let gradients: Vec<Bytes> =
-            self.manifest.clone().weight_groups().map(|group| self.mean(group, step)).collect();
+            self.manifest.clone().weight_groups().map(|group| self.reduce(group, step)).collect();
         let all: Vec<(f32, u64)> = losses.iter().collect();
         let targets = all.iter().map(|(_, targets)| targets).sum();
         each_update(&self.manifest, step, &gradients, targets, |stage, update| {
-            self.island.apply(stage, update).expect("a whole gradient");
+            self.island.need_update(stage).expect("room for a mean");
+            let groups = self.manifest.groups_of(stage);
+            let means: Vec<&[u8]> = groups.map(|group| self.all_reduces[&group].mean()).collect();
+            assert!(means == update.gradients, "means are in memory again");
+            let update = Update { gradients: &means, ..*update };
+            self.island.apply(stage, &update).expect("a whole gradient");
         });
         all.iter().map(|(share, _)| f64::from(*share)).sum::<f64>() / all.len() as f64
     }
 
-    /// The mean gradient of a weight group, read in two parts.
-    fn mean(&mut self, weights: WeightGroup, step: u64) -> Bytes {
-        let fixed_point = FixedPoint::of(&self.manifest);
-        let all = group_elements(&self.manifest, weights);
-        let mut part = |range| {
-            let reduce = |sums: &[u8]| fixed_point.reduce(&[sums]).expect("one part");
-            self.island.read_sums(weights, Step(step), range, reduce).expect("hosted")
+    /// The mean gradient of a weight group, of which one part is read here and one comes from another peer.
+    fn reduce(&mut self, weights: WeightGroup, step: u64) -> Bytes {
+        let state = match self.all_reduces.entry(weights) {
+            Entry::Vacant(new) => new.insert(self.island.all_reduce(weights).expect("room")),
+            Entry::Occupied(mut known) => {
+                self.island.forget_mean(weights).expect("it is known");
+                known.get_mut().begin();
+                known.into_mut()
+            }
         };
-        [part(0..all / 3), part(all / 3..all)].concat().into()
+        let all = group_elements(&self.manifest, weights);
+        let own = |sums: &[u8]| state.reduce(0..all / 3, sums, &[]).expect("one part");
+        self.island.read_sums(weights, Step(step), 0..all / 3, own).expect("hosted");
+        let fixed_point = FixedPoint::of(&self.manifest);
+        let theirs = |sums: &[u8]| fixed_point.reduce(&[sums]).expect("one part");
+        let theirs = self.island.read_sums(weights, Step(step), all / 3..all, theirs);
+        self.island.need_mean(weights).expect("room for a mean");
+        state.install(all / 3..all, &theirs.expect("hosted")).expect("the rest");
+        Bytes::copy_from_slice(state.mean())
     }
 
     pub(crate) fn states(&self) -> BTreeMap<Stage, StageState> {

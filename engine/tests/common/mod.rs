@@ -168,7 +168,7 @@ impl Trainer {
         (memory, resident): (units::Bytes, usize),
     ) -> Self {
         let stages: Vec<Stage> = manifest.stages().collect();
-        let floor = swapping_floor(manifest, &stages, manifest.training.microbatches);
+        let floor = swapping_floor(manifest, &stages, manifest.training.microbatches, 1);
         let memory = floor.resident + memory;
         let lower = LowerTier { folder: folder.to_owned(), memory, resident };
         Self::with_tiers(manifest, samples, Tiers { device: None, lower: Some(lower) })

@@ -358,13 +358,12 @@ impl EngineWorker {
     /// Returns the engine with the sums of a round, and the state of its all-reduce, which begins
     /// empty.
     fn reduction(&mut self, round: RoundId) -> Result<(&mut Island, &mut AllReduce), EngineError> {
-        let EngineResources { engine, parts, .. } = &mut self.resources;
+        let EngineResources { engine, .. } = &mut self.resources;
         let reduction = match self.rounds.entry(round.weights) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(none) => none.insert(Reduction {
-                round,
-                state: engine.all_reduce(&parts.manifest, round.weights)?,
-            }),
+            Entry::Vacant(none) => {
+                none.insert(Reduction { round, state: engine.all_reduce(round.weights)? })
+            }
         };
         if reduction.round != round {
             reduction.round = round;

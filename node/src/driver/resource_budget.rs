@@ -9,7 +9,7 @@ use anyhow::Context;
 use nix::sys::statvfs::statvfs;
 use shoal_engine::{
     Device, DeviceChoice, LowerTier, Tiers, device_floor, island_overhead, memory_floor,
-    optimizer_elements, parameter_count, passes_at_once, swapping_floor,
+    optimizer_elements, parameter_count, passes_at_once, swapped_bytes, swapping_floor,
 };
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::Manifest;
@@ -25,10 +25,6 @@ const DISK_VERSIONS: u64 = 2;
 
 /// Bytes on the disk per weight of an older version that steps still read.
 const DISK_PER_STALE_PARAMETER: u64 = 8;
-
-/// Bytes on the disk per swapped weight beside the optimizer's state: weights, accumulator, mean gradient and
-/// a copy in bf16.
-const DISK_PER_SWAPPED_PARAMETER: u64 = 18;
 
 /// A peer gives this part of its memory to the output log, at most.
 const LOG_SHARE: u64 = 8;
@@ -163,10 +159,10 @@ impl ResourceBudget {
         self.log_memory.min(Bytes(self.memory.0 / LOG_SHARE))
     }
 
-    /// Returns whether stages are swapped where they do not fit into memory at once: the tensors of a single device
-    /// are in this machine's memory. A virtual worker's are not swapped.
+    /// Returns whether stages are swapped where they do not fit into memory at once: the tensors of a single device, or of
+    /// those that compute each pass together, are in this machine's memory. A virtual worker's are not swapped.
     fn can_swap(&self, manifest: &Manifest) -> bool {
-        self.workers == 1 && manifest.inner.is_none()
+        self.workers == self.together && manifest.inner.is_none()
     }
 
     /// Returns whether several devices compute whole passes each. All weights that they read are on each of them.
@@ -375,7 +371,8 @@ impl ResourceBudget {
 
     /// Returns the least memory in which these stages are swapped.
     fn swapping_memory(&self, manifest: &Manifest, stages: &[Stage]) -> Bytes {
-        let floor = swapping_floor(manifest, stages, manifest.training.microbatches);
+        let microbatches = manifest.training.microbatches;
+        let floor = swapping_floor(manifest, stages, microbatches, self.together);
         self.with_log(floor.resident + floor.swapped, Bytes(u64::MAX))
     }
 
@@ -389,6 +386,7 @@ impl ResourceBudget {
     fn disk_for(&self, manifest: &Manifest, span: StageSpan, swapped: bool) -> Bytes {
         let log = LogSize::of(manifest, span).spilled(manifest, self.log_memory());
         let log = Bytes(log * manifest.largest_logged().0);
+        let swapped = swapped.then_some(self.together);
         log + span.stages().map(|stage| files_of(manifest, stage, swapped)).sum::<Bytes>()
     }
 
@@ -462,14 +460,13 @@ fn at_once(has: Bytes, each: Bytes) -> u16 {
     u16::try_from(count).unwrap_or(u16::MAX)
 }
 
-/// The room on the disk for the files of a stage, swapped or not.
-fn files_of(manifest: &Manifest, stage: Stage, swapped: bool) -> Bytes {
+/// The room on the disk for the files of a stage, and for what so many devices swap of it, if they do.
+fn files_of(manifest: &Manifest, stage: Stage, swapped: Option<usize>) -> Bytes {
     let weights = parameter_count(manifest, stage) as u64;
     let kept = 4 * optimizer_elements(manifest, stage) as u64;
     let stale = (manifest.steps_at_once() - 1) * DISK_PER_STALE_PARAMETER;
-    let below = weights * (DISK_PER_SWAPPED_PARAMETER + 2 * stale) + kept;
-    let below = if swapped { below } else { 0 };
-    Bytes(DISK_VERSIONS * (4 * weights + kept) + weights * stale + below)
+    let below = swapped.map(|devices| swapped_bytes(manifest, stage, devices)).unwrap_or_default();
+    Bytes(DISK_VERSIONS * (4 * weights + kept) + weights * stale) + below
 }
 
 /// The fullest output log of stages.

@@ -10,11 +10,15 @@ fn manifest() -> Manifest {
 
 #[test]
 fn the_least_memory_of_a_machine_that_swaps_is_enough_and_less_is_not() {
-    let manifest = Scenario::small_manifest(8, 8, 1);
+    let mut manifest = Scenario::small_manifest(8, 8, 1);
+    manifest.model.slices = 2;
     let all = StageSpan::all(8);
-    for log_memory in [0, 1 << 10, 1 << 30] {
+    for (log_memory, devices) in [(0, 1), (1 << 10, 1), (1 << 30, 1), (0, 2), (1 << 30, 2)] {
         let log_memory = Bytes(log_memory);
-        let of = |memory| ResourceBudget { workers: 1, log_memory, ..budget(memory, 1 << 40) };
+        let of = |memory| {
+            let budget = budget(memory, 1 << 40);
+            ResourceBudget { workers: devices, together: devices, log_memory, ..budget }
+        };
         let Err(InsufficientResources::Memory { needs, .. }) = of(1).check(&manifest, all) else {
             panic!("a byte is too little");
         };
@@ -195,7 +199,7 @@ fn stages_that_memory_does_not_hold_have_room_on_the_disk() {
     let two = of(2 * largest, 1 << 40);
     assert_eq!(room(&two), (2, 8));
     let (in_memory, most) = room(&ResourceBudget { workers: 2, ..two.clone() });
-    assert_eq!(in_memory, most, "several devices do not swap");
+    assert_eq!(in_memory, most, "replicas do not swap");
     let disk = two.disk_of(&manifest, Stage(0), true).max(two.disk_of(&manifest, Stage(7), true));
     assert_eq!(room(&of(2 * largest, 2 * disk.0)), (2, 2), "a small disk");
     assert_eq!(room(&of(1 << 40, 1 << 40)), (8, 8));
