@@ -98,15 +98,6 @@ impl Devices {
             }
         }
     }
-
-    /// The first device.
-    #[must_use]
-    pub fn first(&self) -> DeviceChoice {
-        match self {
-            Self::Listed(devices) => devices[0],
-            Self::AllCuda => DeviceChoice::Cuda(0),
-        }
-    }
 }
 
 impl Default for Devices {

@@ -113,7 +113,6 @@ impl InnerTrainer {
     }
 
     /// The models of all workers.
-    #[cfg(test)]
     pub(crate) fn models(&self) -> impl Iterator<Item = &StageModel> {
         self.idle.iter().chain(self.pipelined.values().map(|worker| &worker.model))
     }

@@ -163,7 +163,7 @@ pub fn swapping_floor(
     let passing = |stage| {
         let weights = parameter_count(manifest, stage) as u64;
         let gradients = weights + (each - 1) * (weights - sliced(manifest, stage));
-        let copy = 4 * weights + optimizer_bytes(manifest, stage);
+        let copy = 4 * manifest.steps_at_once() * weights + optimizer_bytes(manifest, stage);
         4 * gradients + copy + each * graph_bytes(manifest, stage)
     };
     let passing = stages.iter().copied().map(passing).max().unwrap_or(0);

@@ -215,15 +215,6 @@ impl Weights {
         self.kept.clone()
     }
 
-    /// All its tensors.
-    #[cfg(test)]
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let copies = self.copies.iter().flat_map(|Copies { values, embedding, .. }| {
-            [Some(values), embedding.as_ref().map(|(_, copy)| copy)]
-        });
-        copies.chain([Some(&self.flat)]).flatten()
-    }
-
     /// What passes read, if they are computed elsewhere.
     pub(crate) fn image(&self) -> Option<&Image> {
         self.image.as_ref()

@@ -104,7 +104,7 @@ fn checkpoints_restarts_and_leaving_work_where_stages_are_swapped() {
 /// Devices that compute slices together, each of which swaps its share.
 #[test]
 fn several_devices_swap_their_shares() {
-    let changes: [fn(&mut Manifest); 6] = [
+    let changes: [fn(&mut Manifest); 7] = [
         |_| {},
         |manifest| manifest.training.dtype = Dtype::Bf16,
         |manifest| {
@@ -120,6 +120,11 @@ fn several_devices_swap_their_shares() {
         |manifest| {
             manifest.optimizer.rule = Rule::Sgd(Sgd { momentum: 0.0, nesterov: false });
         },
+        |manifest| {
+            // The embedding is more than half of its stage: the share of the first of four devices is nothing.
+            (manifest.model.slices, manifest.model.key_value_heads) = (4, 4);
+            manifest.model.intermediate = 24;
+        },
     ];
     for (change, device_memory) in changes.into_iter().flat_map(|one| [(one, false), (one, true)]) {
         let (folder, mut manifest) = four_stages(|manifest| {
@@ -130,18 +135,19 @@ fn several_devices_swap_their_shares() {
         let [one, other] = [make(), make()];
         let mut alone = Trainer::new(&manifest, one);
         let stages: Vec<Stage> = manifest.stages().collect();
-        let floor = swapping_floor(&manifest, &stages, manifest.training.microbatches, 2);
+        let devices = usize::from(manifest.model.slices);
+        let floor = swapping_floor(&manifest, &stages, manifest.training.microbatches, devices);
         // Whole pages for each of a stage's tensors.
-        let memory = floor.swapped + Bytes(2 * 9 * 4096);
+        let memory = floor.swapped + Bytes(devices as u64 * 9 * 4096);
         let lower = LowerTier {
             folder: folder.path().to_owned(),
             memory: floor.resident + memory,
             resident: 0,
         };
-        let device = device_floor(&manifest, 2);
+        let device = device_floor(&manifest, devices);
         let device = device_memory.then(|| device.passes + device.weights);
         let tiers = Tiers { device, lower: Some(lower) };
-        let mut island = Islander::with_tiers(&manifest, other, 2, tiers);
+        let mut island = Islander::with_tiers(&manifest, other, devices, tiers);
         for step in 0..4 {
             let (loss, found) = (alone.step(step).0, island.step(step));
             assert!((found - loss).abs() < 1e-6, "step {step}: {found} instead of {loss}");
@@ -151,6 +157,12 @@ fn several_devices_swap_their_shares() {
         assert!(island.island.swaps());
         let stats = island.island.swap_stats().expect("they swap");
         assert!(stats.peak <= memory && stats.read > Bytes(0), "{stats:?} in {memory}");
+        for one in island.island.footprints().expect("devices") {
+            let held = one.weights + one.frozen + one.optimizer + one.sums;
+            assert!(held > Bytes(0) && held < memory, "{one:?} in {memory}");
+            let images = device_floor(&manifest, devices).weights;
+            assert!(one.images <= images && (one.images > Bytes(0)) == device_memory, "{one:?}");
+        }
         // A stage goes and comes again.
         let (saved, last) = (tempfile::tempdir().expect("a folder"), stages[3]);
         alone.engine.write_stage(last, saved.path()).expect("room");

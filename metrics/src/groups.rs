@@ -3,6 +3,7 @@
 
 use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge};
 
+use crate::by_device::{OfDevices, TensorMemory};
 use crate::by_stage::{Hosted, StagePeers};
 use crate::family::Family;
 use crate::labels::{
@@ -133,6 +134,8 @@ group! {
         limit_bytes: Gauge = "shoal_memory_limit_bytes";
         /// Memory that the hosted stages need with a full output log and one microbatch in flight.
         needed_bytes: Gauge = "shoal_memory_needed_bytes";
+        /// Memory of the stages' tensors after the newest update, by device; what several devices share counts for the first.
+        tensor_bytes: TensorMemory = "shoal_tensor_memory_bytes";
         /// Bytes of activations and gradients that wait or are in use.
         in_flight_bytes: IntGauge = "shoal_in_flight_bytes";
         /// Bytes of the output logs of the open steps.
@@ -155,7 +158,7 @@ group! {
 }
 
 group! {
-    /// Metrics of the machine, read at each scrape. Those of the device are NaN without NVML.
+    /// Metrics of the machine, read at each scrape. Those of devices are NaN without NVML.
     pub struct Machine {
         /// Memory of the machine, or the limit of the container if that is lower.
         memory_bytes: Gauge = "shoal_host_memory_bytes";
@@ -163,16 +166,16 @@ group! {
         memory_available_bytes: Gauge = "shoal_host_memory_available_bytes";
         /// Memory that the machine swapped in or out since its start.
         swapped_bytes: Family<Swap, IntCounter> = "shoal_host_swapped_bytes_total";
-        /// Memory of the device.
-        device_memory_bytes: Gauge = "shoal_device_memory_bytes";
+        /// Memory of each device of this peer.
+        device_memory_bytes: OfDevices = "shoal_device_memory_bytes";
         /// Memory of the device in use, by all processes.
-        device_memory_used_bytes: Gauge = "shoal_device_memory_used_bytes";
+        device_memory_used_bytes: OfDevices = "shoal_device_memory_used_bytes";
         /// Recent fraction of the time that the device was busy.
-        device_utilization: Gauge = "shoal_device_utilization_ratio";
+        device_utilization: OfDevices = "shoal_device_utilization_ratio";
         /// Power consumption of the device, in watts.
-        device_power: Gauge = "shoal_device_power_watts";
+        device_power: OfDevices = "shoal_device_power_watts";
         /// Temperature of the device, in degrees Celsius.
-        device_temperature: Gauge = "shoal_device_temperature_celsius";
+        device_temperature: OfDevices = "shoal_device_temperature_celsius";
     }
 }
 

@@ -52,6 +52,24 @@ label! {
 }
 
 label! {
+    /// What tensors are for.
+    pub enum TensorKind = "kind" {
+        /// Trained weights, with their copies.
+        Weights = "weights",
+        /// Weights that are not trained, beside adapters.
+        Frozen = "frozen",
+        /// What the optimizer keeps.
+        Optimizer = "optimizer",
+        /// Sums of gradients.
+        Sums = "sums",
+        /// Copies of weights that are there only while passes read them: the most so far.
+        Images = "images",
+        /// All that virtual workers have.
+        Workers = "workers",
+    }
+}
+
+label! {
     /// The severity of a log message.
     pub enum Severity = "level" {
         /// A warning.

@@ -5,6 +5,7 @@
 //! its values would grow with the swarm. [`groups`] is the table of all metrics; the example
 //! `monitoring` generates the reference and the dashboards from it.
 
+mod by_device;
 mod by_stage;
 mod family;
 pub mod groups;
@@ -13,12 +14,13 @@ mod registrar;
 mod registry;
 mod table;
 
+pub use by_device::{OfDevices, TensorMemory};
 pub use by_stage::{Hosted, StagePeers};
 pub use family::Family;
 pub use labels::{
     Direction, Fault, Label, LinkPacking, MoveCause, NodeState, Path, PeerState, Phase, PortState,
     Preemption, Queue, Refusal, RefusedConnection, Repeat, RoundFailure, Severity, Swap,
-    TrafficKind,
+    TensorKind, TrafficKind,
 };
 pub use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge};
 pub use registry::{Metrics, MetricsError};

@@ -3,10 +3,11 @@
 use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{
-    Counter, CounterVec, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
-    IntGauge, IntGaugeVec, Opts, Registry, Result, exponential_buckets,
+    Counter, CounterVec, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
+    IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, Result, exponential_buckets,
 };
 
+use crate::by_device::{OfDevices, TensorMemory};
 use crate::by_stage::{Hosted, StagePeers};
 use crate::table::Spec;
 
@@ -70,6 +71,14 @@ impl Registrar {
 
     pub(crate) fn hosted(&self, spec: &Spec) -> Result<Hosted> {
         self.add(IntGaugeVec::new(options(spec), spec.labels)).map(Hosted)
+    }
+
+    pub(crate) fn of_devices(&self, spec: &Spec) -> Result<OfDevices> {
+        self.add(GaugeVec::new(options(spec), spec.labels)).map(OfDevices::new)
+    }
+
+    pub(crate) fn tensor_memory(&self, spec: &Spec) -> Result<TensorMemory> {
+        self.add(IntGaugeVec::new(options(spec), spec.labels)).map(TensorMemory::new)
     }
 
     pub(crate) fn counters(&self, spec: &Spec, values: &[&str], _: f64) -> Result<Vec<IntCounter>> {

@@ -3,6 +3,7 @@
 
 use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge, Result};
 
+use crate::by_device::{OfDevices, TensorMemory};
 use crate::by_stage::{Hosted, StagePeers};
 use crate::family::Family;
 use crate::labels::Label;
@@ -129,6 +130,8 @@ metric!(Gauge, Gauge, &[], unknown);
 metric!(Histogram, Histogram, &[], histogram, first);
 metric!(StagePeers, Gauge, StagePeers::LABELS, peers_by_stage);
 metric!(Hosted, Gauge, Hosted::LABELS, hosted);
+metric!(OfDevices, Gauge, OfDevices::LABELS, of_devices);
+metric!(TensorMemory, Gauge, TensorMemory::LABELS, tensor_memory);
 
 macro_rules! each {
     ($type:ty, $kind:ident, $make:ident) => {

@@ -68,6 +68,25 @@ fn a_disk_that_fails_under_one_of_two_replicas_costs_the_others_nothing() {
     assert_eq!(trained.hash(), run.local("whole").hash());
 }
 
+/// The other device waits for its slices, and stops with it.
+#[test]
+fn a_disk_that_fails_under_one_of_two_devices_is_named() {
+    let disk = match FailingDisk::new() {
+        Ok(disk) => disk,
+        Err(reason) => return skip(&reason),
+    };
+    let run = Run::of_sliced_stages(8, 192, 5, 2);
+    let (_homes, mut swarm) = swapping_swarm(&run, 2);
+    let mut command = join_command(&swarm.address, &swarm.data_dir(1));
+    command.args(["--no-mdns", "--listen", "127.0.0.1:0", "--device", "cpu:2"]);
+    command.args(["--memory", "28MiB", "--stage", "4-7"]);
+    disk.fail(&mut command, Call::Read, 100, Errno::EIO);
+    let failing = Process::start("peer-1", command);
+    names_the_disk(&failing.end().failure(1), &swarm.data_dir(1), Errno::EIO);
+    swarm.peers.push(Process::start("peer-2", second_half(&swarm, &swarm.data_dir(2))));
+    assert_eq!(swarm.finish().hash(), run.local("whole").hash());
+}
+
 /// The other anchors elect a coordinator, and the other archive gets the last checkpoint.
 #[test]
 fn a_disk_that_fails_under_the_coordinator_makes_another_peer_the_coordinator() {

@@ -17,15 +17,20 @@ fn scrape(address: SocketAddr) -> String {
     page(address, "/metrics")
 }
 
+/// Bytes of a device's tensors of a kind.
+fn taken(text: &str, kind: &str, device: usize) -> f64 {
+    value(text, &format!(r#"shoal_tensor_memory_bytes{{device="{device}",kind="{kind}""#))
+}
+
 #[test]
 fn peers_export_their_progress() {
     let run = Run::tiny(&[("training.steps", Value::from(1_000_000))]);
     let addresses = [own_address(), own_address()];
     let listen = addresses.map(|address| address.to_string());
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3", "--metrics", &listen[0]]);
-    swarm.join(&["--metrics", &listen[1]]);
+    swarm.join(&["--metrics", &listen[1], "--device", "cpu:2"]);
     swarm.join(&[]);
-    for address in addresses {
+    for (place, address) in addresses.into_iter().enumerate() {
         for peer in &mut swarm.peers {
             peer.event("committed");
         }
@@ -44,13 +49,18 @@ fn peers_export_their_progress() {
             "{text}"
         );
         check(&text);
-        // Links are sampled every second, which is a few steps.
+        // Links are sampled every second, which is a few steps, and tensors after each update.
         let sampled = (0..200).any(|_| {
             swarm.peers[0].event("committed");
-            value(&scrape(address), "shoal_link_rtt_seconds_count") >= 1.0
+            let text = scrape(address);
+            value(&text, "shoal_link_rtt_seconds_count") >= 1.0 && taken(&text, "sums", 0) > 0.0
         });
         let text = scrape(address);
         assert!(sampled, "{text}");
+        // Devices of one peer have the same weights, and what the optimizer keeps for a share of them each.
+        let devices = 0..=place;
+        let of_shares: f64 = devices.map(|device| taken(&text, "optimizer", device)).sum();
+        assert!(of_shares == 2.0 * taken(&text, "weights", 0), "{text}");
         assert!(value(&text, "shoal_link_packets_total") > 0.0, "{text}");
         assert!(value(&text, "shoal_link_congestion_window_bytes_sum") > 1e4, "{text}");
     }

@@ -17,6 +17,7 @@ use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::exchange::Seat;
 use crate::fixed_point::add_words;
+use crate::footprint::{Counted, Footprint};
 use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::share::Share;
@@ -137,11 +138,20 @@ impl Engine {
         of_memory.into_iter().chain(of_device).reduce(SwapStats::and)
     }
 
+    /// What the device's tensors take, without those that were counted.
+    pub(crate) fn footprint(&self, counted: &mut Counted) -> Footprint {
+        let mut all = Footprint::default();
+        self.stages.values().for_each(|stage| stage.add_to(&mut all, counted));
+        all.images = self.images.as_ref().map_or(units::Bytes(0), |images| images.borrow().most());
+        all
+    }
+
     /// Clears an accumulator of a stage.
     pub(crate) fn clear(&mut self, stage: Stage, turn: usize) -> Result<()> {
+        let place = (stage, Part::Sums(turn));
         match &self.swap {
-            Some(swap) => swap.borrow_mut().clear((stage, Part::Sums(turn))),
-            None => self.stage_mut(stage)?.clear(turn),
+            Some(swap) if swap.borrow().holds(place) => swap.borrow_mut().clear(place),
+            _ => self.stage_mut(stage)?.clear(turn),
         }
     }
 
@@ -169,10 +179,8 @@ impl Engine {
         input: &Bytes,
         labels: Option<&Bytes>,
     ) -> Result<ForwardOutput> {
-        let output = self
-            .need_pass(key.stage)
-            .and_then(|()| self.stage_mut(key.stage)?.forward(key, input, labels));
-        output.inspect_err(|_| self.end_together())
+        self.need_pass(key.stage)?;
+        self.stage_mut(key.stage)?.forward(key, input, labels)
     }
 
     /// Runs the backward pass of a microbatch after its forward pass.
@@ -185,10 +193,8 @@ impl Engine {
     /// If there was no forward pass, or the gradient is missing or has the wrong length; the
     /// microbatch then stays in flight.
     pub fn backward(&mut self, key: ClaimKey, gradient: Option<&Bytes>) -> Result<Option<Bytes>> {
-        let gradient = self
-            .need_pass(key.stage)
-            .and_then(|()| self.stage_mut(key.stage)?.backward(key, gradient));
-        gradient.inspect_err(|_| self.end_together())
+        self.need_pass(key.stage)?;
+        self.stage_mut(key.stage)?.backward(key, gradient)
     }
 
     /// Runs one stage forward in an exchange of a virtual worker that has them: `words` are its input and labels as in
@@ -226,8 +232,9 @@ impl Engine {
         self.stage_mut(key.stage)?.backward_worker((key, exchange), gradient, note)
     }
 
-    /// A pass has failed here: other devices that compute it do not wait for this one.
-    fn end_together(&self) {
+    /// A pass has failed here: other devices that compute it wait for this one no longer. To be called once the error is
+    /// known, since theirs say only that a device has stopped.
+    pub fn end_together(&self) {
         self.share.seat().into_iter().for_each(Seat::end);
     }
 

@@ -21,6 +21,7 @@ use crate::collectives::DeviceLinks;
 use crate::device::{Device, DeviceChoice};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
+use crate::footprint::{Counted, Footprint};
 use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::swap::{Means, SwapStats, Tiers};
@@ -182,6 +183,17 @@ impl Island {
         match &self.0 {
             Devices::One(engine) => engine.swap_stats(),
             Devices::Several(several) => several.swap_stats(),
+        }
+    }
+
+    /// What the tensors of each device take now. A memory that several share counts for the first of them.
+    ///
+    /// # Errors
+    /// If a device's thread has ended.
+    pub fn footprints(&self) -> Result<Vec<Footprint>> {
+        match &self.0 {
+            Devices::One(engine) => Ok(vec![engine.footprint(&mut Counted::default())]),
+            Devices::Several(several) => several.footprints(),
         }
     }
 

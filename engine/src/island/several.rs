@@ -26,6 +26,7 @@ use crate::device::DeviceChoice;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::fixed_point::add_words;
+use crate::footprint::{Counted, Footprint};
 use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::parameters::{range_in_stage, range_within, summed_elements};
@@ -167,8 +168,21 @@ impl Several {
     /// What was swapped for all devices by the end of their last work; `None` if they have everything all the time.
     pub(super) fn swap_stats(&self) -> Option<SwapStats> {
         let of_devices = self.workers.iter().filter_map(Worker::swapped);
+        let of_devices = of_devices.reduce(SwapStats::beside)?;
         let of_means = self.means.as_ref().map(|means| means.borrow().stats());
-        of_devices.reduce(SwapStats::beside).into_iter().chain(of_means).reduce(SwapStats::and)
+        let of_means = of_means.unwrap_or_default();
+        let (peak, all) = (of_devices.peak + of_means.peak, of_devices.and(of_means));
+        Some(SwapStats { peak, ..all })
+    }
+
+    /// See [`super::Island::footprints`].
+    pub(super) fn footprints(&self) -> Result<Vec<Footprint>> {
+        let (engines, mut counted) = (self.all()?, Counted::default());
+        let mut all: Vec<Footprint> =
+            engines.iter().map(|engine| engine.footprint(&mut counted)).collect();
+        let joined = self.sums.values().filter_map(Sums::joined).flatten();
+        joined.for_each(|sums| all[0].sums += counted.count(&sums.tensor()));
+        Ok(all)
     }
 
     /// Plans to bring what passes of a stage read to the devices beside the passes before; see [`Engine::fetch_ahead`].
@@ -292,7 +306,6 @@ impl Several {
     /// Updates a stage; see [`Engine::apply`].
     pub(super) fn apply(&mut self, stage: Stage, update: &Update<'_>) -> Result<()> {
         let mut engines = self.all()?;
-        engines.iter().try_for_each(|engine| engine.need_update(stage))?;
         update_each(&mut engines, stage, update)?;
         let copies = if self.have_one_memory() { 0 } else { engines.len() };
         for owner in 0..copies {
@@ -435,7 +448,10 @@ impl Several {
 /// Lets each engine update its share, at the same time.
 fn update_each(engines: &mut [Lent<'_>], stage: Stage, update: &Update<'_>) -> Result<()> {
     std::thread::scope(|scope| {
-        let update_own = |engine: &mut Engine| engine.stage_mut(stage)?.update_own(update);
+        let update_own = |engine: &mut Engine| {
+            engine.need_update(stage)?;
+            engine.stage_mut(stage)?.update_own(update)
+        };
         let started: Vec<_> = engines
             .iter_mut()
             .map(|engine| {

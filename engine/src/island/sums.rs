@@ -32,6 +32,14 @@ impl Sums {
         }
     }
 
+    /// Those that are in the machine's memory for all devices.
+    pub(super) fn joined(&self) -> Option<&[Accumulator]> {
+        match self {
+            Self::Joined(sums) => Some(sums),
+            Self::Parts(_) => None,
+        }
+    }
+
     /// Clears some of them; devices that have parts clear their own.
     pub(super) fn clear(&self, turns: Range<usize>) -> Result<()> {
         match self {

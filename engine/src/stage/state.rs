@@ -1,8 +1,6 @@
 //! A stage's state: its weights, and what the optimizer keeps beside them.
 
 use std::collections::BTreeMap;
-#[cfg(test)]
-use std::{collections::BTreeSet, ffi::c_void};
 
 use shoal_protocol::ids::{ContentHash, Step};
 use tch::Tensor;
@@ -15,14 +13,12 @@ use crate::error::{EngineError, Result};
 use crate::frozen::Frozen;
 use crate::optimizer::{Slot, SlotLayout, SlotVector, layout};
 use crate::parameters::{Parameter, range_of};
-#[cfg(test)]
-use crate::tensor::byte_count;
 use crate::tensor::elements;
 use crate::weights::Weights;
 
 impl StageModel {
     /// The moments that the run carries for its workers, if it does.
-    fn carried(&self) -> Option<&CarriedMoments> {
+    pub(crate) fn carried(&self) -> Option<&CarriedMoments> {
         self.inner.as_ref()?.moments.as_ref()
     }
 
@@ -140,23 +136,6 @@ impl StageModel {
         let flat: Vec<(&[Parameter], &[f32])> =
             flat.iter().map(|(parameters, flat)| (*parameters, elements(flat))).collect();
         Ok(hash_tensors("shoal stage state v1", &flat))
-    }
-}
-
-#[cfg(test)]
-impl StageModel {
-    /// Bytes of the weights of all versions here, and of what the optimizer keeps; with those of a virtual worker, and
-    /// without tensors that were seen elsewhere.
-    pub(crate) fn state_bytes(&self, seen: &mut BTreeSet<*mut c_void>) -> [u64; 2] {
-        let bytes = |one: &Tensor| byte_count(one) as u64;
-        let tensors = self.versions().flat_map(Weights::tensors);
-        let weights: u64 = tensors.filter(|one| seen.insert(one.data_ptr())).map(bytes).sum();
-        let slots: u64 = self.optimizer.slots.iter().map(|slot| bytes(&slot.flat)).sum();
-        let workers = self.inner.iter().flat_map(|inner| inner.models());
-        workers.fold([weights, slots], |[weights, slots], model| {
-            let own = model.state_bytes(seen);
-            [weights + own[0], slots + own[1]]
-        })
     }
 }
 

@@ -19,6 +19,11 @@ pub struct WorkerForward {
 }
 
 impl StageModel {
+    /// The models that virtual workers train.
+    pub(crate) fn workers(&self) -> impl Iterator<Item = &Self> {
+        self.inner.iter().flat_map(|inner| inner.models())
+    }
+
     /// All that a virtual worker does in a step.
     pub(super) fn train_worker(
         &mut self,

@@ -25,6 +25,8 @@ const MEASURED: usize = 64 << 20;
 pub(crate) struct Images {
     budget: usize,
     held: usize,
+    /// The most that was held at once.
+    most: usize,
     /// Where copies are queued; `None` on a processor, which copies at once.
     stream: Option<CopyStream>,
     stages: BTreeMap<Stage, StageImage>,
@@ -56,12 +58,18 @@ impl Images {
         Ok(Self {
             budget: usize::try_from(budget.0).unwrap_or(usize::MAX),
             held: 0,
+            most: 0,
             stream,
             stages: BTreeMap::new(),
             needs: 0,
             planned: None,
             stats: SwapStats::default(),
         })
+    }
+
+    /// The most that images took on the device at once.
+    pub(crate) fn most(&self) -> Bytes {
+        Bytes(self.most as u64)
     }
 
     pub(crate) fn stats(&self) -> SwapStats {
@@ -165,6 +173,7 @@ impl Images {
         }
         image.memory = Some(memory);
         self.held += bytes;
+        self.most = self.most.max(self.held);
         self.stats.copied += Bytes(bytes as u64);
         let copies = image.tensors.iter().map(|one| (&one.image, &one.kept));
         match &self.stream {

@@ -433,23 +433,28 @@ impl Swap {
     /// A tensor arrived in memory or in the file.
     fn take_in(&mut self, (order, result): (Order, io::Result<()>)) -> Result<()> {
         let Order { place, direction, mut region, .. } = order;
-        result.map_err(|source| self.file.failure(place.0, direction, source))?;
-        let needs = self.needs;
+        let (needs, has_failed) = (self.needs, result.is_err());
         let length = padded(self.vectors[&place].bytes);
         if direction == Direction::Out {
             self.leaving -= length;
         }
         let vector = self.vector_mut(place);
-        // What is needed again meanwhile has not lost its memory.
-        if direction == Direction::In || vector.used == needs {
+        // A failure changes nothing, so that whoever needs the tensor next learns of it too.
+        let stays = match direction {
+            Direction::In => !has_failed,
+            // What is needed again meanwhile has not lost its memory.
+            Direction::Out => has_failed || vector.used == needs,
+        };
+        if stays {
             let bytes = vector.bytes;
             shim::set_memory(&mut vector.tensor, region.address(), bytes)?;
+            vector.dirty |= has_failed;
             vector.state = State::Here(region);
         } else {
             vector.state = State::Away;
             self.held -= length;
         }
-        Ok(())
+        result.map_err(|source| self.file.failure(place.0, direction, source))
     }
 
     fn vector_mut(&mut self, place: Place) -> &mut Vector {

@@ -42,6 +42,8 @@ impl StageModel {
         all.extend(slots.map(|one| whole(Part::Slot(one.layout.slot), &one.flat, is_fresh)));
         let sums = self.accumulators.iter().enumerate();
         all.extend(sums.map(|(turn, of)| whole(Part::Sums(turn), &of.tensor(), is_fresh)));
+        // A device whose share of a stage is nothing has no memory for it.
+        all.retain(|one| one.tensor.numel() > 0);
         all
     }
 
@@ -54,7 +56,13 @@ impl StageModel {
 
     /// The tensors that this work touches.
     pub(crate) fn touches(&self, work: Use) -> Vec<Place> {
-        self.parts_of(work).into_iter().map(|part| (self.stage, part)).collect()
+        let is_there = |part: &Part| match part {
+            Part::Weights(_) => !self.weights.kept().is_empty(),
+            Part::Sums(turn) => self.accumulators[*turn].tensor().numel() > 0,
+            _ => true,
+        };
+        let parts = self.parts_of(work).into_iter().filter(is_there);
+        parts.map(|part| (self.stage, part)).collect()
     }
 
     fn parts_of(&self, work: Use) -> Vec<Part> {

@@ -89,6 +89,11 @@ const PANELS: &[Panel] = &[
         ],
     ),
     curves(
+        "Tensors",
+        Bytes,
+        &[("{{device}}, {{kind}}", r#"shoal_tensor_memory_bytes{instance="$instance"}"#)],
+    ),
+    curves(
         "Swapped",
         BytesPerSecond,
         &[(
@@ -100,24 +105,24 @@ const PANELS: &[Panel] = &[
         "Device memory",
         Bytes,
         &[
-            ("used", r#"shoal_device_memory_used_bytes{instance="$instance"}"#),
-            ("total", r#"shoal_device_memory_bytes{instance="$instance"}"#),
+            ("{{device}}, used", r#"shoal_device_memory_used_bytes{instance="$instance"}"#),
+            ("{{device}}, total", r#"shoal_device_memory_bytes{instance="$instance"}"#),
         ],
     ),
     curves(
         "Device utilization",
         Ratio,
-        &[("busy", r#"shoal_device_utilization_ratio{instance="$instance"}"#)],
+        &[("{{device}}", r#"shoal_device_utilization_ratio{instance="$instance"}"#)],
     ),
     curves(
         "Device power",
         Watts,
-        &[("power", r#"shoal_device_power_watts{instance="$instance"}"#)],
+        &[("{{device}}", r#"shoal_device_power_watts{instance="$instance"}"#)],
     ),
     curves(
         "Device temperature",
         Celsius,
-        &[("device", r#"shoal_device_temperature_celsius{instance="$instance"}"#)],
+        &[("{{device}}", r#"shoal_device_temperature_celsius{instance="$instance"}"#)],
     ),
     number(
         "Requests to leave",

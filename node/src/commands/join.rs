@@ -62,7 +62,7 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
         options.http,
         observer.status_watch(),
         &home,
-        options.compute.devices.first(),
+        &options.compute.each_device()?.0,
     )
     .await?;
     let (mut rejoins, mut patience) = (0, Duration::ZERO);

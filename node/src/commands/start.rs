@@ -62,7 +62,7 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
         options.peer.http,
         observer.status_watch(),
         &home,
-        options.peer.compute.devices.first(),
+        &options.peer.compute.each_device()?.0,
     )
     .await?;
     let me = home.identity()?.peer_id();

@@ -52,7 +52,7 @@ impl Serving {
         address: HttpAddress,
         status: &StatusWatch,
         home: &DataDir,
-        device: DeviceChoice,
+        devices: &[DeviceChoice],
     ) -> anyhow::Result<Self> {
         let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
         let metrics = Metrics::new()?;
@@ -64,7 +64,7 @@ impl Serving {
             let address = server.address()?;
             publish(&path, &address.to_string())?;
             at = Some((address, path));
-            let machine = Machine::new(device);
+            let machine = Machine::new(devices);
             let shown = Shown { metrics: metrics.clone(), machine, status: status.clone() };
             tracker.spawn(server.serve(shown, stop.clone()));
         }

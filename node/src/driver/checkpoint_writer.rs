@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use shoal_engine::checkpoint::write_stage;
-use shoal_engine::{CheckpointError, CheckpointFile, StageState, SwapStats};
+use shoal_engine::{CheckpointError, CheckpointFile, StageState};
 use shoal_protocol::ids::{Stage, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::StoredFile;
@@ -107,10 +107,8 @@ fn write_all(parts: &PartWriter, queue: &Receiver<Copied>, results: &Sender<JobD
     for Copied { version, stage, state } in queue {
         let start = Instant::now();
         let result = parts.write(version, stage, &state);
-        let done =
-            JobDone { result: Ok(result), busy: start.elapsed(), swapped: SwapStats::default() };
         // The receiver is gone only while the process ends.
-        let _ = results.blocking_send(done);
+        let _ = results.blocking_send(JobDone::of(Ok(result), start.elapsed()));
     }
 }
 

@@ -120,10 +120,8 @@ impl EngineThread {
         std::thread::Builder::new().name("engine".into()).spawn(move || {
             let worker = make(given).and_then(|resources| EngineWorker::new(resources, &results));
             if let Err(error) = worker.and_then(|worker| work(worker, &mut queue, &results)) {
-                let (result, busy) = (Err(error), Duration::ZERO);
-                let failed = JobDone { result, busy, swapped: SwapStats::default() };
                 // The receiver is gone only while the process ends.
-                let _ = results.blocking_send(failed);
+                let _ = results.blocking_send(JobDone::of(Err(error), Duration::ZERO));
                 // Jobs are given until the failure is known.
                 while queue.blocking_recv().is_some() {}
             }
@@ -172,10 +170,19 @@ fn work(
         let busy = start.elapsed();
         let all = worker.resources.engine.swap_stats().unwrap_or_default();
         let swapped = all.since(std::mem::replace(&mut before, all));
-        if let Some(share) = watch.computed(busy, all.waited) {
+        // The time of passes on threads of their own is not known here.
+        let is_known = worker.resources.engine.only().is_some();
+        if let (true, Some(share)) = (is_known, watch.computed(busy, all.waited)) {
             warn_of_slow_disk(share);
         }
-        if results.blocking_send(JobDone { result: Ok(result), busy, swapped }).is_err() {
+        let footprints = match result {
+            TaskResult::Applied { .. } | TaskResult::Restored { .. } | TaskResult::Left { .. } => {
+                Some(worker.resources.engine.footprints()?)
+            }
+            _ => None,
+        };
+        let done = JobDone { swapped, footprints, ..JobDone::of(Ok(result), busy) };
+        if results.blocking_send(done).is_err() {
             return Ok(());
         }
     }
@@ -259,9 +266,13 @@ impl EngineWorker {
                     0 => passes.carry_out(engine, task, inputs).map(Some),
                     _ => passes.assist(engine, task, inputs),
                 };
+                let has_failed = result.is_err();
                 match result.map_err(Into::into).transpose() {
                     Some(result) => report.send(start, result),
                     None => report.keep(),
+                }
+                if has_failed {
+                    engine.end_together();
                 }
             })?;
         }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
-use shoal_engine::SwapStats;
+use shoal_engine::{Footprint, SwapStats};
 use shoal_scheduler::action::{DeviceIndex, TaskResult};
 use tokio::sync::mpsc;
 
@@ -14,6 +14,15 @@ pub(crate) struct JobDone {
     pub(crate) busy: Duration,
     /// What the engine swapped since the job before.
     pub(crate) swapped: SwapStats,
+    /// What each device has now, if the job may have changed that.
+    pub(crate) footprints: Option<Vec<Footprint>>,
+}
+
+impl JobDone {
+    /// The result of a job that neither swaps nor changes what devices have.
+    pub(crate) fn of(result: anyhow::Result<TaskResult>, busy: Duration) -> Self {
+        Self { result, busy, swapped: SwapStats::default(), footprints: None }
+    }
 }
 
 /// The report of a task that runs on the thread of one of several devices. Dropped without a result, because
@@ -43,7 +52,7 @@ impl Report {
 
     fn give(&self, result: anyhow::Result<TaskResult>, busy: Duration) {
         // The receiver is gone only while the process ends.
-        let _ = self.results.blocking_send(JobDone { result, busy, swapped: SwapStats::default() });
+        let _ = self.results.blocking_send(JobDone::of(result, busy));
     }
 }
 

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
 
-use shoal_engine::{PassFlops, SwapStats, pass_flops};
+use shoal_engine::{Footprint, PassFlops, SwapStats, pass_flops};
 use shoal_metrics::{
     Direction, Fault, Label, LinkPacking, Metrics, MoveCause, NodeState, Path, PeerState, Phase,
     PortState, Preemption, Queue, Refusal, RefusedConnection, Repeat, RoundFailure, Swap,
-    TrafficKind,
+    TensorKind, TrafficKind,
 };
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{ClaimKey, Era, Member, Step};
@@ -205,6 +205,20 @@ impl MetricsUpdate {
         memory.stage_swap_wait.inc_by(more.waited.as_secs_f64());
         memory.stage_copy_bytes.inc_by(more.copied.0);
         memory.stage_copy_late_bytes.inc_by(more.late.0);
+    }
+
+    /// Sets what each of the engine's devices has.
+    pub(crate) fn devices_have(&self, all: &[Footprint]) {
+        let metric = &self.metrics.memory.tensor_bytes;
+        for (device, one) in all.iter().enumerate() {
+            let Footprint { weights, frozen, optimizer, sums, images, workers } = *one;
+            metric.set(device, TensorKind::Weights, weights.0);
+            metric.set(device, TensorKind::Frozen, frozen.0);
+            metric.set(device, TensorKind::Optimizer, optimizer.0);
+            metric.set(device, TensorKind::Sums, sums.0);
+            metric.set(device, TensorKind::Images, images.0);
+            metric.set(device, TensorKind::Workers, workers.0);
+        }
     }
 
     /// Returns what the engine has swapped.

@@ -18,13 +18,15 @@ const VMSTAT: &str = "/proc/vmstat";
 /// Selects and numbers the devices of a machine, as CUDA reads it.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Reads the machine's figures. Clones share the device.
+/// Reads the machine's figures. Clones share the devices.
 #[derive(Clone)]
-pub struct Machine(Arc<Option<Gpu>>);
+pub struct Machine(Arc<Option<Gpus>>);
 
-struct Gpu {
+/// The GPUs of a process.
+struct Gpus {
     nvml: Nvml,
-    place: Place,
+    /// Where NVML finds each, with its number among the devices of the process.
+    places: Vec<(usize, Place)>,
 }
 
 /// How NVML finds a device.
@@ -35,24 +37,18 @@ enum Place {
 }
 
 impl Machine {
-    /// Reads the figures of the device that this process computes on, if NVML knows it.
+    /// Reads the figures of the devices that this process computes on, as far as NVML knows them.
     #[must_use]
-    pub fn new(device: DeviceChoice) -> Self {
-        let number = match device {
-            _ if device.is_processor() => None,
-            DeviceChoice::Cuda(number) => Some(number),
-            DeviceChoice::Auto | DeviceChoice::Cpu => Some(0),
-        };
-        let visible = std::env::var(VISIBLE).ok();
-        let place = number.and_then(|number| place(number, visible.as_deref()));
-        let gpu = place.and_then(|place| match Nvml::init() {
-            Ok(nvml) => Some(Gpu { nvml, place }),
+    pub fn new(devices: &[DeviceChoice]) -> Self {
+        let places = places(devices, std::env::var(VISIBLE).ok().as_deref());
+        let gpus = (!places.is_empty()).then(Nvml::init).and_then(|nvml| match nvml {
+            Ok(nvml) => Some(Gpus { nvml, places }),
             Err(error) => {
-                tracing::info!(%error, "NVML is not available: there are no figures of the device");
+                tracing::info!(%error, "NVML is not available: there are no figures of devices");
                 None
             }
         });
-        Self(Arc::new(gpu))
+        Self(Arc::new(gpus))
     }
 
     /// Sets the metrics to the current figures.
@@ -60,10 +56,13 @@ impl Machine {
         if let Err(error) = update_memory(metrics) {
             tracing::debug!(%error, "cannot read the machine's figures");
         }
-        if let Some(gpu) = &*self.0
-            && let Err(error) = gpu.update(metrics)
-        {
-            tracing::debug!(%error, "cannot read the device's figures");
+        let Some(Gpus { nvml, places }) = &*self.0 else { return };
+        for (number, place) in places {
+            if let Err(error) =
+                place.find(nvml).and_then(|gpu| update_device(metrics, *number, &gpu))
+            {
+                tracing::debug!(%error, "cannot read the figures of device {number}");
+            }
         }
     }
 }
@@ -89,29 +88,46 @@ fn update_memory(metrics: &groups::Machine) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Gpu {
-    fn device(&self) -> Result<Device<'_>, NvmlError> {
-        match &self.place {
-            Place::Number(number) => self.nvml.device_by_index(*number),
-            Place::Uuid(uuid) => self.nvml.device_by_uuid(uuid.as_str()),
+impl Place {
+    fn find<'a>(&self, nvml: &'a Nvml) -> Result<Device<'a>, NvmlError> {
+        match self {
+            Self::Number(number) => nvml.device_by_index(*number),
+            Self::Uuid(uuid) => nvml.device_by_uuid(uuid.as_str()),
         }
     }
+}
 
-    fn update(&self, metrics: &groups::Machine) -> Result<(), NvmlError> {
-        let device = self.device()?;
-        let memory = device.memory_info()?;
-        metrics.device_memory_bytes.set(memory.total as f64);
-        metrics.device_memory_used_bytes.set(memory.used as f64);
-        metrics.device_utilization.set(f64::from(device.utilization_rates()?.gpu) / 100.0);
-        metrics.device_power.set(f64::from(device.power_usage()?) / 1000.0);
-        metrics.device_temperature.set(f64::from(device.temperature(TemperatureSensor::Gpu)?));
-        Ok(())
-    }
+/// The figures of the device of this number.
+fn update_device(
+    metrics: &groups::Machine,
+    number: usize,
+    gpu: &Device<'_>,
+) -> Result<(), NvmlError> {
+    let memory = gpu.memory_info()?;
+    metrics.device_memory_bytes.set(number, memory.total as f64);
+    metrics.device_memory_used_bytes.set(number, memory.used as f64);
+    metrics.device_utilization.set(number, f64::from(gpu.utilization_rates()?.gpu) / 100.0);
+    metrics.device_power.set(number, f64::from(gpu.power_usage()?) / 1000.0);
+    metrics.device_temperature.set(number, f64::from(gpu.temperature(TemperatureSensor::Gpu)?));
+    Ok(())
 }
 
 /// The counter of this name, in pages.
 fn pages(vmstat: &str, name: &str) -> Option<u64> {
     vmstat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+}
+
+/// Where NVML finds those of these devices that are GPUs, each with its number among all.
+fn places(devices: &[DeviceChoice], visible: Option<&str>) -> Vec<(usize, Place)> {
+    let gpu = |(number, device): (usize, &DeviceChoice)| {
+        let gpu = match device {
+            _ if device.is_processor() => None,
+            DeviceChoice::Cuda(gpu) => Some(*gpu),
+            DeviceChoice::Auto | DeviceChoice::Cpu => Some(0),
+        };
+        Some((number, place(gpu?, visible)?))
+    };
+    devices.iter().enumerate().filter_map(gpu).collect()
 }
 
 /// Where NVML finds CUDA's device of this number, if the variable lists it.
@@ -146,12 +162,20 @@ mod tests {
     }
 
     #[test]
+    fn devices_have_their_numbers_among_all() {
+        let devices = [DeviceChoice::Cuda(3), DeviceChoice::Cpu, DeviceChoice::Cuda(1)];
+        let found = [(0, Place::Number(3)), (2, Place::Number(1))];
+        assert_eq!(places(&devices, None), found);
+        assert_eq!(places(&devices, Some("5,7")), [(2, Place::Number(7))]);
+    }
+
+    #[test]
     fn the_machine_has_memory() {
         let metrics = Metrics::new().expect("the names are unique");
-        Machine::new(DeviceChoice::Cpu).update(&metrics.machine);
+        Machine::new(&[DeviceChoice::Cpu]).update(&metrics.machine);
         let [has, left] = [&metrics.machine.memory_bytes, &metrics.machine.memory_available_bytes]
             .map(|g| g.get());
         assert!(left > 0.0 && left <= has, "{left} of {has}");
-        assert!(metrics.machine.device_memory_bytes.get().is_nan(), "there is no device");
+        assert!(metrics.machine.device_memory_bytes.get(0).is_nan(), "there is no device");
     }
 }

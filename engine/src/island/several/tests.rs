@@ -11,19 +11,16 @@ use crate::swap::Part;
 use crate::tensor::byte_count;
 use crate::testing::manifest;
 
-/// Bytes of weights and of what the optimizer keeps, on each of so many workers.
-fn state_bytes(manifest: &Manifest, span: StageSpan, devices: usize) -> Vec<[u64; 2]> {
+/// What each of so many workers has.
+fn footprints(manifest: &Manifest, span: StageSpan, devices: usize) -> Vec<Footprint> {
     let devices = vec![DeviceChoice::Cpu; devices];
     let island = Several::new(manifest, span, &devices, (1, Tiers::default()));
-    let island = island.expect("a small model");
-    let engines = island.all().expect("workers");
-    let mut seen = BTreeSet::new();
-    let of_engine = |engine: &Lent<'_>| {
-        let model = |stage| engine.stage(stage).expect("hosted");
-        let stages = span.stages().map(|stage| model(stage).state_bytes(&mut seen));
-        stages.fold([0; 2], |sum, more| [sum[0] + more[0], sum[1] + more[1]])
-    };
-    engines.iter().map(of_engine).collect()
+    island.and_then(|island| island.footprints()).expect("a small model")
+}
+
+/// Weights and what the optimizer keeps.
+fn state_of(all: &[Footprint]) -> Bytes {
+    all.iter().map(|one| one.weights + one.optimizer).sum()
 }
 
 #[test]
@@ -42,8 +39,8 @@ fn the_state_of_an_island_takes_the_stated_memory() {
         manifest.model.slices = slices;
         manifest.training.dtype = dtype;
         manifest.training.staleness = staleness;
-        let held: u64 = state_bytes(&manifest, span, devices).iter().flatten().sum();
-        // Gradient, accumulators and mean are no state, and are not of the workers.
+        let all = footprints(&manifest, span, devices);
+        // Gradient, accumulators and mean are no state.
         let count: usize = span.stages().map(|stage| parameter_count(&manifest, stage)).sum();
         let accumulators = 8 * manifest.steps_at_once();
         let floor = memory_floor(&manifest, span, 0) - Bytes(count as u64 * (8 + accumulators));
@@ -56,7 +53,9 @@ fn the_state_of_an_island_takes_the_stated_memory() {
         let gradients = 4 * (devices as u64 - 1) * span.stages().map(whole).sum::<u64>();
         let further = island_overhead(&manifest, span, devices) - Bytes(gradients);
         let name = format!("{slices} slices, {dtype:?}, {staleness} stale, {devices} workers");
-        assert_eq!(Bytes(held), floor + further, "{name}");
+        assert_eq!(state_of(&all), floor + further, "{name}");
+        let sums = all.iter().map(|one| one.sums).sum::<Bytes>();
+        assert_eq!(sums, Bytes(accumulators * count as u64), "{name}");
     }
 }
 
@@ -135,13 +134,13 @@ fn a_virtual_worker_of_several_devices_takes_the_stated_memory() {
     {
         manifest.model.slices = slices;
         manifest.training.dtype = dtype;
-        let held: u64 = state_bytes(&manifest, span, devices).iter().flatten().sum();
-        // Of the run's weights and of a worker's: accumulators, gradients and means are no state.
-        let floor = memory_floor(&manifest, span, 0) - Bytes(count * (8 + 8 + 8 + 4));
+        let all = footprints(&manifest, span, devices);
+        // The run's accumulators, and gradients and means, are no state.
+        let floor = memory_floor(&manifest, span, 0) - Bytes(count * (8 + 8 + 4));
         let further = (devices - 1) as u64;
         let whole = |one: &&Parameter| one.part_of_slice() == WeightPart::Whole;
         let shared: u64 = match slices {
-            1 => further * count * (4 + 8 + 4),
+            1 => further * count * (4 + 4),
             _ => {
                 let all = parameters(&manifest, Stage(0));
                 let whole = all.iter().filter(whole).map(|one| one.len() as u64).sum::<u64>();
@@ -149,7 +148,8 @@ fn a_virtual_worker_of_several_devices_takes_the_stated_memory() {
             }
         };
         let stated = floor + island_overhead(&manifest, span, devices) - Bytes(shared);
-        assert_eq!(Bytes(held), stated, "{slices} slices, {dtype:?}");
+        let held = state_of(&all) + all.iter().map(|one| one.workers).sum();
+        assert_eq!(held, stated, "{slices} slices, {dtype:?}");
     }
 }
 
@@ -162,10 +162,12 @@ fn workers_that_share_slices_divide_the_layers() {
     manifest.model.slices = 2;
     manifest.training.dtype = Dtype::Bf16;
     let span = StageSpan::one(Stage(1));
-    let [alone] = state_bytes(&manifest, span, 1)[..] else { panic!("one worker") };
-    let halves = state_bytes(&manifest, span, 2);
-    for [weights, slots] in &halves {
+    let [alone] = footprints(&manifest, span, 1)[..] else { panic!("one worker") };
+    let halves = footprints(&manifest, span, 2);
+    for half in &halves {
         // Only norms are on both, and shares are whole tensors.
-        assert!(*weights < alone[0] * 11 / 20 && *slots < alone[1] * 11 / 20, "{halves:?}");
+        let is_half = |of: fn(&Footprint) -> Bytes| of(half).0 < of(&alone).0 * 11 / 20;
+        assert!(is_half(|one| one.weights) && is_half(|one| one.optimizer), "{halves:?}");
+        assert!(is_half(|one| one.sums), "{halves:?}");
     }
 }

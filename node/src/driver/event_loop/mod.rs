@@ -291,10 +291,12 @@ impl<'a> Driver<'a> {
     }
 
     fn engine_done(&mut self, done: Option<JobDone>, out: &mut Effects) -> anyhow::Result<()> {
-        let JobDone { result, busy, swapped } = done.context("the engine's thread panicked")?;
+        let done = done.context("the engine's thread panicked")?;
+        let JobDone { result, busy, swapped, footprints } = done;
         let result = result?;
         self.status.metrics().computed(&result, busy);
         self.status.metrics().swapped(swapped);
+        self.status.metrics().devices_have(footprints.as_deref().unwrap_or_default());
         if matches!(result, TaskResult::Summarised { .. }) {
             // The report of the round's result carries the measured links.
             let links = self.network.measured_links(self.coordination.view());
