@@ -1,12 +1,10 @@
 //! What the tensors of a device take at a moment, by kind.
 
-use std::collections::BTreeSet;
-use std::ffi::c_void;
-
 use shoal_protocol::units::Bytes;
 use tch::Tensor;
 
 use crate::carried::CarriedMoments;
+use crate::frozen::Frozen;
 use crate::stage::StageModel;
 use crate::swap::Part;
 use crate::tensor::byte_count;
@@ -37,38 +35,35 @@ impl Footprint {
     }
 }
 
-/// Tensors that were counted, so that those of a memory that several devices share count once.
-#[derive(Debug, Default)]
-pub(crate) struct Counted(BTreeSet<*mut c_void>);
-
-impl Counted {
-    /// The bytes of a tensor that is in memory and was not counted before.
-    pub(crate) fn count(&mut self, tensor: &Tensor) -> Bytes {
-        let place = tensor.data_ptr();
-        // What is swapped out has no memory.
-        let is_new = !place.is_null() && self.0.insert(place);
-        Bytes(if is_new { byte_count(tensor) as u64 } else { 0 })
-    }
+/// The bytes of a tensor, if it is in memory: what is swapped out has none.
+pub(crate) fn bytes_here(tensor: &Tensor) -> Bytes {
+    Bytes(if tensor.data_ptr().is_null() { 0 } else { byte_count(tensor) as u64 })
 }
 
 impl StageModel {
-    /// Adds what this stage takes, without images.
-    pub(crate) fn add_to(&self, all: &mut Footprint, counted: &mut Counted) {
+    /// Adds what this stage takes, without images, and without weights of another device in the same memory.
+    pub(crate) fn add_to(&self, all: &mut Footprint) {
         for one in self.swappable(false) {
-            let of_kind = match one.part {
-                Part::Weights(_) | Part::Narrow(_) | Part::Embedding(_) => &mut all.weights,
-                Part::Frozen => &mut all.frozen,
-                Part::Slot(_) => &mut all.optimizer,
-                Part::Sums(_) => &mut all.sums,
+            let (of_kind, is_shared) = match one.part {
+                Part::Weights(_) | Part::Narrow(_) | Part::Embedding(_) => {
+                    (&mut all.weights, self.weights.is_beside())
+                }
+                Part::Frozen => {
+                    (&mut all.frozen, self.frozen.as_ref().is_some_and(Frozen::is_beside))
+                }
+                Part::Slot(_) => (&mut all.optimizer, false),
+                Part::Sums(_) => (&mut all.sums, false),
                 Part::Mean(_) => unreachable!("means are no tensors of a stage"),
             };
-            *of_kind += counted.count(&one.tensor);
+            if !is_shared {
+                *of_kind += bytes_here(&one.tensor);
+            }
         }
         let carried = self.carried().into_iter().flat_map(CarriedMoments::vectors);
-        carried.for_each(|(_, vector)| all.optimizer += counted.count(&vector.flat));
+        carried.for_each(|(_, vector)| all.optimizer += bytes_here(&vector.flat));
         for worker in self.workers() {
             let mut own = Footprint::default();
-            worker.add_to(&mut own, counted);
+            worker.add_to(&mut own);
             all.workers += own.all();
         }
     }

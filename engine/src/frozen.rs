@@ -86,6 +86,11 @@ impl Frozen {
         Ok(Self { flat, is_beside: false, image, held, parameters, has_values: self.has_values })
     }
 
+    /// Whether another device has the tensor too, and loads it.
+    pub(crate) fn is_beside(&self) -> bool {
+        self.is_beside
+    }
+
     /// The other device of the same memory has loaded them.
     pub(crate) fn note_loaded(&mut self) {
         assert!(self.is_beside, "it loads its own");

@@ -17,7 +17,7 @@ use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::exchange::Seat;
 use crate::fixed_point::add_words;
-use crate::footprint::{Counted, Footprint};
+use crate::footprint::Footprint;
 use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::share::Share;
@@ -138,10 +138,13 @@ impl Engine {
         of_memory.into_iter().chain(of_device).reduce(SwapStats::and)
     }
 
-    /// What the device's tensors take, without those that were counted.
-    pub(crate) fn footprint(&self, counted: &mut Counted) -> Footprint {
+    /// What the device's tensors take, without sums that it shares with others.
+    pub(crate) fn footprint(&self) -> Footprint {
         let mut all = Footprint::default();
-        self.stages.values().for_each(|stage| stage.add_to(&mut all, counted));
+        self.stages.values().for_each(|stage| stage.add_to(&mut all));
+        if !self.share.is_apart() {
+            all.sums = units::Bytes(0);
+        }
         all.images = self.images.as_ref().map_or(units::Bytes(0), |images| images.borrow().most());
         all
     }

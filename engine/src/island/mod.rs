@@ -21,7 +21,7 @@ use crate::collectives::DeviceLinks;
 use crate::device::{Device, DeviceChoice};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
-use crate::footprint::{Counted, Footprint};
+use crate::footprint::Footprint;
 use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::swap::{Means, SwapStats, Tiers};
@@ -186,13 +186,12 @@ impl Island {
         }
     }
 
-    /// What the tensors of each device take now. A memory that several share counts for the first of them.
-    ///
-    /// # Errors
-    /// If a device's thread has ended.
-    pub fn footprints(&self) -> Result<Vec<Footprint>> {
+    /// What the tensors of each device take: of several, after the newest update or change of stages. What they share counts
+    /// for the first of them.
+    #[must_use]
+    pub fn footprints(&self) -> Vec<Footprint> {
         match &self.0 {
-            Devices::One(engine) => Ok(vec![engine.footprint(&mut Counted::default())]),
+            Devices::One(engine) => vec![engine.footprint()],
             Devices::Several(several) => several.footprints(),
         }
     }

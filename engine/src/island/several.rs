@@ -26,7 +26,7 @@ use crate::device::DeviceChoice;
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::fixed_point::add_words;
-use crate::footprint::{Counted, Footprint};
+use crate::footprint::{Footprint, bytes_here};
 use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::parameters::{range_in_stage, range_within, summed_elements};
@@ -176,13 +176,11 @@ impl Several {
     }
 
     /// See [`super::Island::footprints`].
-    pub(super) fn footprints(&self) -> Result<Vec<Footprint>> {
-        let (engines, mut counted) = (self.all()?, Counted::default());
-        let mut all: Vec<Footprint> =
-            engines.iter().map(|engine| engine.footprint(&mut counted)).collect();
+    pub(super) fn footprints(&self) -> Vec<Footprint> {
+        let mut all: Vec<Footprint> = self.workers.iter().map(Worker::footprint).collect();
         let joined = self.sums.values().filter_map(Sums::joined).flatten();
-        joined.for_each(|sums| all[0].sums += counted.count(&sums.tensor()));
-        Ok(all)
+        joined.for_each(|sums| all[0].sums += bytes_here(&sums.tensor()));
+        all
     }
 
     /// Plans to bring what passes of a stage read to the devices beside the passes before; see [`Engine::fetch_ahead`].

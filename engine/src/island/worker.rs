@@ -2,12 +2,13 @@
 
 use std::ops::{Deref, DerefMut};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::{Device, DeviceChoice};
 use crate::engine::Engine;
 use crate::error::{EngineError, Result};
 use crate::exchange::{EndOnDrop, Seat};
+use crate::footprint::Footprint;
 use crate::swap::SwapStats;
 
 /// Orders that wait at most. A device has two passes at a time, each with an order to add or drop its gradient.
@@ -30,11 +31,17 @@ pub(super) struct Worker {
     orders: SyncSender<Order>,
     lent: Receiver<Box<Engine>>,
     back: SyncSender<Box<Engine>>,
-    swapped: Swapped,
+    noted: Arc<Mutex<Noted>>,
 }
 
-/// What was swapped for a device so far; `None` if it has everything all the time.
-type Swapped = Arc<Mutex<Option<SwapStats>>>;
+/// What is known of a device while its engine works.
+#[derive(Debug, Clone, Copy, Default)]
+struct Noted {
+    /// What was swapped for it by the end of its last work; `None` if it has everything all the time.
+    swapped: Option<SwapStats>,
+    /// What its tensors took when its engine was last lent.
+    footprint: Footprint,
+}
 
 /// A thread that makes its engine.
 pub(super) struct Starting {
@@ -43,16 +50,16 @@ pub(super) struct Starting {
     orders: SyncSender<Order>,
     lent: Receiver<Box<Engine>>,
     back: SyncSender<Box<Engine>>,
-    swapped: Swapped,
+    noted: Arc<Mutex<Noted>>,
 }
 
 impl Starting {
     /// Waits until the thread has its device and engine.
     pub(super) fn begun(self) -> Result<Worker> {
-        let Self { choice, begins, orders, lent, back, swapped } = self;
+        let Self { choice, begins, orders, lent, back, noted } = self;
         let stopped = |_| EngineError::DeviceStopped { device: choice.to_string() };
         let device = begins.recv().map_err(stopped)??;
-        Ok(Worker { device, orders, lent, back, swapped })
+        Ok(Worker { device, orders, lent, back, noted })
     }
 }
 
@@ -68,8 +75,8 @@ impl Worker {
         let (lend, lent) = sync_channel(1);
         let (back, returned) = sync_channel(1);
         let (began, begins) = sync_channel(1);
-        let swapped = Swapped::default();
-        let counts = swapped.clone();
+        let noted = Arc::<Mutex<Noted>>::default();
+        let notes = noted.clone();
         let thread = std::thread::Builder::new().name(format!("device {choice}"));
         let run = move || {
             let _end = seat.map(EndOnDrop);
@@ -84,7 +91,10 @@ impl Worker {
             }
             while let Ok(order) = next.recv() {
                 match order {
-                    Order::Run(work) => work(&mut engine),
+                    Order::Run(work) => {
+                        work(&mut engine);
+                        lock(&notes).swapped = engine.swap_stats();
+                    }
                     Order::Lend => {
                         let Some(back) = lend.send(engine).ok().and_then(|()| returned.recv().ok())
                         else {
@@ -93,12 +103,11 @@ impl Worker {
                         engine = back;
                     }
                 }
-                *counts.lock().unwrap_or_else(PoisonError::into_inner) = engine.swap_stats();
             }
         };
         let stopped = |_| EngineError::DeviceStopped { device: choice.to_string() };
         thread.spawn(run).map_err(stopped)?;
-        Ok(Starting { choice, begins, orders, lent, back, swapped })
+        Ok(Starting { choice, begins, orders, lent, back, noted })
     }
 
     /// Queues work.
@@ -122,12 +131,21 @@ impl Worker {
 
     /// What was swapped for the device by the end of its last work; `None` if it has everything all the time.
     pub(super) fn swapped(&self) -> Option<SwapStats> {
-        *self.swapped.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.noted).swapped
+    }
+
+    /// What the device's tensors took when its engine was last lent.
+    pub(super) fn footprint(&self) -> Footprint {
+        lock(&self.noted).footprint
     }
 
     fn stopped(&self) -> EngineError {
         EngineError::DeviceStopped { device: self.device.to_string() }
     }
+}
+
+fn lock(noted: &Mutex<Noted>) -> MutexGuard<'_, Noted> {
+    noted.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The engine of a device whose thread waits. It goes back when this is dropped.
@@ -154,6 +172,8 @@ impl DerefMut for Lent<'_> {
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
         if let Some(engine) = self.engine.take() {
+            let (swapped, footprint) = (engine.swap_stats(), engine.footprint());
+            *lock(&self.worker.noted) = Noted { swapped, footprint };
             // The thread waits for it, unless the process ends.
             let _ = self.worker.back.send(engine);
         }

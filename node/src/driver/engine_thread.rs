@@ -177,7 +177,7 @@ fn work(
         }
         let footprints = match result {
             TaskResult::Applied { .. } | TaskResult::Restored { .. } | TaskResult::Left { .. } => {
-                Some(worker.resources.engine.footprints()?)
+                Some(worker.resources.engine.footprints())
             }
             _ => None,
         };

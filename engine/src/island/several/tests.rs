@@ -15,7 +15,7 @@ use crate::testing::manifest;
 fn footprints(manifest: &Manifest, span: StageSpan, devices: usize) -> Vec<Footprint> {
     let devices = vec![DeviceChoice::Cpu; devices];
     let island = Several::new(manifest, span, &devices, (1, Tiers::default()));
-    island.and_then(|island| island.footprints()).expect("a small model")
+    island.expect("a small model").footprints()
 }
 
 /// Weights and what the optimizer keeps.
