@@ -4,7 +4,7 @@ mod common;
 
 use shoal_engine::{
     ForwardOutput, LowerTier, Origin, Tiers, device_floor, group_elements, optimizer_elements,
-    parameter_count, swapping_floor,
+    parameter_count, parameters, swapping_floor,
 };
 use shoal_protocol::ids::{Stage, Step, WeightGroup};
 use shoal_protocol::manifest::{
@@ -136,6 +136,8 @@ fn several_devices_swap_their_shares() {
         let mut alone = Trainer::new(&manifest, one);
         let stages: Vec<Stage> = manifest.stages().collect();
         let devices = usize::from(manifest.model.slices);
+        let embedding = parameters(&manifest, stages[0])[0].len();
+        assert!(devices == 2 || 2 * embedding > parameter_count(&manifest, stages[0]));
         let floor = swapping_floor(&manifest, &stages, manifest.training.microbatches, devices);
         // Whole pages for each of a stage's tensors.
         let memory = floor.swapped + Bytes(devices as u64 * 9 * 4096);

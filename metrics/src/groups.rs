@@ -134,7 +134,8 @@ group! {
         limit_bytes: Gauge = "shoal_memory_limit_bytes";
         /// Memory that the hosted stages need with a full output log and one microbatch in flight.
         needed_bytes: Gauge = "shoal_memory_needed_bytes";
-        /// Memory of the stages' tensors after the newest update, by device; what several devices share counts for the first.
+        /// Memory of the stages' tensors after the newest update, and the most that images took, by device; what several devices
+        /// share counts for the first.
         tensor_bytes: TensorMemory = "shoal_tensor_memory_bytes";
         /// Bytes of activations and gradients that wait or are in use.
         in_flight_bytes: IntGauge = "shoal_in_flight_bytes";

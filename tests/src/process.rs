@@ -5,7 +5,7 @@ use std::process::{Child, ChildStderr, ChildStdout, Command};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -146,8 +146,18 @@ impl Process {
     /// # Panics
     /// When it does not end.
     #[must_use]
-    pub fn end(mut self) -> Outcome {
-        let deadline = Instant::now() + PATIENCE;
+    pub fn end(self) -> Outcome {
+        self.end_within(PATIENCE)
+    }
+
+    /// Waits until the process ends by itself, for so long: a run of which many steps are computed again takes longer than
+    /// one event.
+    ///
+    /// # Panics
+    /// When it does not end.
+    #[must_use]
+    pub fn end_within(mut self, limit: Duration) -> Outcome {
+        let deadline = Instant::now() + limit;
         while self.line(deadline, "its end").is_some() {}
         let reader = self.stderr_reader.take().expect("it ends once");
         reader.join().expect("it only reads");
@@ -190,9 +200,8 @@ impl Process {
             }
             Err(RecvTimeoutError::Disconnected) => None,
             Err(RecvTimeoutError::Timeout) => panic!(
-                "{} printed no {awaited} within {} s; stdout:\n{}stderr:\n{}",
+                "{} printed no {awaited} in time; stdout:\n{}stderr:\n{}",
                 self.name,
-                PATIENCE.as_secs(),
                 self.stdout,
                 self.stderr_so_far()
             ),

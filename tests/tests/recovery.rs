@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use shoal_tests::PATIENCE;
 use shoal_tests::process::Process;
 use shoal_tests::program::shoal;
 use shoal_tests::run::{Run, Trained, text};
@@ -354,7 +355,7 @@ fn kill_in_a_demo_of(shape: &str, anchors: u32, seconds: u32, kind: &[&str]) {
     demo.args("--peers 5 --seed 5".split(' ')).args(shape.split(' '));
     demo.args(["--anchors", &anchors.to_string(), "--kill-every", &seconds.to_string()]);
     demo.args(kind).arg("--data").arg(text()).arg("--out").arg(&out);
-    let shown = Process::start("demo", demo).end().success();
+    let shown = Process::start("demo", demo).end_within(4 * PATIENCE).success();
     let report = Trained::read(&out).report;
     assert!(report["kills"].as_u64() > Some(0), "the demo killed a peer");
     assert_eq!(report["microbatches"]["missing"], 0);

@@ -11,13 +11,13 @@ mod images;
 mod means;
 mod parts;
 mod region;
+mod stats;
 mod tier;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::ops::AddAssign;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use shoal_protocol::ids::{Stage, WeightGroup};
 use shoal_protocol::units::Bytes;
@@ -30,6 +30,7 @@ pub use self::images::copy_rate;
 pub(crate) use self::means::Means;
 pub(crate) use self::parts::Use;
 use self::region::{Region, padded};
+pub use self::stats::SwapStats;
 pub use self::tier::{LowerTier, Tiers, swap_rate};
 use crate::error::{EngineError, Result};
 use crate::optimizer::Slot;
@@ -63,64 +64,6 @@ pub(crate) struct Swappable {
     pub(crate) tensor: Tensor,
     /// Whether all elements are zero.
     pub(crate) is_zero: bool,
-}
-
-/// How much was moved, and how long the engine waited for it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SwapStats {
-    /// Bytes read from the file.
-    pub read: Bytes,
-    /// Bytes written to the file.
-    pub written: Bytes,
-    /// Time for which the engine waited.
-    pub waited: Duration,
-    /// The most bytes that were in memory at once.
-    pub peak: Bytes,
-    /// Bytes copied to the device.
-    pub copied: Bytes,
-    /// Bytes among them that were not there yet when a pass needed them.
-    pub late: Bytes,
-}
-
-impl SwapStats {
-    /// What was moved since earlier statistics of the same engine, and waited for; the peak is that of all
-    /// time.
-    #[must_use]
-    pub fn since(self, earlier: Self) -> Self {
-        Self {
-            read: self.read - earlier.read,
-            written: self.written - earlier.written,
-            waited: self.waited - earlier.waited,
-            peak: self.peak,
-            copied: self.copied - earlier.copied,
-            late: self.late - earlier.late,
-        }
-    }
-}
-
-impl SwapStats {
-    /// Those of two tiers together.
-    pub(crate) fn and(mut self, other: Self) -> Self {
-        self += other;
-        self
-    }
-
-    /// Those of two devices that compute at the same time.
-    pub(crate) fn beside(self, other: Self) -> Self {
-        let peak = self.peak + other.peak;
-        Self { peak, waited: self.waited.max(other.waited), ..self.and(other) }
-    }
-}
-
-impl AddAssign for SwapStats {
-    fn add_assign(&mut self, more: Self) {
-        self.read += more.read;
-        self.written += more.written;
-        self.waited += more.waited;
-        self.peak = self.peak.max(more.peak);
-        self.copied += more.copied;
-        self.late += more.late;
-    }
 }
 
 /// Where the bytes of a tensor are.
@@ -340,7 +283,10 @@ impl Swap {
         match self.vectors[&place].state {
             // What leaves comes back when it is written, since it is needed.
             State::Here(_) | State::Coming | State::Leaving => return Ok(()),
-            State::Zero | State::Away => self.make_room(padded(bytes))?,
+            State::Zero | State::Away => {
+                self.make_room(padded(bytes))?;
+                self.await_disk()?;
+            }
         }
         let mut region = self.region(bytes)?;
         let vector = self.vectors.get_mut(&place).expect("it is known");
@@ -353,7 +299,7 @@ impl Swap {
             _ => {
                 vector.state = State::Coming;
                 self.stats.read += Bytes(bytes as u64);
-                self.give(Order { place, direction: Direction::In, extent, region })?;
+                self.disk.give(Order { place, direction: Direction::In, extent, region });
             }
         }
         Ok(())
@@ -393,6 +339,7 @@ impl Swap {
 
     /// Takes a tensor out of memory: at once, or when its bytes are in the file.
     fn evict(&mut self, place: Place) -> Result<()> {
+        self.await_disk()?;
         let vector = self.vectors.get_mut(&place).expect("it is known");
         shim::set_memory(&mut vector.tensor, std::ptr::null_mut(), 0)?;
         let next = if vector.dirty { State::Leaving } else { State::Away };
@@ -406,14 +353,15 @@ impl Swap {
         }
         self.leaving += padded(bytes);
         self.stats.written += Bytes(bytes as u64);
-        self.give(Order { place, direction: Direction::Out, extent, region })
+        self.disk.give(Order { place, direction: Direction::Out, extent, region });
+        Ok(())
     }
 
-    fn give(&mut self, order: Order) -> Result<()> {
+    /// Waits until the disk takes an order. An error that it meets concerns another one, so nothing has changed yet.
+    fn await_disk(&mut self) -> Result<()> {
         while !self.disk.has_room() {
             self.wait()?;
         }
-        self.disk.give(order);
         Ok(())
     }
 
@@ -439,7 +387,7 @@ impl Swap {
             self.leaving -= length;
         }
         let vector = self.vector_mut(place);
-        // A failure changes nothing, so that whoever needs the tensor next learns of it too.
+        // A failure loses nothing: what was not read is read again, and what was not written stays in memory.
         let stays = match direction {
             Direction::In => !has_failed,
             // What is needed again meanwhile has not lost its memory.
@@ -531,6 +479,30 @@ mod tests {
             assert_eq!(elements::<f32>(&views[usize::from(stage)].contiguous()), [0.0; 8]);
             assert_eq!(swap.stats().read, before);
         }
+    }
+
+    #[test]
+    fn failures_of_the_disk_lose_nothing() {
+        let (_folder, mut swap) = swap(2);
+        let mut views = fill(&mut swap, 2);
+        let _ = views[0].fill_(7.0);
+        let place = (Stage(0), Part::Weights(0));
+        let fail = |swap: &mut Swap| {
+            let (order, _) = swap.disk.wait();
+            let failed = swap.take_in((order, Err(io::ErrorKind::Other.into())));
+            assert!(failed.expect_err("it fails").to_string().contains("stage 0"));
+            (swap.held, swap.leaving)
+        };
+        swap.evict(place).expect("a disk with room");
+        assert_eq!(fail(&mut swap), (2 * LENGTH, 0), "it was not written and stays");
+        assert_eq!(views[0].double_value(&[0]), 7.0);
+        swap.evict(place).expect("a disk with room");
+        swap.settle(place).expect("the disk works again");
+        assert_eq!((swap.held, swap.leaving), (LENGTH, 0));
+        swap.bring(place).expect("room");
+        assert_eq!(fail(&mut swap), (LENGTH, 0), "it was not read and stays away");
+        swap.need(&[place], false).expect("the disk works again");
+        assert_eq!((swap.held, views[0].double_value(&[0])), (2 * LENGTH, 7.0));
     }
 
     #[test]
