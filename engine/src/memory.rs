@@ -142,8 +142,8 @@ pub struct SwappingFloor {
     pub resident: Bytes,
     /// The least for the rest: what an update of the largest stage touches, which is 8 bytes a weight
     /// (10 with a bf16 copy, and 4 or 6 more for each earlier version that steps read) and what the optimizer
-    /// keeps; or its frozen weights; or its sums and their mean, 12 bytes a weight. Several devices have for each weight of their slices, and for each that is not
-    /// sliced, a copy of its own as well.
+    /// keeps; or its frozen weights; or its sums and their mean, 12 bytes a weight. Each of several devices has a copy of
+    /// the weights of its slices as well, and of those that are not sliced.
     pub swapped: Bytes,
 }
 
@@ -234,14 +234,10 @@ pub fn swapped_bytes(manifest: &Manifest, stage: Stage, devices: usize) -> Bytes
     let (weights, versions) = (parameter_count(manifest, stage) as u64, manifest.steps_at_once());
     let size = manifest.training.dtype.size() as u64;
     let held = weights * (versions * (4 + narrow_bytes(manifest) + 8) + 4);
-    let frozen = frozen_count(manifest, stage) as u64;
-    let (copies, frozen) = match devices as u64 {
-        1 => (0, frozen),
-        devices => (
-            versions * further_copies(manifest, stage, devices as usize),
-            frozen + (devices - 1) * further_frozen(manifest, stage),
-        ),
-    };
+    let further = devices as u64 - 1;
+    let frozen = frozen_count(manifest, stage) as u64 + further * further_frozen(manifest, stage);
+    // A single device reads what it updates.
+    let copies = if further == 0 { 0 } else { versions * further_copies(manifest, stage, devices) };
     Bytes(held + optimizer_bytes(manifest, stage) + copies + size * frozen)
 }
 

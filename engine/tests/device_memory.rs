@@ -2,8 +2,6 @@
 
 mod common;
 
-use std::collections::BTreeMap;
-
 use shoal_engine::{
     EngineError, ForwardOutput, LowerTier, Origin, Tiers, device_floor, swapping_floor,
 };
@@ -98,8 +96,7 @@ fn several_devices_have_weights_only_while_passes_read_them() {
         let [first, rest @ ..] = [make(), make(), make()];
         let mut alone = Trainer::new(&manifest, first);
         let losses: Vec<f64> = (0..3).map(|step| alone.step(step).0).collect();
-        let state = |stage| (stage, alone.engine.state(stage).expect("hosted"));
-        let expected: BTreeMap<_, _> = manifest.stages().map(state).collect();
+        let expected = alone.states();
         let floor = device_floor(&manifest, slices.into());
         for (room, samples) in [1, 4].into_iter().zip(rest) {
             let device = Some(floor.passes + Bytes(room * floor.weights.0));

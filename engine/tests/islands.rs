@@ -2,9 +2,7 @@
 
 mod common;
 
-use std::collections::BTreeMap;
-
-use shoal_engine::{Origin, StageState};
+use shoal_engine::Origin;
 use shoal_protocol::ids::{Stage, Step};
 use shoal_protocol::manifest::{
     Boundary, BoundaryKind, Dtype, InnerMoments, Lora, LoraTarget, Manifest,
@@ -31,8 +29,7 @@ fn compare(change: impl FnOnce(&mut Manifest)) {
             assert!((found - loss).abs() < 1e-6, "step {step}: {found} instead of {loss}");
         }
     }
-    let state = |stage| (stage, alone.engine.state(stage).expect("hosted"));
-    let expected: BTreeMap<Stage, StageState> = manifest.stages().map(state).collect();
+    let expected = alone.states();
     for island in &islands {
         assert!(island.states() == expected, "{} devices have another state", island.devices);
     }

@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 use shoal_engine::checkpoint::write_index;
 use shoal_engine::{
     BaseFiles, Batch, Device, DeviceChoice, Devices, Engine, FixedPoint, ForwardOutput, LowerTier,
-    Origin, Samples, Tiers, TokenFile, Update, data, group_elements, learning_rate, square_norm,
-    swapping_floor,
+    Origin, Samples, StageState, Tiers, TokenFile, Update, data, group_elements, learning_rate,
+    square_norm, swapping_floor,
 };
 use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::label::Label;
@@ -203,6 +203,12 @@ impl Trainer {
         }
         trainer.base = Some(base.clone());
         trainer
+    }
+
+    /// The state of each stage.
+    pub(crate) fn states(&self) -> BTreeMap<Stage, StageState> {
+        let state = |stage| (stage, self.engine.state(stage).expect("hosted"));
+        self.manifest.stages().map(state).collect()
     }
 
     /// The samples of a microbatch.
