@@ -23,5 +23,8 @@ fn main() {
         .file("csrc/shim.cpp")
         .file("csrc/slices.cpp")
         .file("csrc/streams.cpp")
+        .file("csrc/sums.cpp")
+        .file("csrc/tensor_bytes.cpp")
+        .file("csrc/tokens.cpp")
         .compile("shoal_engine_shim");
 }

@@ -156,9 +156,19 @@ impl Adapter {
         Ok(Some(Self { first, parts, rank, scale: lora.alpha / f64::from(lora.rank) }))
     }
 
+    /// The first matrices below each other.
+    pub(crate) fn first(&self) -> &Tensor {
+        &self.first
+    }
+
     /// What the adapters add to the joined matrix's product with `x`.
     pub(crate) fn increase(&self, x: &Tensor) -> Result<Tensor> {
-        let inner = x.f_linear(&self.first, None::<Tensor>)?.f_mul_scalar(self.scale)?;
+        self.increase_from(&x.f_linear(&self.first, None::<Tensor>)?)
+    }
+
+    /// The same, from the product of `x` with the first matrices.
+    pub(crate) fn increase_from(&self, inner: &Tensor) -> Result<Tensor> {
+        let inner = inner.f_mul_scalar(self.scale)?;
         let mut increases = Vec::with_capacity(self.parts.len());
         let mut start = 0;
         for part in &self.parts {

@@ -1,46 +1,22 @@
 //! A stage's weights as views for passes.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use shoal_protocol::ids::Stage;
-use shoal_protocol::manifest::{Dtype, Lora, LoraTarget, Manifest, Model, Norm};
+use shoal_protocol::manifest::{Dtype, Manifest};
 use tch::{Kind, Tensor};
 
-use crate::adapter::{Adapter, AdapterSlices, JOINED};
 use crate::attention::Masks;
 use crate::boundary::{self, Compress};
 use crate::cache::LayerCache;
+use crate::cutter::{Cutter, Source};
 use crate::error::Result;
-use crate::gradient::Piece;
-use crate::held::Held;
-use crate::layer::{
-    Layer, Linear, Matrices, NormWeights, Rows, Shape, Slice, Sliced, SlicedAdapters, Whole,
-};
+use crate::layer::{Layer, NormWeights, Shape};
+use crate::leaves::{Leaf, Leaves};
 use crate::model;
 use crate::own_slices::OwnSlices;
-use crate::parameters::{
-    EMBEDDING, HEAD, LAST_NORM, LayerNorms, POSITIONS, Parameter, WeightPart, model_parameters,
-    parameters, query_key_norm_widths,
-};
-
-/// A view that gets a gradient, and the index of its first element in the flat vector.
-#[derive(Debug)]
-pub(crate) struct Leaf {
-    pub(crate) offset: usize,
-    pub(crate) tensor: Tensor,
-    pub(crate) part: WeightPart,
-}
-
-impl Leaf {
-    /// The piece of the stage's gradient that is this view's.
-    pub(crate) fn piece(&self, gradient: &Tensor) -> Result<Piece> {
-        match self.part {
-            WeightPart::Whole | WeightPart::Rows => Piece::dense(self.offset, gradient),
-            WeightPart::Columns(stride) => Piece::columns(self.offset, stride, gradient),
-        }
-    }
-}
+use crate::parameters::{EMBEDDING, HEAD, LAST_NORM, POSITIONS, WeightPart};
+use crate::token_groups::TokenGroups;
 
 /// The embedding: rows by token id.
 #[derive(Debug)]
@@ -105,9 +81,7 @@ pub(crate) struct Blocks {
     layers: Vec<Layer>,
     compress: Option<Compress>,
     pub(crate) head: Option<Head>,
-    /// Every view that gets a gradient from a backward pass through the layers: all trained ones but
-    /// the embedding's and the head's matrices.
-    pub(crate) leaves: Vec<Leaf>,
+    pub(crate) leaves: Leaves,
     pub(crate) own: OwnSlices,
 }
 
@@ -131,12 +105,12 @@ impl Blocks {
                     true => own.rows(model.vocabulary as usize),
                     false => 0..model.vocabulary as usize,
                 };
-                let offset = cutter.offsets[EMBEDDING] + tokens.start * hidden as usize;
+                let offset = cutter.offset(EMBEDDING) + tokens.start * hidden as usize;
                 let matrix = [tokens.len() as i64, hidden];
                 let source = frozen.unwrap_or(trained);
                 let view = match source.embedding {
                     Some(embedding) => embedding.f_view(matrix)?,
-                    None => cut(source.wide, locate(source.held, offset, 1).0, &matrix)?,
+                    None => source.wide(offset, &matrix)?,
                 };
                 let tokens = tokens.start as i64..tokens.end as i64;
                 let own = is_sliced.then(|| own.clone());
@@ -168,10 +142,10 @@ impl Blocks {
         };
         let head = match stage == manifest.last_stage() {
             true => {
-                let norm = cutter.norm(LAST_NORM, model)?;
-                let name = if cutter.offsets.contains_key(HEAD) { HEAD } else { EMBEDDING };
+                let norm = cutter.norm(LAST_NORM, model, None)?;
+                let name = if cutter.has(HEAD) { HEAD } else { EMBEDDING };
                 let matrices = match model.slices {
-                    1 => vec![cutter.view(cutter.offsets[name], &matrix, WeightPart::Whole)?],
+                    1 => vec![cutter.view(cutter.offset(name), &matrix, WeightPart::Whole)?],
                     _ => cutter.head_slices(name, matrix, own)?,
                 };
                 Some(Head { norm, matrices })
@@ -181,11 +155,6 @@ impl Blocks {
         let shape = Shape::new(model, trained.values.device())?;
         let (leaves, own) = (cutter.leaves, own.clone());
         Ok(Self { shape, embedding, expand, layers, compress, head, leaves, own })
-    }
-
-    /// Whether this device counts the gradient of a view. All devices compute those of whole weights.
-    pub(crate) fn counts(&self, leaf: &Leaf) -> bool {
-        leaf.part != WeightPart::Whole || self.own.counts_shared()
     }
 
     /// Runs the layers: from the embedding or the previous stage's activation to the input of the
@@ -204,377 +173,17 @@ impl Blocks {
         let kinds = self.layers.iter().map(|layer| layer.attention);
         let mut caches = cache.unwrap_or_default().iter_mut();
         let past = caches.as_slice().first().map_or(0, LayerCache::length);
-        let masks = Masks::new(kinds, documents, [past, x.size3()?.1], x.device())?;
+        let (samples, tokens, _) = x.size3()?;
+        let masks = Masks::new(kinds, documents, [past, tokens], x.device())?;
+        let groups = TokenGroups::new(&self.own, [samples, tokens]);
+        x = groups.take(&x)?;
         for layer in &self.layers {
-            x = model::decoder_layer(&x, layer, &self.shape, &masks, caches.next())?;
+            x = model::decoder_layer(&x, layer, &self.shape, &groups, &masks, caches.next())?;
         }
+        x = groups.all(&x)?;
         match &self.compress {
             Some(weights) => boundary::compress(&x, weights, &self.shape),
             None => Ok(x),
         }
-    }
-}
-
-/// The elements of a flat vector from `offset` on, in this shape.
-fn cut(flat: &Tensor, offset: usize, shape: &[i64]) -> Result<Tensor> {
-    let view = flat.f_narrow(0, offset as i64, shape.iter().product())?;
-    Ok(view.f_view(shape)?.f_detach()?)
-}
-
-/// Where passes read weights, trained or frozen.
-#[derive(Clone, Copy)]
-pub(crate) struct Source<'a> {
-    /// In the dtype of passes: what is held, or the flat vector.
-    pub(crate) values: &'a Tensor,
-    pub(crate) held: Option<&'a Held>,
-    /// Where an embedding is read in f32 unless it is in `embedding`: the same elements as in `values`, or all.
-    pub(crate) wide: &'a Tensor,
-    pub(crate) embedding: Option<&'a Tensor>,
-}
-
-/// Where an element of the flat vector is held, and the elements from one row to the next there.
-fn locate(held: Option<&Held>, element: usize, row: usize) -> (usize, usize) {
-    held.map_or((element, row), |held| held.locate(element, row))
-}
-
-/// Takes views of the flat vectors by their weights' names.
-struct Cutter<'a> {
-    /// The model's weights, in the dtype of passes.
-    flat: &'a Tensor,
-    /// The weights that are in `flat`, if not all are.
-    held: Option<&'a Held>,
-    offsets: BTreeMap<String, usize>,
-    /// The adapters, if those are trained, and the model's weights are frozen.
-    adapters: Option<Adapters<'a>>,
-    leaves: Vec<Leaf>,
-}
-
-/// The flat vector of adapters, in the dtype of passes.
-struct Adapters<'a> {
-    lora: &'a Lora,
-    flat: &'a Tensor,
-    held: Option<&'a Held>,
-    parameters: BTreeMap<String, Parameter>,
-}
-
-/// The offsets of weights by their names.
-fn offsets(parameters: Vec<Parameter>) -> BTreeMap<String, usize> {
-    parameters.into_iter().map(|parameter| (parameter.name, parameter.offset)).collect()
-}
-
-impl<'a> Cutter<'a> {
-    fn new(
-        manifest: &'a Manifest,
-        stage: Stage,
-        trained: Source<'a>,
-        frozen: Option<Source<'a>>,
-    ) -> Self {
-        let Source { values, held, .. } = trained;
-        let named = |parameter: Parameter| (parameter.name.clone(), parameter);
-        let adapters = manifest.lora.as_ref().map(|lora| Adapters {
-            lora,
-            flat: values,
-            held,
-            parameters: parameters(manifest, stage).into_iter().map(named).collect(),
-        });
-        let Source { values: flat, held, .. } = frozen.unwrap_or(trained);
-        let offsets = offsets(model_parameters(manifest, stage));
-        Self { flat, held, offsets, adapters, leaves: Vec::new() }
-    }
-
-    /// A part of a weight of the model as a view for passes, which gets a gradient unless it is frozen: the elements
-    /// from an offset on, in this shape.
-    fn view(&self, offset: usize, shape: &[i64], part: WeightPart) -> Result<Leaf> {
-        let (place, _) = locate(self.held, offset, 1);
-        let tensor = cut(self.flat, place, shape)?.set_requires_grad(self.adapters.is_none());
-        Ok(Leaf { offset, tensor, part })
-    }
-
-    /// Notes that a view is read by the layers.
-    fn keep(&mut self, leaf: Leaf) -> Tensor {
-        let tensor = leaf.tensor.shallow_clone();
-        if self.adapters.is_none() {
-            self.leaves.push(leaf);
-        }
-        tensor
-    }
-
-    fn leaf(&mut self, name: &str, shape: &[i64]) -> Result<Tensor> {
-        let leaf = self.view(self.offsets[name], shape, WeightPart::Whole)?;
-        Ok(self.keep(leaf))
-    }
-
-    /// The adapters of a layer's joined matrix.
-    fn adapter(
-        &mut self,
-        model: &Model,
-        layer: u32,
-        joined: &[LoraTarget],
-    ) -> Result<Option<Adapter>> {
-        let Some(Adapters { lora, flat, held, parameters }) = &self.adapters else {
-            return Ok(None);
-        };
-        let leaves = &mut self.leaves;
-        Adapter::cut(lora, model, layer, joined, |name, shape| {
-            let offset = parameters[name].offset;
-            let place = locate(*held, offset, 1).0;
-            let tensor = cut(flat, place, shape)?.set_requires_grad(true);
-            leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part: WeightPart::Whole });
-            Ok(tensor)
-        })
-    }
-
-    /// The adapters of each slice of a layer's joined matrix, which is cut into rows or columns. `slice` is the model
-    /// of one slice.
-    fn sliced_adapter(
-        &mut self,
-        slice: &Model,
-        layer: u32,
-        joined: &[LoraTarget],
-        own: &OwnSlices,
-    ) -> Result<Option<AdapterSlices>> {
-        let Some(Adapters { lora, flat, held, parameters }) = &self.adapters else {
-            return Ok(None);
-        };
-        let (leaves, mut shared) = (&mut self.leaves, BTreeMap::<String, Tensor>::new());
-        let mut adapters = Vec::new();
-        let mut of_rows = true;
-        for number in own.numbers() {
-            let adapter = Adapter::cut(lora, slice, layer, joined, |name, shape| {
-                let part = parameters[name].part_of_slice();
-                if let Some(known) = shared.get(name) {
-                    return Ok(known.shallow_clone());
-                }
-                let (rows, width) = (shape[0], shape[1]);
-                let (skipped, all) = match part {
-                    WeightPart::Whole => (0, width),
-                    WeightPart::Rows => (number as i64 * rows * width, width),
-                    WeightPart::Columns(all) => (number as i64 * width, all as i64),
-                };
-                of_rows &= !matches!(part, WeightPart::Columns(_));
-                let offset = parameters[name].offset + skipped as usize;
-                let (place, stride) = locate(*held, offset, all as usize);
-                let strides = [stride as i64, 1];
-                let view = flat.f_as_strided([rows, width], strides, Some(place as i64))?;
-                let tensor = view.f_detach()?.set_requires_grad(true);
-                leaves.push(Leaf { offset, tensor: tensor.shallow_clone(), part });
-                if part == WeightPart::Whole {
-                    shared.insert(name.to_owned(), tensor.shallow_clone());
-                }
-                Ok(tensor)
-            })?;
-            adapters.extend(adapter);
-        }
-        Ok((!adapters.is_empty()).then(|| AdapterSlices::new(adapters, of_rows)))
-    }
-
-    fn norm(&mut self, name: &str, model: &Model) -> Result<NormWeights> {
-        let width = [i64::from(model.hidden)];
-        let weight = self.leaf(&format!("{name}.weight"), &width)?;
-        let bias = match model.block.norm {
-            Norm::Layer => Some(self.leaf(&format!("{name}.bias"), &width)?),
-            Norm::Rms | Norm::RmsPlusOne => None,
-        };
-        Ok(NormWeights { weight, bias })
-    }
-
-    /// Adjacent matrices as one, named by the first, with their adapters.
-    fn linear(
-        &mut self,
-        first: &str,
-        shape: [i64; 2],
-        biased: bool,
-        adapter: Option<Adapter>,
-    ) -> Result<Linear> {
-        let weight = self.leaf(&format!("{first}.weight"), &shape)?;
-        let bias = match biased {
-            true => Some(self.leaf(&format!("{first}.bias"), &shape[..1])?),
-            false => None,
-        };
-        Ok(Linear { weight, bias, adapter })
-    }
-
-    /// The rows of one slice of a matrix, or of its bias: `shape` is the slice's.
-    fn rows(&mut self, name: &str, shape: &[i64], slice: usize) -> Result<Tensor> {
-        let length: i64 = shape.iter().product();
-        let offset = self.offsets[name] + slice * length as usize;
-        let leaf = self.view(offset, shape, WeightPart::Rows)?;
-        Ok(self.keep(leaf))
-    }
-
-    /// The rows of each slice of the head, `[V, H]`, that this device has.
-    fn head_slices(&self, name: &str, matrix: [i64; 2], own: &OwnSlices) -> Result<Vec<Leaf>> {
-        let [vocabulary, hidden] = matrix.map(|extent| extent as usize);
-        let slice = |number| {
-            let rows = own.rows_of(number, vocabulary);
-            let offset = self.offsets[name] + rows.start * hidden;
-            self.view(offset, &[rows.len() as i64, matrix[1]], WeightPart::Rows)
-        };
-        own.numbers().map(slice).collect()
-    }
-
-    /// The columns of one slice of a matrix `[rows, all]`.
-    fn columns(
-        &mut self,
-        name: &str,
-        [rows, all]: [i64; 2],
-        [slice, width]: [i64; 2],
-    ) -> Result<Tensor> {
-        let offset = self.offsets[name] + (slice * width) as usize;
-        let (place, stride) = locate(self.held, offset, all as usize);
-        let strides = [stride as i64, 1];
-        let view = self.flat.f_as_strided([rows, width], strides, Some(place as i64))?;
-        let tensor = view.f_detach()?.set_requires_grad(self.adapters.is_none());
-        Ok(self.keep(Leaf { offset, tensor, part: WeightPart::Columns(all as usize) }))
-    }
-
-    /// The rows of one slice of matrices that read the same input, with so many outputs in a slice.
-    fn joined_rows(
-        &mut self,
-        layer: &str,
-        parts: &[(&str, i64)],
-        [inputs, slice]: [i64; 2],
-        biased: bool,
-    ) -> Result<Rows> {
-        let slice = slice as usize;
-        let (mut weights, mut biases) = (Vec::new(), Vec::new());
-        for (part, outputs) in parts {
-            weights.push(self.rows(
-                &format!("{layer}.{part}.weight"),
-                &[*outputs, inputs],
-                slice,
-            )?);
-        }
-        for (part, outputs) in parts.iter().filter(|_| biased) {
-            biases.push(self.rows(&format!("{layer}.{part}.bias"), &[*outputs], slice)?);
-        }
-        Ok(Rows { weights, biases })
-    }
-
-    fn sliced_adapters(
-        &mut self,
-        slice: &Model,
-        layer: u32,
-        own: &OwnSlices,
-    ) -> Result<SlicedAdapters> {
-        let [query_key_value, attention_output, gate_up, down] = JOINED;
-        Ok(SlicedAdapters {
-            query_key_value: self.sliced_adapter(slice, layer, query_key_value, own)?,
-            attention_output: self.sliced_adapter(slice, layer, attention_output, own)?,
-            gate_up: self.sliced_adapter(slice, layer, gate_up, own)?,
-            down: self.sliced_adapter(slice, layer, down, own)?,
-        })
-    }
-
-    /// The matrices of a layer in slices, as far as this device computes with them.
-    fn sliced(&mut self, model: &Model, layer: u32, own: &OwnSlices) -> Result<Sliced> {
-        let adapters = self.sliced_adapters(&model.slice(), layer, own)?;
-        let layer = &format!("model.layers.{layer}");
-        let (hidden, block, slice) = (i64::from(model.hidden), &model.block, model.slice());
-        let [queries, keys, inner] =
-            [slice.query_width(), slice.key_width(), slice.intermediate].map(i64::from);
-        let all = i64::from(model.slices);
-        let projections =
-            [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)];
-        let gated = [("mlp.gate_proj", inner), ("mlp.up_proj", inner)];
-        let gated = if block.ungated { &gated[1..] } else { &gated };
-        let biases = block.biases;
-        let mut slices = Vec::new();
-        for number in own.numbers() {
-            let number = number as i64;
-            let reads = [hidden, number];
-            let output = format!("{layer}.self_attn.o_proj.weight");
-            let down = format!("{layer}.mlp.down_proj.weight");
-            slices.push(Slice {
-                query_key_value: self.joined_rows(
-                    layer,
-                    &projections,
-                    reads,
-                    biases.query_key_value,
-                )?,
-                attention_output: self.columns(
-                    &output,
-                    [hidden, all * queries],
-                    [number, queries],
-                )?,
-                gate_up: self.joined_rows(layer, gated, reads, biases.feed_forward)?,
-                down: self.columns(&down, [hidden, all * inner], [number, inner])?,
-            });
-        }
-        let mut bias = |name: &str, is_there: bool| -> Result<Option<Tensor>> {
-            let name = format!("{layer}.{name}.bias");
-            is_there.then(|| self.leaf(&name, &[hidden])).transpose()
-        };
-        Ok(Sliced {
-            own: own.clone(),
-            slices,
-            adapters,
-            attention_output_bias: bias("self_attn.o_proj", biases.attention_output)?,
-            down_bias: bias("mlp.down_proj", biases.feed_forward)?,
-        })
-    }
-
-    fn layer(&mut self, model: &Model, number: u32, own: &OwnSlices) -> Result<Layer> {
-        let layer = format!("model.layers.{number}");
-        let norms = LayerNorms::of(model.block.placement);
-        let norm = |cutter: &mut Self, name: Option<&str>| -> Result<Option<NormWeights>> {
-            name.map(|name| cutter.norm(&format!("{layer}.{name}"), model)).transpose()
-        };
-        let query_key_norms = match query_key_norm_widths(model) {
-            Some(widths) => {
-                let [queries, keys] = widths.map(|width| width as i64);
-                Some([
-                    self.leaf(&format!("{layer}.self_attn.q_norm.weight"), &[queries])?,
-                    self.leaf(&format!("{layer}.self_attn.k_norm.weight"), &[keys])?,
-                ])
-            }
-            None => None,
-        };
-        Ok(Layer {
-            attention: model.layer_attention(number),
-            query_key_norms,
-            matrices: match model.slices {
-                1 => Matrices::Whole(self.whole(model, number, &layer)?),
-                _ => Matrices::Sliced(self.sliced(model, number, own)?),
-            },
-            attention_input_norm: norm(self, norms.attention_input)?,
-            attention_output_norm: norm(self, norms.attention_output)?,
-            feed_forward_input_norm: norm(self, norms.feed_forward_input)?,
-            feed_forward_output_norm: norm(self, norms.feed_forward_output)?,
-        })
-    }
-
-    /// The matrices of a layer, with their adapters.
-    fn whole(&mut self, model: &Model, number: u32, layer: &str) -> Result<Whole> {
-        let (block, biases) = (&model.block, model.block.biases);
-        let (hidden, inner) = (i64::from(model.hidden), i64::from(model.intermediate));
-        let (queries, keys) = (i64::from(model.query_width()), i64::from(model.key_width()));
-        let mut adapters = Vec::with_capacity(JOINED.len());
-        for joined in JOINED {
-            adapters.push(self.adapter(model, number, joined)?);
-        }
-        let mut adapters = adapters.into_iter();
-        let mut adapter = || adapters.next().flatten();
-        let first = format!("{layer}.self_attn.q_proj");
-        let shape = [queries + 2 * keys, hidden];
-        let query_key_value = self.linear(&first, shape, biases.query_key_value, adapter())?;
-        let output = format!("{layer}.self_attn.o_proj");
-        let shape = [hidden, queries];
-        let attention_output = self.linear(&output, shape, biases.attention_output, adapter())?;
-        let (first, rows) = match block.ungated {
-            true => (format!("{layer}.mlp.up_proj"), inner),
-            false => (format!("{layer}.mlp.gate_proj"), 2 * inner),
-        };
-        Ok(Whole {
-            query_key_value,
-            attention_output,
-            gate_up: self.linear(&first, [rows, hidden], biases.feed_forward, adapter())?,
-            down: self.linear(
-                &format!("{layer}.mlp.down_proj"),
-                [hidden, inner],
-                biases.feed_forward,
-                adapter(),
-            )?,
-        })
     }
 }

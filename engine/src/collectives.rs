@@ -29,7 +29,7 @@ unsafe extern "C" {
 
 /// How long the first sum may take. Links that work are set up within seconds; broken ones can block for ever.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Elements of the first sum: as many as are divided among devices (`csrc/slices.cpp`), and not in equal parts.
+/// Elements of the first sum: as many as are divided among devices (`csrc/sums.cpp`), and not in equal parts.
 const PROOF: usize = (1 << 14) + 1;
 
 /// How devices that compute slices together exchange large sums. The bits of the sums are the same.

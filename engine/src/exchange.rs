@@ -121,7 +121,7 @@ impl Drop for EndOnDrop {
 }
 
 /// The exchange for C++, and the number of the seat.
-fn place(seat: Option<&Seat>) -> (*mut c_void, usize) {
+pub(crate) fn place(seat: Option<&Seat>) -> (*mut c_void, usize) {
     seat.map_or((ptr::null_mut(), 0), |seat| (seat.exchange.0.as_ptr(), seat.index))
 }
 

@@ -5,7 +5,7 @@ use shoal_protocol::manifest::Manifest;
 use tch::Tensor;
 
 use crate::base::StageFiles;
-use crate::blocks::Source;
+use crate::cutter::Source;
 use crate::device::Device;
 use crate::error::Result;
 use crate::held::Held;

@@ -15,6 +15,12 @@ pub(crate) struct NormWeights {
     pub(crate) bias: Option<Tensor>,
 }
 
+/// A norm of the residual stream: its weights for each group of tokens that the device has ([`TokenGroups`]).
+///
+/// [`TokenGroups`]: crate::token_groups::TokenGroups
+#[derive(Debug)]
+pub(crate) struct StreamNorm(pub(crate) Vec<NormWeights>);
+
 /// A matrix `[outputs, inputs]`, and what is added to its product: a vector, and adapters.
 #[derive(Debug)]
 pub(crate) struct Linear {
@@ -39,12 +45,12 @@ impl Linear {
 pub(crate) struct Layer {
     pub(crate) attention: LayerAttention,
     pub(crate) matrices: Matrices,
-    pub(crate) attention_input_norm: Option<NormWeights>,
+    pub(crate) attention_input_norm: Option<StreamNorm>,
     /// `q_norm` and `k_norm`.
     pub(crate) query_key_norms: Option<[Tensor; 2]>,
-    pub(crate) attention_output_norm: Option<NormWeights>,
-    pub(crate) feed_forward_input_norm: Option<NormWeights>,
-    pub(crate) feed_forward_output_norm: Option<NormWeights>,
+    pub(crate) attention_output_norm: Option<StreamNorm>,
+    pub(crate) feed_forward_input_norm: Option<StreamNorm>,
+    pub(crate) feed_forward_output_norm: Option<StreamNorm>,
 }
 
 /// The matrices of a decoder layer.
@@ -72,21 +78,6 @@ pub(crate) struct Whole {
 pub(crate) struct Rows {
     pub(crate) weights: Vec<Tensor>,
     pub(crate) biases: Vec<Tensor>,
-}
-
-impl Rows {
-    /// The rows as one matrix, with its adapters.
-    pub(crate) fn joined(&self, adapter: Option<Adapter>) -> Result<Linear> {
-        let join = |parts: &[Tensor]| -> Result<Option<Tensor>> {
-            Ok(match parts {
-                [] => None,
-                [only] => Some(only.shallow_clone()),
-                several => Some(Tensor::f_cat(several, 0)?),
-            })
-        };
-        let weight = join(&self.weights)?.expect("at least one matrix");
-        Ok(Linear { weight, bias: join(&self.biases)?, adapter })
-    }
 }
 
 /// The weights of one slice of a layer.
@@ -118,8 +109,9 @@ pub(crate) struct Sliced {
     /// In the order of their numbers.
     pub(crate) slices: Vec<Slice>,
     pub(crate) adapters: SlicedAdapters,
-    pub(crate) attention_output_bias: Option<Tensor>,
-    pub(crate) down_bias: Option<Tensor>,
+    /// For each group of tokens that the device has; none of a product without.
+    pub(crate) attention_output_bias: Vec<Tensor>,
+    pub(crate) down_bias: Vec<Tensor>,
 }
 
 /// Constants shared by all layers.

@@ -32,6 +32,7 @@ pub mod checkpoint;
 mod checkpoint_error;
 mod codec;
 mod collectives;
+mod cutter;
 pub mod data;
 #[cfg(test)]
 mod decoders;
@@ -49,6 +50,8 @@ mod frozen;
 mod fused;
 mod generate;
 mod gradient;
+#[cfg(test)]
+mod graph_memory;
 mod held;
 mod image;
 mod init;
@@ -57,6 +60,7 @@ mod island;
 mod kernel;
 mod language_model;
 mod layer;
+mod leaves;
 mod loss;
 mod memory;
 mod microbatch;
@@ -89,6 +93,7 @@ mod tensor;
 #[cfg(test)]
 mod testing;
 mod together;
+mod token_groups;
 pub mod tokenizer;
 mod weights;
 mod weights_place;

@@ -137,7 +137,7 @@ fn embedding(manifest: &Manifest, stage: Stage) -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SwappingFloor {
     /// What is always in memory: 8 bytes for every weight if the all-reduce is lossy; of the largest stage one
-    /// microbatch's gradient, each device's graph, and a copy of weights and of the optimizer's state for a checkpoint; and
+    /// microbatch's gradient, its graph, and a copy of weights and of the optimizer's state for a checkpoint; and
     /// the inputs of all microbatches in flight.
     pub resident: Bytes,
     /// The least for the rest: what an update of the largest stage touches, which is 8 bytes a weight
@@ -164,7 +164,7 @@ pub fn swapping_floor(
         let weights = parameter_count(manifest, stage) as u64;
         let gradients = weights + (each - 1) * (weights - sliced(manifest, stage));
         let copy = 4 * manifest.steps_at_once() * weights + optimizer_bytes(manifest, stage);
-        4 * gradients + copy + each * graph_bytes(manifest, stage)
+        4 * gradients + copy + graphs_bytes(manifest, stage, each)
     };
     let passing = stages.iter().copied().map(passing).max().unwrap_or(0);
     let shares = match devices {
@@ -332,8 +332,15 @@ fn initial_bytes(manifest: &Manifest) -> u64 {
     4 * u64::from(manifest.model.hidden) * rows
 }
 
+/// The tensors that one microbatch's backward pass reads on so many devices, which divide the graph. Each has the input
+/// and the output of the stage, and several the tokens of the stream that they took.
+fn graphs_bytes(manifest: &Manifest, stage: Stage, devices: u64) -> u64 {
+    let stream = 4 * manifest.tokens_per_microbatch() * u64::from(manifest.model.hidden);
+    graph_bytes(manifest, stage) + (2 * devices - 1) * if devices > 1 { stream } else { 0 }
+}
+
 /// The tensors that one microbatch's backward pass reads.
-fn graph_bytes(manifest: &Manifest, stage: Stage) -> u64 {
+pub(crate) fn graph_bytes(manifest: &Manifest, stage: Stage) -> u64 {
     let model = &manifest.model;
     let size = manifest.training.dtype.size() as u64;
     let tokens = u64::from(manifest.training.microbatch_size) * u64::from(model.context);

@@ -10,20 +10,20 @@ use tch::{Device, Kind, Tensor};
 use crate::attention::{Masks, attend, normalise_heads};
 use crate::cache::LayerCache;
 use crate::error::Result;
-use crate::layer::{Layer, Linear, Matrices, NormWeights, Shape};
+use crate::layer::{Layer, Matrices, Shape, StreamNorm};
 use crate::norm::normalise;
 use crate::shim;
 use crate::tensor::kind;
+use crate::token_groups::TokenGroups;
 
 /// What `down` multiplies in the feed-forward block: `f(gate(x)) · up(x)` (Shazeer, arXiv 2002.05202), or
-/// `f(up(x))`.
-pub(crate) fn inner(x: &Tensor, gate_up: &Linear, shape: &Shape) -> Result<Tensor> {
-    let both = gate_up.apply(x)?;
+/// `f(up(x))`, of `[.., gates and ups]`.
+pub(crate) fn inner(both: &Tensor, shape: &Shape) -> Result<Tensor> {
     if shape.ungated {
-        return activate(&both, shape.activation);
+        return activate(both, shape.activation);
     }
     if shape.activation == Activation::Silu && both.device() == Device::Cpu {
-        return shim::swiglu(&both);
+        return shim::swiglu(both);
     }
     let width = both.size3()?.2 / 2;
     let gate = both.f_narrow(-1, 0, width)?.f_to_kind(Kind::Float)?;
@@ -32,10 +32,10 @@ pub(crate) fn inner(x: &Tensor, gate_up: &Linear, shape: &Shape) -> Result<Tenso
 }
 
 /// The feed-forward block.
-fn feed_forward(x: &Tensor, layer: &Layer, shape: &Shape) -> Result<Tensor> {
+fn feed_forward(x: &Tensor, layer: &Layer, shape: &Shape, groups: &TokenGroups) -> Result<Tensor> {
     match &layer.matrices {
-        Matrices::Whole(whole) => whole.down.apply(&inner(x, &whole.gate_up, shape)?),
-        Matrices::Sliced(sliced) => sliced.feed_forward(x, shape.slice()),
+        Matrices::Whole(whole) => whole.down.apply(&inner(&whole.gate_up.apply(x)?, shape)?),
+        Matrices::Sliced(sliced) => sliced.feed_forward(x, shape.slice(), groups),
     }
 }
 
@@ -44,6 +44,7 @@ fn attention(
     x: &Tensor,
     layer: &Layer,
     shape: &Shape,
+    groups: &TokenGroups,
     masks: &Masks,
     cache: Option<&mut LayerCache>,
 ) -> Result<Tensor> {
@@ -51,7 +52,7 @@ fn attention(
         Matrices::Whole(whole) => whole,
         Matrices::Sliced(sliced) => {
             assert!(cache.is_none(), "text is generated with whole matrices");
-            return sliced.attention(x, layer, shape.slice(), masks);
+            return sliced.attention(x, layer, shape.slice(), groups, masks);
         }
     };
     let mut mixed = whole.query_key_value.apply(x)?;
@@ -70,26 +71,34 @@ fn activate(x: &Tensor, activation: Activation) -> Result<Tensor> {
 }
 
 /// Normalises if there is a norm.
-fn through(x: &Tensor, weights: Option<&NormWeights>, shape: &Shape) -> Result<Tensor> {
-    weights.map_or_else(|| Ok(x.shallow_clone()), |weights| normalise(x, weights, shape))
+fn through(
+    x: &Tensor,
+    norm: Option<&StreamNorm>,
+    shape: &Shape,
+    groups: &TokenGroups,
+) -> Result<Tensor> {
+    let Some(StreamNorm(weights)) = norm else { return Ok(x.shallow_clone()) };
+    groups.by_group(x, |group, rows| normalise(rows, &weights[group], shape))
 }
 
-/// One decoder layer, `[B, T, H]` to `[B, T, H]`; see [`attend`] for the cache.
+/// One decoder layer: the residual stream of the device's tokens before and after it; see [`attend`] for the cache.
 pub(crate) fn decoder_layer(
     x: &Tensor,
     layer: &Layer,
     shape: &Shape,
+    groups: &TokenGroups,
     masks: &Masks,
     cache: Option<&mut LayerCache>,
 ) -> Result<Tensor> {
-    let normal = through(x, layer.attention_input_norm.as_ref(), shape)?;
-    let attended = attention(&normal, layer, shape, masks, cache)?;
-    let attended = through(&attended, layer.attention_output_norm.as_ref(), shape)?;
+    let through = |x: &Tensor, norm: &Option<StreamNorm>| through(x, norm.as_ref(), shape, groups);
+    let normal = through(x, &layer.attention_input_norm)?;
+    let attended = attention(&normal, layer, shape, groups, masks, cache)?;
+    let attended = through(&attended, &layer.attention_output_norm)?;
     let middle = x.f_add(&attended)?;
     let input = if shape.placement == Placement::Parallel { x } else { &middle };
-    let normal = through(input, layer.feed_forward_input_norm.as_ref(), shape)?;
-    let fed = feed_forward(&normal, layer, shape)?;
-    let fed = through(&fed, layer.feed_forward_output_norm.as_ref(), shape)?;
+    let normal = through(input, &layer.feed_forward_input_norm)?;
+    let fed = feed_forward(&normal, layer, shape, groups)?;
+    let fed = through(&fed, &layer.feed_forward_output_norm)?;
     Ok(middle.f_add(&fed)?)
 }
 

@@ -28,6 +28,16 @@ impl OwnSlices {
         Self { range: index * each..(index + 1) * each, of, seat: seat.cloned() }
     }
 
+    /// The device's place among those that compute the others.
+    pub(crate) fn seat(&self) -> Option<&Seat> {
+        self.seat.as_ref()
+    }
+
+    /// Whether there are several slices, on this device and others.
+    pub(crate) fn are_several(&self) -> bool {
+        self.of > 1
+    }
+
     /// The numbers of the slices.
     pub(crate) fn numbers(&self) -> Range<usize> {
         self.range.clone()
@@ -68,9 +78,8 @@ impl OwnSlices {
         slice * rows / self.of..(slice + 1) * rows / self.of
     }
 
-    /// The whole product of the parts of these slices and of the other devices', with its bias.
-    pub(crate) fn sum(&self, parts: &[Tensor], bias: Option<&Tensor>) -> Result<Tensor> {
-        let sum = sum_in_order(parts, self.seat.as_ref())?;
-        bias.map_or_else(|| Ok(sum.shallow_clone()), |bias| Ok(sum.f_add(bias)?))
+    /// The sum of the parts of these slices and of the other devices', whole on each.
+    pub(crate) fn sum(&self, parts: &[Tensor]) -> Result<Tensor> {
+        sum_in_order(parts, self.seat.as_ref())
     }
 }

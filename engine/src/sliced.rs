@@ -10,64 +10,88 @@ use tch::Tensor;
 use crate::adapter::{Adapter, AdapterSlices};
 use crate::attention::{Masks, attend};
 use crate::error::Result;
-use crate::layer::{Layer, Linear, Shape, Slice, Sliced};
+use crate::layer::{Layer, Linear, Rows, Shape, Slice, Sliced};
 use crate::model::inner;
 use crate::sliced_norm::normalise;
+use crate::token_groups::{Product, TokenGroups};
 
 impl Sliced {
-    /// Causal self-attention of `[B, T, H]`, with constants of one slice.
+    /// Causal self-attention of the device's tokens, with constants of one slice.
     pub(crate) fn attention(
         &self,
         x: &Tensor,
         layer: &Layer,
         shape: &Shape,
+        groups: &TokenGroups<'_>,
         masks: &Masks,
     ) -> Result<Tensor> {
         let adapters = &self.adapters;
-        let mut reads = self.adapters_of_pass(adapters.query_key_value.as_ref())?;
-        let mut writes = self.adapters_of_pass(adapters.attention_output.as_ref())?;
-        let of_slice = |(slice, x): (&Slice, Tensor)| -> Result<Tensor> {
-            slice.query_key_value.joined(reads.next())?.apply(&x)
-        };
-        let mixed = self.slices.iter().zip(self.own.fan_out(x)?).map(of_slice);
-        let mut mixed = mixed.collect::<Result<Vec<_>>>()?;
+        let rows = self.slices.iter().map(|slice| &slice.query_key_value);
+        let mut mixed = self.products(x, rows, adapters.query_key_value.as_ref(), groups)?;
         if let Some(norms) = &layer.query_key_norms {
             mixed = normalise(&mixed, norms, shape, &self.own)?;
         }
+        let mut adapters = self.adapters_of_pass(adapters.attention_output.as_ref())?.into_iter();
         let part = |(slice, mixed): (&Slice, Tensor)| -> Result<Tensor> {
             let heads = attend(&mixed, layer.attention, shape, masks, None)?;
-            product(&heads, &slice.attention_output, writes.next())
+            partial(&heads, &slice.attention_output, adapters.next())
         };
-        let parts = self.slices.iter().zip(mixed).map(part);
-        let parts = parts.collect::<Result<Vec<_>>>()?;
-        self.own.sum(&parts, self.attention_output_bias.as_ref())
+        let parts = self.slices.iter().zip(mixed).map(part).collect::<Result<Vec<_>>>()?;
+        groups.sum(&parts, &self.attention_output_bias)
     }
 
-    /// The feed-forward block of `[B, T, H]`, with constants of one slice.
-    pub(crate) fn feed_forward(&self, x: &Tensor, shape: &Shape) -> Result<Tensor> {
-        let mut reads = self.adapters_of_pass(self.adapters.gate_up.as_ref())?;
-        let mut writes = self.adapters_of_pass(self.adapters.down.as_ref())?;
-        let part = |(slice, x): (&Slice, Tensor)| -> Result<Tensor> {
-            let inner = inner(&x, &slice.gate_up.joined(reads.next())?, shape)?;
-            product(&inner, &slice.down, writes.next())
-        };
-        let parts = self.slices.iter().zip(self.own.fan_out(x)?).map(part);
-        let parts = parts.collect::<Result<Vec<_>>>()?;
-        self.own.sum(&parts, self.down_bias.as_ref())
-    }
-
-    /// The adapters of each slice of a matrix for one pass, if it has some.
-    fn adapters_of_pass(
+    /// The feed-forward block of the device's tokens, with constants of one slice.
+    pub(crate) fn feed_forward(
         &self,
-        of: Option<&AdapterSlices>,
-    ) -> Result<impl Iterator<Item = Adapter> + use<>> {
-        let adapters = of.map(|slices| slices.of_pass(&self.own)).transpose()?;
-        Ok(adapters.unwrap_or_default().into_iter())
+        x: &Tensor,
+        shape: &Shape,
+        groups: &TokenGroups<'_>,
+    ) -> Result<Tensor> {
+        let rows = self.slices.iter().map(|slice| &slice.gate_up);
+        let both = self.products(x, rows, self.adapters.gate_up.as_ref(), groups)?;
+        let mut adapters = self.adapters_of_pass(self.adapters.down.as_ref())?.into_iter();
+        let part = |(slice, both): (&Slice, Tensor)| -> Result<Tensor> {
+            partial(&inner(&both, shape)?, &slice.down, adapters.next())
+        };
+        let parts = self.slices.iter().zip(both).map(part).collect::<Result<Vec<_>>>()?;
+        groups.sum(&parts, &self.down_bias)
+    }
+
+    /// The products of all tokens with rows of each slice, and what adapters add to them: `[B, T, outputs]`.
+    fn products<'a>(
+        &self,
+        x: &Tensor,
+        rows: impl Iterator<Item = &'a Rows>,
+        adapters: Option<&AdapterSlices>,
+        groups: &TokenGroups<'_>,
+    ) -> Result<Vec<Tensor>> {
+        let adapters = self.adapters_of_pass(adapters)?;
+        let mut factors = Vec::with_capacity(2 * self.slices.len());
+        for (number, Rows { weights, biases }) in rows.enumerate() {
+            factors.push(Product { matrices: weights, biases });
+            if let Some(adapter) = adapters.get(number) {
+                let matrices = std::slice::from_ref(adapter.first());
+                factors.push(Product { matrices, biases: &[] });
+            }
+        }
+        let mut products = groups.products(x, &factors, self.slices.len())?;
+        if adapters.is_empty() {
+            return Ok(products);
+        }
+        let adapted = |(pair, adapter): (&mut [Tensor], &Adapter)| {
+            Ok(pair[0].f_add(&adapter.increase_from(&pair[1])?)?)
+        };
+        products.chunks_exact_mut(2).zip(&adapters).map(adapted).collect()
+    }
+
+    /// The adapters of each slice of a matrix for one pass; none if it has none.
+    fn adapters_of_pass(&self, of: Option<&AdapterSlices>) -> Result<Vec<Adapter>> {
+        of.map_or_else(|| Ok(Vec::new()), |slices| slices.of_pass(&self.own))
     }
 }
 
 /// A partial product, with what an adapter adds to it.
-fn product(x: &Tensor, columns: &Tensor, adapter: Option<Adapter>) -> Result<Tensor> {
+fn partial(x: &Tensor, columns: &Tensor, adapter: Option<Adapter>) -> Result<Tensor> {
     let weight = columns.shallow_clone();
     Linear { weight, bias: None, adapter }.apply(x)
 }

@@ -41,7 +41,7 @@ impl SlicedHead<'_> {
                 heads.add(number, head, &gradient, chunk)?;
                 of_rows.push(gradient.f_matmul(head)?);
             }
-            Ok((losses, Some(self.own.sum(&of_rows, None)?)))
+            Ok((losses, Some(self.own.sum(&of_rows)?)))
         })
     }
 

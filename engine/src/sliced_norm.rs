@@ -25,7 +25,7 @@ pub(crate) fn normalise(
     }
     let widths = [shape.heads, shape.key_value_heads].map(|heads| heads * shape.head_size);
     let squares = slices.iter().map(|mixed| squares(mixed, widths));
-    let squares = own.sum(&squares.collect::<Result<Vec<_>>>()?, None)?;
+    let squares = own.sum(&squares.collect::<Result<Vec<_>>>()?)?;
     let squares = own.fan_out(&squares)?;
     let all = own.numbers().zip(slices).zip(weights).zip(&squares);
     all.map(|(((number, mixed), norms), squares)| {

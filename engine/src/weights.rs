@@ -6,7 +6,8 @@ use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{Dtype, Manifest};
 use tch::{Kind, Tensor};
 
-use crate::blocks::{Blocks, Source};
+use crate::blocks::Blocks;
+use crate::cutter::Source;
 use crate::error::Result;
 use crate::held::Held;
 use crate::image::Image;

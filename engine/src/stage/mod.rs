@@ -15,7 +15,7 @@ use tch::{Kind, Tensor};
 pub use self::workers::WorkerForward;
 
 use crate::accumulator::Accumulator;
-use crate::blocks::{Blocks, Head, Leaf};
+use crate::blocks::{Blocks, Head};
 use crate::codec;
 use crate::device::Device;
 use crate::error::{EngineError, Result};
@@ -24,6 +24,7 @@ use crate::gradient::Piece;
 use crate::held::Held;
 use crate::init::draw_weights;
 use crate::inner::InnerTrainer;
+use crate::leaves::Leaf;
 use crate::loss::{Loss, LossGradients, cross_entropy};
 use crate::microbatch::{Labels, per_token, token_ids};
 use crate::norm::normalise;
@@ -416,15 +417,12 @@ impl StageModel {
                 gradient.f_to_kind(self.boundary_kind())?
             }
         };
-        let leaves = blocks.leaves.iter().map(|leaf| &leaf.tensor);
         let input = Some(&pass.leaf).filter(|leaf| leaf.requires_grad());
-        let inputs: Vec<&Tensor> = leaves.chain(input).collect();
+        let inputs: Vec<&Tensor> = blocks.leaves.tensors().chain(input).collect();
         let mut gradients = shim::gradients(&pass.output, Some(&gradient), &inputs)?.into_iter();
-        for (leaf, gradient) in blocks.leaves.iter().zip(&mut gradients) {
-            if blocks.counts(leaf) {
-                let gradient = self.within_constraint(leaf.offset, &gradient)?;
-                pieces.push(leaf.piece(&gradient)?);
-            }
+        for (leaf, gradient) in blocks.leaves.counted(&blocks.own, &mut gradients)? {
+            let gradient = self.within_constraint(leaf.offset, &gradient)?;
+            pieces.push(leaf.piece(&gradient)?);
         }
         let input_gradient = match (&blocks.embedding, &pass.tokens, gradients.next()) {
             (_, _, None) => None,

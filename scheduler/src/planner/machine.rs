@@ -18,12 +18,16 @@ use super::advice::{Advice, Work, advise};
 use super::network::Link;
 use super::spans::{Cut, SpanAdvice, Tier, advise_span};
 
-/// Exchanges of a layer in each direction: after attention, and after the feed-forward block.
-const EXCHANGES: f64 = 2.0;
+/// Exchanges of a layer between devices that have slices of it, forward: attention and the feed-forward block each read
+/// all tokens, and each have a sum of which a device takes its tokens (Korthikanti et al. 2022, arXiv 2205.05198).
+const FORWARD_EXCHANGES: f64 = 4.0;
 
-/// The part of a token's kept activations that slices do not divide: inputs of norms and of products, 10 of 34 bytes of a
-/// layer in 16 bits (Korthikanti et al. 2022, arXiv 2205.05198, equation 2).
-const KEPT_WHOLE: f64 = 10.0 / 34.0;
+/// Backward: the same, and the tokens of the others again, which a device does not keep.
+const BACKWARD_EXCHANGES: f64 = 6.0;
+
+/// Exchanges of a pass outside its layers: the sum of embeddings and all tokens for the head; backward, the gradient of
+/// the tokens for the embedding, and the sum of the head's.
+const OTHER_EXCHANGES: f64 = 3.0;
 
 /// Seconds of a token, at most: more are never worth a comparison.
 const LONGEST: f64 = 1e3;
@@ -181,11 +185,6 @@ impl Machine {
         state - (DIVIDED * self.weights).min(state) * self.lacks()
     }
 
-    /// Bytes of a token that a device keeps where slices are divided.
-    fn slice_kept(&self, kept: f64) -> f64 {
-        kept * (KEPT_WHOLE + (1.0 - KEPT_WHOLE) / self.count())
-    }
-
     /// Time until each device has what the others updated, of so many bytes.
     fn copies(&self, bytes: f64) -> Duration {
         let lacks = bytes * self.lacks();
@@ -248,21 +247,25 @@ fn offloaded(work: &Work, machine: &Machine) -> MachineOutcome {
 fn sliced(work: &Work, machine: &Machine) -> MachineOutcome {
     let layers = machine.layers.ok_or(Obstacle::Layers)? as f64;
     let rate = machine.inside.rate.0.max(1) as f64;
-    let meetings = EXCHANGES * layers + 1.0;
-    // A device receives its share of the others' products, and the others' sums.
-    let token = (meetings * 2.0 * machine.lacks() * work.activation / rate).min(LONGEST);
-    let delays = meetings * machine.inside.delay.as_secs_f64();
+    let [forward, backward] =
+        [FORWARD_EXCHANGES, BACKWARD_EXCHANGES].map(|of_layer| of_layer * layers + OTHER_EXCHANGES);
+    // In each a device receives the others' tokens, or their products for its own.
+    let token =
+        |exchanges: f64| (exchanges * machine.lacks() * work.activation / rate).min(LONGEST);
+    let delays = (forward + backward) * machine.inside.delay.as_secs_f64();
     let own = Work {
-        forward: work.forward / machine.count() + token,
-        backward: work.backward / machine.count() + token,
-        overhead: work.overhead + delays,
+        forward: work.forward / machine.count() + token(forward),
+        backward: work.backward / machine.count() + token(backward),
+        // Of each of both passes.
+        overhead: work.overhead + delays / 2.0,
         state: work.state / machine.count(),
-        kept: machine.slice_kept(work.kept),
+        kept: work.kept / machine.count(),
         ..*work
     };
     let mut advice = advise(&own, 1, 1, None).ok_or_else(|| obstacle(&own, machine))?;
     let tokens = (advice.microbatch * advice.microbatches) as f64;
-    let exchanges = 2.0 * (token * tokens + delays * advice.microbatches as f64);
+    let exchanges =
+        (token(forward) + token(backward)) * tokens + delays * advice.microbatches as f64;
     let exchanges = Duration::from_secs_f64(exchanges).min(advice.passes);
     advice.computes = advice.computes.saturating_sub(exchanges);
     let step = advice.passes;
@@ -399,7 +402,7 @@ mod tests {
         let all = advise_machine(&WORK, &machine(FAST));
         let memory = |index: usize| {
             let it = all[index].1.as_ref().expect("there is no limit");
-            let kept = [WORK.kept, 0.0, WORK.kept * (KEPT_WHOLE + (1.0 - KEPT_WHOLE) / 8.0)][index];
+            let kept = [WORK.kept, 0.0, WORK.kept / 8.0][index];
             it.memory - kept * it.microbatch as f64
         };
         // 14 bytes of a weight and an eighth of 12; an eighth of 26.
@@ -424,20 +427,20 @@ mod tests {
     }
 
     #[test]
-    fn slices_exchange_twice_a_layer_and_once_more_in_each_direction() {
+    fn slices_exchange_ten_times_a_layer_and_six_times_more() {
         let of = |layers| {
             let inside = Link { delay: Duration::ZERO, rate: Rate(SLOW) };
             let machine = Machine { layers: Some(layers), inside, ..machine(SLOW) };
             sliced(&WORK, &machine).expect("there is no limit")
         };
-        // Seven eighths of the products and of the sums, four times a layer.
-        let once = 2.0 * 7.0 / 8.0 * 10_240.0 * 131_072.0 / SLOW as f64;
-        let seconds = 4.0 * 40.0 * once;
+        // Seven eighths of the tokens, or of the products of a device's own.
+        let once = 7.0 / 8.0 * 10_240.0 * 131_072.0 / SLOW as f64;
+        let seconds = 10.0 * 40.0 * once;
         let (all, none) = (of(40), of(0));
-        assert!((all.waits.exchanges.as_secs_f64() - seconds - 2.0 * once).abs() < 1e-3, "{all:?}");
+        assert!((all.waits.exchanges.as_secs_f64() - seconds - 6.0 * once).abs() < 1e-3, "{all:?}");
         assert!(((all.step - none.step).as_secs_f64() - seconds).abs() < 1e-3, "{all:?}");
         let computes = 3.9e-4 * 131_072.0 / 8.0;
-        assert!((none.step.as_secs_f64() - computes - 2.0 * once).abs() < 1e-3, "{none:?}");
+        assert!((none.step.as_secs_f64() - computes - 6.0 * once).abs() < 1e-3, "{none:?}");
     }
 
     #[test]
@@ -517,7 +520,7 @@ mod tests {
             share in 0f64..1.0,
         ) {
             let machine = of(weights, devices, u64::MAX);
-            let least = work.state / machine.count() + machine.slice_kept(work.kept) * work.least as f64;
+            let least = work.state / machine.count() + work.kept / machine.count() * work.least as f64;
             let most = machine.replica_state(work.state);
             prop_assume!(least < most);
             let memory = Some(least + (most - least) * share);

@@ -1,0 +1,125 @@
+//! Tests of the memory that a pass keeps for its backward pass.
+
+use std::ffi::c_void;
+use std::sync::Barrier;
+
+use bytes::Bytes;
+use shoal_protocol::ids::{ClaimKey, Stage, StageSpan};
+use shoal_protocol::manifest::{Dtype, Manifest};
+
+use crate::device::{Device, DeviceChoice};
+use crate::engine::Engine;
+use crate::exchange::Seat;
+use crate::memory::graph_bytes;
+use crate::share::Share;
+use crate::swap::Tiers;
+use crate::testing::{key, manifest};
+
+unsafe extern "C" {
+    fn shoal_counter_new() -> *mut c_void;
+    fn shoal_counter_free(counter: *mut c_void);
+    fn shoal_counter_begin(counter: *mut c_void);
+    fn shoal_counter_end();
+    fn shoal_counter_bytes(counter: *mut c_void) -> i64;
+}
+
+/// Counts the bytes of tensors on several threads (`csrc/tensor_bytes.cpp`).
+struct Counter(*mut c_void);
+
+// SAFETY: its number is atomic, and nothing else changes.
+unsafe impl Sync for Counter {}
+
+impl Counter {
+    fn new() -> Self {
+        // SAFETY: it only makes an object.
+        Self(unsafe { shoal_counter_new() })
+    }
+
+    /// Runs something whose tensors on this thread are counted.
+    fn count<T>(&self, run: impl FnOnce() -> T) -> T {
+        // SAFETY: the object is alive, and the counting ends on the same thread.
+        unsafe { shoal_counter_begin(self.0) };
+        let result = run();
+        // SAFETY: as above.
+        unsafe { shoal_counter_end() };
+        result
+    }
+
+    fn bytes(&self) -> i64 {
+        // SAFETY: the object is alive.
+        unsafe { shoal_counter_bytes(self.0) }
+    }
+}
+
+impl Drop for Counter {
+    fn drop(&mut self) {
+        // SAFETY: it is freed once.
+        unsafe { shoal_counter_free(self.0) }
+    }
+}
+
+/// The middle stage of three, whose only tensors beside its layers' are its input and output.
+fn manifest_of(slices: u16, dtype: Dtype) -> Manifest {
+    let mut manifest = manifest();
+    let model = &mut manifest.model;
+    (model.hidden, model.heads, model.key_value_heads) = (64, 8, 4);
+    (model.intermediate, model.layers, model.context) = (160, 12, 64);
+    model.slices = slices;
+    (manifest.training.stages, manifest.training.dtype) = (3, dtype);
+    manifest.check().expect("a run");
+    manifest
+}
+
+/// The bytes that the devices of a peer keep of one pass of its stage, all together.
+fn kept(manifest: &Manifest, devices: usize) -> u64 {
+    let (counter, turn) = (Counter::new(), Barrier::new(devices));
+    let shares: Vec<Share> = match devices {
+        1 => vec![Share::WHOLE],
+        _ => Share::all_together(Seat::all(devices)).collect(),
+    };
+    let stage = Stage(1);
+    let key = ClaimKey { stage, ..key(0) };
+    let input = manifest.boundary_bytes(manifest.codec.activations).0;
+    let input = Bytes::from(vec![0; input as usize]);
+    let pass = |share: Share| {
+        let device = Device::open(DeviceChoice::Cpu, 1).expect("a processor");
+        let tiers = Tiers::default();
+        let mut engine = Engine::sharing(manifest, StageSpan::one(stage), device, (share, tiers))
+            .expect("enough memory");
+        counter.count(|| {
+            engine.forward(key, &input, None).expect("a pass");
+            // All have their graphs.
+            turn.wait();
+            let kept = counter.bytes();
+            turn.wait();
+            engine.discard(key);
+            kept
+        })
+    };
+    std::thread::scope(|scope| {
+        let pass = &pass;
+        let threads: Vec<_> =
+            shares.into_iter().map(|share| scope.spawn(move || pass(share))).collect();
+        threads.into_iter().map(|one| one.join().expect("no device fails")).max()
+    })
+    .expect("a device") as u64
+}
+
+#[test]
+fn devices_that_share_slices_divide_the_graph_and_each_have_its_ends() {
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let manifest = manifest_of(4, dtype);
+        let alone = kept(&manifest, 1);
+        assert_eq!(alone, kept(&manifest_of(1, dtype), 1), "{dtype:?}");
+        let stated = graph_bytes(&manifest, Stage(1));
+        assert!(alone <= stated && 10 * alone > 9 * stated, "{dtype:?}: {alone} of {stated}");
+        let stream = manifest.tokens_per_microbatch() * 64 * dtype.size() as u64;
+        for devices in [2, 4] {
+            // Each has the input and the output, and all together the tokens that they took.
+            let ends = (2 * (devices as u64 - 1) + 1) * stream;
+            let kept = kept(&manifest, devices);
+            println!("{dtype:?}: one device {alone} bytes, {devices} devices {kept}");
+            assert_eq!(kept, alone + ends, "{dtype:?}, {devices} devices");
+        }
+    }
+}
