@@ -83,7 +83,9 @@ Tensor all_rows(const Tensor& own, int64_t rows, Seat seat) {
   }
   auto shares = seat.exchange->all(seat.index, {own}, /*alike=*/false);
   for (auto& share : shares) share = share.to(own.device());
-  return at::cat(shares);
+  const auto all = at::cat(shares);
+  TORCH_CHECK(all.size(0) == rows, "the devices of this peer are at different passes");
+  return all;
 }
 
 Tensor sum(const Tensors& parts, Seat seat) {

@@ -83,8 +83,11 @@ struct Products : Function<Products> {
       products.push_back(at::linear(x, joined(matrices.slice(matrix, count)), offset));
       matrix += count, bias += added;
     }
-    variable_list kept{own};
+    const bool trains = std::any_of(matrices.begin(), matrices.end(), [](const Tensor& one) { return one.requires_grad(); });
+    // Only gradients of matrices need the rows.
+    variable_list kept{trains ? own : Tensor()};
     kept.insert(kept.end(), matrices.begin(), matrices.end());
+    context->saved_data["of rows"] = own.requires_grad();
     context->save_for_backward(std::move(kept));
     context->saved_data["rows"] = rows;
     context->saved_data["matrices"] = joins.matrices;
@@ -101,15 +104,15 @@ struct Products : Function<Products> {
     const auto added = context->saved_data["biases"].toIntVector();
     const auto of_slice = size_t(context->saved_data["of slice"].toInt());
     const auto rows = context->saved_data["rows"].toInt();
-    const bool trains = std::any_of(kept.begin() + 1, kept.end(), [](const Tensor& one) { return one.requires_grad(); });
-    const auto x = trains ? all_rows(kept[0], rows, seat) : Tensor();
+    const auto x = kept[0].defined() ? all_rows(kept[0], rows, seat) : Tensor();
+    const bool of_rows = context->saved_data["of rows"].toBool();
     variable_list of_matrices, of_biases, of_slices;
     const auto* matrices = kept.data() + 1;
     for (size_t product = 0; product < counts.size(); ++product) {
       const auto gradient = gradients[product].contiguous();
       const at::TensorList parts(matrices, size_t(counts[product]));
       matrices += counts[product];
-      if (kept[0].requires_grad()) {
+      if (of_rows) {
         const auto of_x = gradient.mm(joined(parts));
         if (product % of_slice == 0) of_slices.push_back(of_x);
         else of_slices.back() = of_slices.back().add(of_x);

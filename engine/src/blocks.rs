@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use shoal_protocol::ids::Stage;
-use shoal_protocol::manifest::{Dtype, Manifest};
+use shoal_protocol::manifest::{Dtype, Manifest, Model};
 use tch::{Kind, Tensor};
 
 use crate::attention::Masks;
@@ -36,6 +36,40 @@ pub(crate) struct Embedding {
 }
 
 impl Embedding {
+    /// Cuts it from the trained weights, or from the frozen ones if there are some.
+    fn cut(
+        cutter: &mut Cutter<'_>,
+        model: &Model,
+        (trained, frozen): (Source<'_>, Option<Source<'_>>),
+        own: &OwnSlices,
+    ) -> Result<Self> {
+        let hidden = i64::from(model.hidden);
+        let is_sliced = own.are_several();
+        let tokens = match is_sliced {
+            true => own.rows(model.vocabulary as usize),
+            false => 0..model.vocabulary as usize,
+        };
+        let offset = cutter.offset(EMBEDDING) + tokens.start * hidden as usize;
+        let extents = [tokens.len() as i64, hidden];
+        let source = frozen.unwrap_or(trained);
+        let matrix = match source.embedding {
+            Some(embedding) => embedding.f_view(extents)?,
+            None => source.wide(offset, &extents)?,
+        };
+        let positions = match model.block.learned_positions {
+            Some(count) => Some(cutter.leaf(POSITIONS, &[i64::from(count), hidden])?),
+            None => None,
+        };
+        Ok(Self {
+            matrix,
+            offset,
+            tokens: tokens.start as i64..tokens.end as i64,
+            own: is_sliced.then(|| own.clone()),
+            is_trained: frozen.is_none(),
+            positions,
+        })
+    }
+
     /// The rows `[B, T, H]` of tokens `[B, T]`, f32.
     pub(crate) fn rows(&self, tokens: &Tensor) -> Result<Tensor> {
         let Some(own) = &self.own else {
@@ -71,6 +105,19 @@ pub(crate) struct Head {
     pub(crate) matrices: Vec<Leaf>,
 }
 
+impl Head {
+    fn cut(cutter: &mut Cutter<'_>, model: &Model, own: &OwnSlices) -> Result<Self> {
+        let norm = cutter.norm(LAST_NORM, model, None)?;
+        let name = if cutter.has(HEAD) { HEAD } else { EMBEDDING };
+        let matrix = [i64::from(model.vocabulary), i64::from(model.hidden)];
+        let matrices = match own.are_several() {
+            false => vec![cutter.view(cutter.offset(name), &matrix, WeightPart::Whole)?],
+            true => cutter.head_slices(name, matrix, own)?,
+        };
+        Ok(Self { norm, matrices })
+    }
+}
+
 /// The weights as views into the flat vector, for the layers.
 #[derive(Debug)]
 pub(crate) struct Blocks {
@@ -97,30 +144,8 @@ impl Blocks {
         let model = &manifest.model;
         let mut cutter = Cutter::new(manifest, stage, trained, frozen);
         let hidden = i64::from(model.hidden);
-        let matrix = [i64::from(model.vocabulary), hidden];
         let embedding = match stage {
-            Stage(0) => {
-                let is_sliced = model.slices > 1;
-                let tokens = match is_sliced {
-                    true => own.rows(model.vocabulary as usize),
-                    false => 0..model.vocabulary as usize,
-                };
-                let offset = cutter.offset(EMBEDDING) + tokens.start * hidden as usize;
-                let matrix = [tokens.len() as i64, hidden];
-                let source = frozen.unwrap_or(trained);
-                let view = match source.embedding {
-                    Some(embedding) => embedding.f_view(matrix)?,
-                    None => source.wide(offset, &matrix)?,
-                };
-                let tokens = tokens.start as i64..tokens.end as i64;
-                let own = is_sliced.then(|| own.clone());
-                let positions = match model.block.learned_positions {
-                    Some(count) => Some(cutter.leaf(POSITIONS, &[i64::from(count), hidden])?),
-                    None => None,
-                };
-                let is_trained = frozen.is_none();
-                Some(Embedding { matrix: view, offset, tokens, own, is_trained, positions })
-            }
+            Stage(0) => Some(Embedding::cut(&mut cutter, model, (trained, frozen), own)?),
             _ => None,
         };
         let expand = match boundary::before(manifest, stage) {
@@ -141,15 +166,7 @@ impl Blocks {
             None => None,
         };
         let head = match stage == manifest.last_stage() {
-            true => {
-                let norm = cutter.norm(LAST_NORM, model, None)?;
-                let name = if cutter.has(HEAD) { HEAD } else { EMBEDDING };
-                let matrices = match model.slices {
-                    1 => vec![cutter.view(cutter.offset(name), &matrix, WeightPart::Whole)?],
-                    _ => cutter.head_slices(name, matrix, own)?,
-                };
-                Some(Head { norm, matrices })
-            }
+            true => Some(Head::cut(&mut cutter, model, own)?),
             false => None,
         };
         let shape = Shape::new(model, trained.values.device())?;

@@ -121,11 +121,24 @@ impl Drop for Store {
     }
 }
 
-/// Seats for devices that compute slices together, and how they exchange large sums: by NCCL if that proves itself.
+/// Seats for devices of which so many each compute slices together, and how they exchange large sums: by NCCL if that
+/// proves itself in every group.
 ///
 /// # Errors
 /// If NCCL has begun a sum and does not end it: the GPUs may be busy with it as long as the process lives.
-pub(crate) fn seats(devices: &[DeviceChoice]) -> Result<(Vec<Seat>, DeviceLinks)> {
+pub(crate) fn seats(devices: &[DeviceChoice], each: usize) -> Result<(Vec<Seat>, DeviceLinks)> {
+    let (mut all, mut links) = (Vec::with_capacity(devices.len()), DeviceLinks::Memory);
+    for group in devices.chunks(each) {
+        let (seats, of_group) = seats_of_group(group)?;
+        all.extend(seats);
+        if !matches!(links, DeviceLinks::Copies { .. }) {
+            links = of_group;
+        }
+    }
+    Ok((all, links))
+}
+
+fn seats_of_group(devices: &[DeviceChoice]) -> Result<(Vec<Seat>, DeviceLinks)> {
     if devices.len() == 1 || devices.iter().all(|device| device.is_processor()) {
         return Ok((Seat::all(devices.len()), DeviceLinks::Memory));
     }
@@ -214,7 +227,7 @@ mod tests {
             return;
         }
         let gpus = [DeviceChoice::Cuda(0), DeviceChoice::Cuda(1)];
-        let (seats, links) = seats(&gpus).expect("copies instead");
+        let (seats, links) = seats(&gpus, gpus.len()).expect("copies instead");
         assert_eq!(seats.len(), 2);
         let DeviceLinks::Copies { reason } = links else { panic!("{links:?}") };
         assert!(reason.contains("cuda:"), "{reason}");

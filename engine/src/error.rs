@@ -33,7 +33,7 @@ pub enum EngineError {
     /// Devices that cannot have equal parts of the slices.
     #[error(
         "model.slices = {slices} cannot be divided among {devices} devices: start this peer with --device for a \
-         number of devices that divides {slices}"
+         number of devices that divides {slices} or is a multiple of it"
     )]
     SlicesOfDevices {
         /// Slices of the run.

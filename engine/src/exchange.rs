@@ -1,4 +1,4 @@
-//! Sums of parts in the order of slices, over one device or several (`csrc/slices.cpp`).
+//! Sums of parts in the order of slices, over one device or several (`csrc/sums.cpp`, `csrc/slices.cpp`).
 
 use std::ffi::{c_char, c_void};
 use std::ptr::{self, NonNull};

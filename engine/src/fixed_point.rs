@@ -3,8 +3,9 @@
 //! A gradient `g` is represented by the integer `q = round(g · 2^bits)`, ties to even, where `bits`
 //! is the manifest's `training.gradient_fraction_bits`: the resolution is `2^-bits`. Integer
 //! addition is associative, so any replica may add any microbatch in any order. Each `|q|` must be
-//! at most `(2^63 - 1) / M` for the run's `M` microbatches per step, so the sum of a whole step
-//! fits in an i64 in any case: with 44 bits and 32 microbatches, gradients may reach about 16 000.
+//! at most `(2^63 - 1) / M` for the run's `M` microbatches per step, each of which may have several gradients of a
+//! weight, so the sum of a whole step fits in an i64 in any case: with 44 bits and 32 microbatches, gradients may reach
+//! about 16 000.
 
 use bytes::Bytes;
 use shoal_protocol::manifest::Manifest;
@@ -17,7 +18,7 @@ use crate::kernel::widest;
 pub struct FixedPoint {
     /// Integers per unit: `2^bits`.
     pub(crate) scale: f64,
-    /// Maximum magnitude of one microbatch's integer.
+    /// Maximum magnitude of the integer of one gradient.
     limit: i64,
     /// Microbatches per step.
     microbatches: u32,
@@ -28,8 +29,10 @@ impl FixedPoint {
     #[must_use]
     pub fn of(manifest: &Manifest) -> Self {
         let microbatches = manifest.training.microbatches;
-        // A tied matrix gets a gradient as embedding and one as head.
-        let gradients = i64::from(microbatches) * if manifest.model.block.tied { 2 } else { 1 };
+        // A tied matrix gets a gradient as embedding and one as head; in a run with slices a norm gets one from each
+        // group of tokens.
+        let each = i64::from(manifest.model.block.tied) + 1;
+        let gradients = i64::from(microbatches) * each.max(manifest.model.slices.into());
         Self {
             scale: f64::from(manifest.training.gradient_fraction_bits).exp2(),
             limit: i64::MAX / gradients,
@@ -219,6 +222,20 @@ mod tests {
             for (mean, sum) in means.into_iter().zip(sums) {
                 prop_assert_eq!(mean.to_bits(), ((sum as f64 / divisor) as f32).to_bits());
             }
+        }
+    }
+
+    /// The gradients of a weight in one step, however many, cannot add up to more than an integer holds.
+    #[test]
+    fn several_gradients_of_a_microbatch_share_its_part_of_the_range() {
+        let mut manifest = manifest();
+        for (tied, slices, gradients) in [(false, 1, 1), (true, 1, 2), (true, 4, 4), (false, 4, 4)]
+        {
+            manifest.model.block.tied = tied;
+            manifest.model.slices = slices;
+            let FixedPoint { limit, microbatches, .. } = FixedPoint::of(&manifest);
+            let most = i128::from(limit) * i128::from(microbatches) * gradients;
+            assert!(most <= i128::from(i64::MAX) && most > i128::from(i64::MAX) - 100, "{most}");
         }
     }
 

@@ -5,12 +5,12 @@ use std::sync::Barrier;
 
 use bytes::Bytes;
 use shoal_protocol::ids::{ClaimKey, Stage, StageSpan};
-use shoal_protocol::manifest::{Dtype, Manifest};
+use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Manifest};
 
 use crate::device::{Device, DeviceChoice};
 use crate::engine::Engine;
 use crate::exchange::Seat;
-use crate::memory::graph_bytes;
+use crate::memory::{graph_bytes, graphs_bytes};
 use crate::share::Share;
 use crate::swap::Tiers;
 use crate::testing::{key, manifest};
@@ -58,7 +58,7 @@ impl Drop for Counter {
     }
 }
 
-/// The middle stage of three, whose only tensors beside its layers' are its input and output.
+/// A run of three stages. The only tensors of the middle one beside its layers' are its input and output.
 fn manifest_of(slices: u16, dtype: Dtype) -> Manifest {
     let mut manifest = manifest();
     let model = &mut manifest.model;
@@ -70,24 +70,25 @@ fn manifest_of(slices: u16, dtype: Dtype) -> Manifest {
     manifest
 }
 
-/// The bytes that the devices of a peer keep of one pass of its stage, all together.
-fn kept(manifest: &Manifest, devices: usize) -> u64 {
+/// The bytes that the devices of a peer keep of one pass of a stage, all together.
+fn kept(manifest: &Manifest, stage: Stage, devices: usize) -> u64 {
     let (counter, turn) = (Counter::new(), Barrier::new(devices));
     let shares: Vec<Share> = match devices {
         1 => vec![Share::WHOLE],
         _ => Share::all_together(Seat::all(devices)).collect(),
     };
-    let stage = Stage(1);
     let key = ClaimKey { stage, ..key(0) };
-    let input = manifest.boundary_bytes(manifest.codec.activations).0;
-    let input = Bytes::from(vec![0; input as usize]);
+    let words = Bytes::from(vec![0; 4 * manifest.tokens_per_microbatch() as usize]);
+    let activation = manifest.boundary_bytes(manifest.codec.activations).0;
+    let activation = Bytes::from(vec![0; activation as usize]);
+    let input = if stage == Stage(0) { &words } else { &activation };
     let pass = |share: Share| {
         let device = Device::open(DeviceChoice::Cpu, 1).expect("a processor");
         let tiers = Tiers::default();
         let mut engine = Engine::sharing(manifest, StageSpan::one(stage), device, (share, tiers))
             .expect("enough memory");
         counter.count(|| {
-            engine.forward(key, &input, None).expect("a pass");
+            engine.forward(key, input, Some(&words)).expect("a pass");
             // All have their graphs.
             turn.wait();
             let kept = counter.bytes();
@@ -109,17 +110,36 @@ fn kept(manifest: &Manifest, devices: usize) -> u64 {
 fn devices_that_share_slices_divide_the_graph_and_each_have_its_ends() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
         let manifest = manifest_of(4, dtype);
-        let alone = kept(&manifest, 1);
-        assert_eq!(alone, kept(&manifest_of(1, dtype), 1), "{dtype:?}");
-        let stated = graph_bytes(&manifest, Stage(1));
+        let middle = Stage(1);
+        let alone = kept(&manifest, middle, 1);
+        assert_eq!(alone, kept(&manifest_of(1, dtype), middle, 1), "{dtype:?}");
+        let stated = graph_bytes(&manifest, middle);
         assert!(alone <= stated && 10 * alone > 9 * stated, "{dtype:?}: {alone} of {stated}");
         let stream = manifest.tokens_per_microbatch() * 64 * dtype.size() as u64;
         for devices in [2, 4] {
             // Each has the input and the output, and all together the tokens that they took.
             let ends = (2 * (devices as u64 - 1) + 1) * stream;
-            let kept = kept(&manifest, devices);
-            println!("{dtype:?}: one device {alone} bytes, {devices} devices {kept}");
-            assert_eq!(kept, alone + ends, "{dtype:?}, {devices} devices");
+            let found = kept(&manifest, middle, devices);
+            println!("{dtype:?}: one device {alone} bytes, {devices} devices {found}");
+            assert_eq!(found, alone + ends, "{dtype:?}, {devices} devices");
+        }
+    }
+}
+
+#[test]
+fn graphs_of_all_stages_take_at_most_the_stated_memory() {
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        for boundary in [None, Some(Boundary { kind: BoundaryKind::Maxout, width: 16 })] {
+            let mut manifest = manifest_of(4, dtype);
+            manifest.model.boundary = boundary;
+            manifest.check().expect("a run");
+            for (stage, devices) in [(0, 2), (1, 2), (2, 2), (0, 4), (1, 4), (2, 4)] {
+                let stage = Stage(stage);
+                let found = kept(&manifest, stage, devices);
+                let stated = graphs_bytes(&manifest, stage, devices as u64);
+                let case = format!("{dtype:?}, {boundary:?}, {stage:?}, {devices} devices");
+                assert!(found <= stated && 3 * found > 2 * stated, "{case}: {found} of {stated}");
+            }
         }
     }
 }

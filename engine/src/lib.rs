@@ -116,8 +116,8 @@ pub use init::initial_weights;
 pub use island::{Island, passes_at_once, threads_of_each};
 pub use kernel::instruction_set;
 pub use memory::{
-    DeviceFloor, SwappingFloor, device_floor, island_overhead, memory_floor, swapped_bytes,
-    swapping_floor,
+    DeviceFloor, SwappingFloor, device_floor, graph_ends, island_overhead, memory_floor,
+    swapped_bytes, swapping_floor,
 };
 pub use mkl::MklDispatch;
 pub use optimizer::{Slot, Update, clip_scale, learning_rate, optimizer_elements};

@@ -7,6 +7,7 @@ use shoal_protocol::units::Bytes;
 use crate::boundary;
 use crate::exchange::Seat;
 use crate::held::Held;
+use crate::island::passes_at_once;
 use crate::optimizer::{SlotLayout, carried_elements, layout, optimizer_elements};
 use crate::own_slices::OwnSlices;
 use crate::parameters::{
@@ -47,10 +48,7 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
     let stale = (manifest.steps_at_once() - 1) * (4 + narrow + 8);
     let size = training.dtype.size() as u64;
     let input = manifest.boundary_bytes(manifest.codec.activations).0;
-    let in_flight = match &manifest.inner {
-        None => u64::from(in_flight) * manifest.steps_at_once(),
-        Some(_) => u64::from(in_flight.min(1) * manifest.exchanges_at_once()),
-    };
+    let in_flight = graphs_at_once(manifest, in_flight);
     let stage_bytes = |stage| {
         let weights = parameter_count(manifest, stage) as u64
             * (PER_PARAMETER + narrow + stale + kept_errors(manifest));
@@ -67,44 +65,98 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
     span.stages().map(stage_bytes).sum()
 }
 
+/// What the graphs of so many microbatches in flight in each step take beyond [`memory_floor`] on several devices that
+/// compute slices of each pass together: the ends of the stage, which each has whole.
+#[must_use]
+pub fn graph_ends(manifest: &Manifest, span: StageSpan, in_flight: u32, devices: usize) -> Bytes {
+    let graphs = match graphs_at_once(manifest, in_flight) {
+        several if manifest.training.recompute => several.min(1),
+        all => all,
+    };
+    let ends = |stage| {
+        let further = graphs_bytes(manifest, stage, devices as u64) - graph_bytes(manifest, stage);
+        Bytes(graphs * further)
+    };
+    span.stages().map(ends).sum()
+}
+
+/// The microbatches that a stage has in flight, of so many in each step.
+fn graphs_at_once(manifest: &Manifest, in_flight: u32) -> u64 {
+    match &manifest.inner {
+        None => u64::from(in_flight) * manifest.steps_at_once(),
+        Some(_) => u64::from(in_flight.min(1) * manifest.exchanges_at_once()),
+    }
+}
+
 /// What several workers of the processor ([`crate::Island`]) take beyond [`memory_floor`]. They share accumulators and
 /// weights, and divide what the optimizer keeps. Each further one has for every weight one microbatch's gradient, 4 bytes,
 /// and a virtual worker of its own, with what workers carry.
 ///
 /// Workers that compute slices of each pass together divide the weights in f32, a virtual worker, and gradients of
 /// slices. Each has its slices of the matrices, and all other weights, trained or frozen, in the dtype of passes; its rows
-/// of the embedding in f32; and the mean gradient of a virtual worker's updates.
+/// of the embedding in f32; and the mean gradient of a virtual worker's updates. Groups of such workers divide the weights
+/// in f32 and what the optimizer keeps, unless they train virtual workers; each has accumulators and all else.
 #[must_use]
 pub fn island_overhead(manifest: &Manifest, span: StageSpan, devices: usize) -> Bytes {
     let further = devices.saturating_sub(1) as u64;
     let size = manifest.training.dtype.size() as u64;
+    let groups = Groups::of(manifest, devices);
     let stage_bytes = |stage| {
         let weights = parameter_count(manifest, stage) as u64;
         let carried = carried_elements(manifest, stage) as u64;
-        let gradient = 4 * further * (weights - sliced(manifest, stage));
         if manifest.model.slices == 1 {
             let inner = inner_bytes(manifest, stage) + (4 + 4) * carried;
-            return Bytes(gradient + further * inner);
+            return Bytes(further * (4 * weights + inner));
         }
+        let further_groups = groups.count - 1;
+        let gradient = 4 * (groups.held(weights, sliced(manifest, stage)) - weights);
         let inner = manifest.of_worker().map_or(0, |of_worker| {
-            further_copies(&of_worker, stage, devices) + further * 4 * (weights + carried)
+            let copies = further_copies(&of_worker, stage, Groups { count: 1, ..groups });
+            // Each group has the run's state too.
+            let state = 4 * manifest.steps_at_once() * weights + optimizer_bytes(manifest, stage);
+            let of_group = inner_bytes(manifest, stage) + state;
+            further_groups * of_group + groups.count * copies + further * 4 * (weights + carried)
         });
-        let frozen = further * further_frozen(manifest, stage) * size;
-        let copies = manifest.steps_at_once() * further_copies(manifest, stage, devices);
-        Bytes(gradient + frozen + inner + copies)
+        let sums = 8 * manifest.steps_at_once() * further_groups * (weights + carried);
+        let frozen = held_frozen(manifest, stage, groups) - frozen_count(manifest, stage) as u64;
+        let copies = manifest.steps_at_once() * further_copies(manifest, stage, groups);
+        Bytes(gradient + sums + size * frozen + inner + copies)
     };
     if further == 0 { Bytes(0) } else { span.stages().map(stage_bytes).sum() }
 }
 
+/// Groups of workers that compute the slices of a pass together, each of so many.
+#[derive(Debug, Clone, Copy)]
+struct Groups {
+    count: u64,
+    each: u64,
+}
+
+impl Groups {
+    /// Those of so many devices, which suit the run.
+    fn of(manifest: &Manifest, devices: usize) -> Self {
+        let count = passes_at_once(manifest, devices).unwrap_or(1).max(1);
+        Self { count: count as u64, each: (devices / count) as u64 }
+    }
+
+    /// All that they have of so many weights, of which some are sliced: each group has those once, and each worker all
+    /// others.
+    fn held(self, weights: u64, sliced: u64) -> u64 {
+        self.count * (sliced + self.each * (weights - sliced))
+    }
+}
+
 /// Bytes of the weights of one version that several workers who share slices have beyond those of one.
-fn further_copies(manifest: &Manifest, stage: Stage, devices: usize) -> u64 {
-    let (devices, narrow) = (devices as u64, narrow_bytes(manifest));
-    let (weights, sliced) = (parameter_count(manifest, stage) as u64, sliced(manifest, stage));
-    let held = sliced + devices * (weights - sliced);
+fn further_copies(manifest: &Manifest, stage: Stage, groups: Groups) -> u64 {
+    let weights = parameter_count(manifest, stage) as u64;
+    let held = groups.held(weights, sliced(manifest, stage));
     match manifest.training.dtype {
         Dtype::F32 => 4 * held,
-        // They divide the embedding too.
-        Dtype::Bf16 => narrow * (held - weights) + 4 * embedding(manifest, stage),
+        // The workers of a group divide the embedding too.
+        Dtype::Bf16 => {
+            let wide = 4 * groups.count * embedding(manifest, stage);
+            narrow_bytes(manifest) * (held - weights) + wide
+        }
     }
 }
 
@@ -113,10 +165,17 @@ fn sliced(manifest: &Manifest, stage: Stage) -> u64 {
     sliced_of(manifest, &parameters(manifest, stage))
 }
 
-/// Frozen weights that each further worker has.
-fn further_frozen(manifest: &Manifest, stage: Stage) -> u64 {
-    let all = frozen_count(manifest, stage) as u64;
-    if all == 0 { 0 } else { all - sliced_of(manifest, &model_parameters(manifest, stage)) }
+/// Frozen weights of which each worker has a part.
+fn sliced_frozen(manifest: &Manifest, stage: Stage) -> u64 {
+    match frozen_count(manifest, stage) {
+        0 => 0,
+        _ => sliced_of(manifest, &model_parameters(manifest, stage)),
+    }
+}
+
+/// All frozen weights that workers who share slices have.
+fn held_frozen(manifest: &Manifest, stage: Stage, groups: Groups) -> u64 {
+    groups.held(frozen_count(manifest, stage) as u64, sliced_frozen(manifest, stage))
 }
 
 fn sliced_of(manifest: &Manifest, all: &[Parameter]) -> u64 {
@@ -137,8 +196,8 @@ fn embedding(manifest: &Manifest, stage: Stage) -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SwappingFloor {
     /// What is always in memory: 8 bytes for every weight if the all-reduce is lossy; of the largest stage one
-    /// microbatch's gradient, its graph, and a copy of weights and of the optimizer's state for a checkpoint; and
-    /// the inputs of all microbatches in flight.
+    /// microbatch's gradient, its graph with the ends that each device has, and a copy of weights and of the optimizer's
+    /// state for a checkpoint; and the inputs of all microbatches in flight.
     pub resident: Bytes,
     /// The least for the rest: what an update of the largest stage touches, which is 8 bytes a weight
     /// (10 with a bf16 copy, and 4 or 6 more for each earlier version that steps read) and what the optimizer
@@ -234,11 +293,11 @@ pub fn swapped_bytes(manifest: &Manifest, stage: Stage, devices: usize) -> Bytes
     let (weights, versions) = (parameter_count(manifest, stage) as u64, manifest.steps_at_once());
     let size = manifest.training.dtype.size() as u64;
     let held = weights * (versions * (4 + narrow_bytes(manifest) + 8) + 4);
-    let further = devices as u64 - 1;
-    let frozen = frozen_count(manifest, stage) as u64 + further * further_frozen(manifest, stage);
+    let group = Groups { count: 1, each: devices as u64 };
     // A single device reads what it updates.
-    let copies = if further == 0 { 0 } else { versions * further_copies(manifest, stage, devices) };
-    Bytes(held + optimizer_bytes(manifest, stage) + copies + size * frozen)
+    let copies = if devices == 1 { 0 } else { versions * further_copies(manifest, stage, group) };
+    let frozen = size * held_frozen(manifest, stage, group);
+    Bytes(held + optimizer_bytes(manifest, stage) + copies + frozen)
 }
 
 /// The memory of a device that has the weights of stages only while their passes read them ([`crate::Tiers`]).
@@ -275,12 +334,12 @@ pub fn device_floor(manifest: &Manifest, devices: usize) -> DeviceFloor {
         let rows = embedding(manifest, stage).div_ceil(devices);
         let embedding = if is_narrow { 4 * rows } else { 0 };
         let trained = manifest.steps_at_once() * (size * count(stage) + embedding);
-        let all = frozen_count(manifest, stage) as u64;
-        let frozen = if all == 0 { 0 } else { part(all, all - further_frozen(manifest, stage)) };
-        trained + size * frozen
+        let frozen = frozen_count(manifest, stage) as u64;
+        trained + size * part(frozen, sliced_frozen(manifest, stage))
     };
+    let graph = |stage| graphs_bytes(manifest, stage, devices).div_ceil(devices);
     DeviceFloor {
-        passes: Bytes(largest(&|stage| 4 * count(stage) + graph_bytes(manifest, stage)) + subspace),
+        passes: Bytes(largest(&|stage| 4 * count(stage) + graph(stage)) + subspace),
         weights: Bytes(largest(&weights)),
     }
 }
@@ -332,28 +391,41 @@ fn initial_bytes(manifest: &Manifest) -> u64 {
     4 * u64::from(manifest.model.hidden) * rows
 }
 
-/// The tensors that one microbatch's backward pass reads on so many devices, which divide the graph. Each has the input
-/// and the output of the stage, and several the tokens of the stream that they took.
-fn graphs_bytes(manifest: &Manifest, stage: Stage, devices: u64) -> u64 {
+/// The tensors that one microbatch's backward pass reads on so many devices, which divide the graph of the layers. Each of
+/// several has the ends of the stage: its input and output, what compresses and expands these, and before the head the
+/// normalised stream and its gradient. Together they have the stream once more, each the tokens that it took.
+pub(crate) fn graphs_bytes(manifest: &Manifest, stage: Stage, devices: u64) -> u64 {
+    if devices == 1 {
+        return graph_bytes(manifest, stage);
+    }
     let stream = 4 * manifest.tokens_per_microbatch() * u64::from(manifest.model.hidden);
-    graph_bytes(manifest, stage) + (2 * devices - 1) * if devices > 1 { stream } else { 0 }
+    let streams = if stage == manifest.last_stage() { 4 } else { 2 };
+    let each = streams * stream + boundary_bytes(manifest, stage);
+    graph_bytes(manifest, stage) + devices * each + stream
 }
 
 /// The tensors that one microbatch's backward pass reads.
 pub(crate) fn graph_bytes(manifest: &Manifest, stage: Stage) -> u64 {
     let model = &manifest.model;
     let size = manifest.training.dtype.size() as u64;
-    let tokens = u64::from(manifest.training.microbatch_size) * u64::from(model.context);
-    let (hidden, width) = (u64::from(model.hidden), u64::from(model.boundary_width()));
     let (queries, keys) = (u64::from(model.query_width()), u64::from(model.key_width()));
+    let hidden = u64::from(model.hidden);
     let per_layer = 5 * hidden + 2 * queries + 2 * keys + 3 * u64::from(model.intermediate);
+    let layers = manifest.layers_of(stage).len() as u64;
+    size * manifest.tokens_per_microbatch() * layers * per_layer + boundary_bytes(manifest, stage)
+}
+
+/// The part of these tensors that compressed activations add.
+fn boundary_bytes(manifest: &Manifest, stage: Stage) -> u64 {
+    let (model, tokens) = (&manifest.model, manifest.tokens_per_microbatch());
+    let (hidden, width) = (u64::from(model.hidden), u64::from(model.boundary_width()));
     let compressed = boundary::after(manifest, stage).map_or(0, |_| 2 * hidden + width);
     let expanded = boundary::before(manifest, stage).map_or(0, |_| width);
-    let layers = manifest.layers_of(stage).len() as u64;
     let has_input = u64::from(stage > Stage(0));
     let has_output = u64::from(stage < manifest.last_stage());
     let coordinates = (has_input + has_output) * subspace_width(manifest);
-    4 * tokens * coordinates + size * tokens * (layers * per_layer + compressed + expanded)
+    let size = manifest.training.dtype.size() as u64;
+    4 * tokens * coordinates + size * tokens * (compressed + expanded)
 }
 
 #[cfg(test)]

@@ -27,15 +27,29 @@ impl Share {
         (0..count).map(move |index| Self { index, count, seat: None, is_apart })
     }
 
-    /// The shares of devices that compute the slices of each pass together, in the order of their seats.
+    /// The shares of devices that compute slices of passes together, in one group or several, each with seats of its own:
+    /// all divide the weights.
     pub(crate) fn all_together(seats: Vec<Seat>) -> impl Iterator<Item = Self> {
         let all = Self::all(seats.len(), true);
         all.zip(seats).map(|(share, seat)| Self { seat: Some(seat), ..share })
     }
 
+    /// The same, but each group divides all weights.
+    pub(crate) fn all_by_group(seats: Vec<Seat>) -> impl Iterator<Item = Self> {
+        seats.into_iter().map(|seat| {
+            let (index, count) = (seat.index(), seat.count());
+            Self { index, count, seat: Some(seat), is_apart: true }
+        })
+    }
+
     /// The device's place among those that compute passes together; `None` if it computes its own.
     pub(crate) fn seat(&self) -> Option<&Seat> {
         self.seat.as_ref()
+    }
+
+    /// The number of devices that compute each of the device's passes.
+    pub(crate) fn devices_of_pass(&self) -> usize {
+        self.seat.as_ref().map_or(1, Seat::count)
     }
 
     /// The number of devices among which weights are divided.

@@ -201,7 +201,8 @@ fn compare(manifest: &Manifest, devices: &[usize]) {
 
 #[test]
 fn devices_that_share_slices_compute_the_bits_of_one() {
-    for (slices, devices) in [(2, &[2][..]), (4, &[2, 4])] {
+    // Four devices for two slices are two groups of two.
+    for (slices, devices) in [(2, &[2, 4][..]), (4, &[2, 4])] {
         for (stages, dtype) in
             [(1, Dtype::F32), (1, Dtype::Bf16), (3, Dtype::F32), (3, Dtype::Bf16)]
         {
@@ -256,6 +257,31 @@ fn devices_that_share_slices_compute_the_bits_of_one_within_a_subspace() {
         manifest.model.slices = 4;
         manifest.check().expect("a run");
         compare(&manifest, &[2, 4]);
+    }
+}
+
+#[test]
+fn groups_of_devices_compute_the_bits_of_one() {
+    let mut tied = divisible();
+    tied.model.block.tied = true;
+    tied.training.staleness = 1;
+    tied.training.stages = 2;
+    let mut reduced = divisible();
+    reduced.model.boundary = Some(Boundary { kind: BoundaryKind::Subspace, width: 8 });
+    reduced.training.stages = 3;
+    reduced.training.dtype = Dtype::Bf16;
+    reduced.optimizer.rule = common::muon();
+    let mut frozen = adapted(&LoraTarget::ALL);
+    frozen.training.dtype = Dtype::Bf16;
+    let workers = sliced_workers(InnerMoments::Zero, DistanceCodec::F32);
+    let mut carried = sliced_workers(InnerMoments::Mean, DistanceCodec::Int8);
+    carried.training.dtype = Dtype::Bf16;
+    for (mut manifest, devices) in
+        [(tied, 4), (reduced, 4), (frozen, 6), (workers, 4), (carried, 6)]
+    {
+        manifest.model.slices = 2;
+        manifest.check().expect("a run");
+        compare(&manifest, &[devices]);
     }
 }
 
@@ -357,8 +383,13 @@ fn devices_that_cannot_share_slices_equally_are_refused() {
     let mut manifest = divisible();
     manifest.model.slices = 4;
     let devices = [DeviceChoice::Cpu; 3];
-    let error = Island::new(&manifest, StageSpan::all(1), &devices, 1).expect_err("3 of 4");
-    assert!(matches!(error, EngineError::SlicesOfDevices { slices: 4, devices: 3 }), "{error}");
+    for (slices, count) in [(4, 3), (2, 3)] {
+        manifest.model.slices = slices;
+        let all = StageSpan::all(1);
+        let error = Island::new(&manifest, all, &devices[..count], 1).expect_err("unequal");
+        let refused = matches!(error, EngineError::SlicesOfDevices { devices: 3, .. });
+        assert!(refused, "{slices} slices, {error}");
+    }
 }
 
 #[test]

@@ -83,7 +83,8 @@ fn sliced() -> Run {
 
 #[test]
 fn peers_that_share_slices_among_devices_train_beside_others_and_may_die() {
-    assert_survives_a_death(&sliced(), ["cpu:2", "cpu", "cpu:2"]);
+    // The first has two groups of two.
+    assert_survives_a_death(&sliced(), ["cpu:4", "cpu", "cpu:2"]);
 }
 
 /// Devices that hold their slices of one stage's weights host both stages, alone and in a swarm.
@@ -159,7 +160,7 @@ fn what_peers_of_unlike_devices_send_each_other_crosses_once() {
 }
 
 #[test]
-fn devices_that_do_not_divide_the_slices_are_refused() {
+fn devices_that_cannot_have_equal_parts_of_the_slices_are_refused() {
     let run = sliced();
     let mut command = local_command(&run.config(), &run.path("none"));
     command.args(["--device", "cpu:3"]);

@@ -89,7 +89,8 @@ impl Engine {
         let device = if tiers.device.is_some() { device.with_images() } else { device };
         let (manifest, stages) = (manifest.clone(), BTreeMap::new());
         let images = |budget| Images::new(device.torch, budget).map(RefCell::new);
-        let images = tiers.for_weights(&manifest, share.count()).map(images).transpose()?;
+        let images =
+            tiers.for_weights(&manifest, share.devices_of_pass()).map(images).transpose()?;
         let mut engine = Self { manifest, device, share, stages, tiers, swap: None, images };
         let hosted: Vec<Stage> = span.stages().collect();
         engine.divide_memory(&hosted)?;

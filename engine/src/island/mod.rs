@@ -1,7 +1,8 @@
 //! The devices of one peer as one engine.
 //!
 //! One device computes on the caller's thread. Several have a thread each, and host the same stages: as replicas,
-//! so that passes of different microbatches run at the same time, or each with its slices of every pass.
+//! so that passes of different microbatches run at the same time, each with its slices of every pass, or as replicas of
+//! several devices that share slices.
 
 mod additions;
 mod several;
@@ -32,15 +33,15 @@ pub fn threads_of_each(threads: usize, devices: usize) -> usize {
     (threads / devices.max(1)).max(1)
 }
 
-/// The passes that so many devices of one peer run at the same time: one each, or one together, if there are
-/// slices for each device to compute its part of them.
+/// The passes that so many devices of one peer run at the same time: one each; or in a run with slices one together, or,
+/// of more devices than slices, one by each group that has a device for each slice.
 ///
 /// # Errors
 /// If the devices cannot have equal parts of the slices.
 pub fn passes_at_once(manifest: &Manifest, devices: usize) -> Result<usize> {
     match usize::from(manifest.model.slices) {
-        1 => Ok(devices),
-        slices if slices.is_multiple_of(devices) => Ok(1),
+        slices if slices.is_multiple_of(devices) && slices > 1 => Ok(1),
+        slices if devices.is_multiple_of(slices) => Ok(devices / slices),
         slices => Err(EngineError::SlicesOfDevices { slices, devices }),
     }
 }
@@ -80,8 +81,8 @@ impl Island {
         Self::swapping(manifest, span, (devices, threads), Tiers::default())
     }
 
-    /// Like [`Island::new`], with tiers below the devices, as [`Engine::swapping`]. Several devices that compute passes of
-    /// their own have none below the machine's memory.
+    /// Like [`Island::new`], with tiers below the devices, as [`Engine::swapping`]. Devices that compute several passes at
+    /// the same time have none below the machine's memory.
     ///
     /// # Errors
     /// As [`Island::new`]; if the disk has no room.
@@ -125,13 +126,13 @@ impl Island {
         }
     }
 
-    /// The devices that compute a pass for which this one is named: all of them, each its part of the slices, or
-    /// it alone. All do the same work in the same order.
+    /// The devices that compute a pass: a group of them, each its part of the slices, or one. `place` is which of the
+    /// passes that run at the same time. All do the same work in the same order.
     #[must_use]
-    pub fn devices_of_pass(&self, device: usize) -> Range<usize> {
+    pub fn devices_of_pass(&self, place: usize) -> Range<usize> {
         match &self.0 {
-            Devices::One(_) => device..device + 1,
-            Devices::Several(several) => several.devices_of_pass(device),
+            Devices::One(_) => place..place + 1,
+            Devices::Several(several) => several.devices_of_pass(place),
         }
     }
 

@@ -43,8 +43,12 @@ pub(super) struct Several {
     workers: Vec<Worker>,
     /// Whether replicas have weights and accumulators of their own, or once for all in the machine's memory.
     are_apart: bool,
-    /// How the devices exchange sums, if they compute the slices of each pass together.
+    /// How devices exchange sums, if several compute the slices of a pass together.
     links: Option<DeviceLinks>,
+    /// The devices of each pass.
+    of_pass: usize,
+    /// The devices that divide the state: all or, where each group trains virtual workers from it, those of a group.
+    of_state: usize,
     /// The tier below the machine's memory.
     lower: Option<LowerTier>,
     /// The mean gradients, since more stages were hosted than memory holds.
@@ -65,17 +69,23 @@ impl Several {
         devices: &[DeviceChoice],
         (threads, tiers): (usize, Tiers),
     ) -> Result<Self> {
-        let is_together = passes_at_once(manifest, devices.len())? == 1;
+        let passes = passes_at_once(manifest, devices.len())?;
         assert!(
-            tiers.lower.is_none() || is_together && manifest.inner.is_none(),
-            "devices that compute passes of their own do not swap to a disk, nor do virtual workers"
+            tiers.lower.is_none() || passes == 1 && manifest.inner.is_none(),
+            "devices that compute several passes at once do not swap to a disk, nor do virtual workers"
         );
+        let of_pass = devices.len() / passes;
+        let is_together = passes == 1 || of_pass > 1;
         let has_gpus = devices.iter().any(|device| !device.is_processor());
         let are_apart = has_gpus && tiers.device.is_none();
         let (shares, links): (Vec<Share>, _) = match is_together {
             true => {
-                let (seats, links) = collectives::seats(devices)?;
-                (Share::all_together(seats).collect(), Some(links))
+                let (seats, links) = collectives::seats(devices, of_pass)?;
+                let shares = match manifest.inner {
+                    Some(_) => Share::all_by_group(seats).collect(),
+                    None => Share::all_together(seats).collect(),
+                };
+                (shares, Some(links))
             }
             false => (Share::all(devices.len(), are_apart).collect(), None),
         };
@@ -95,6 +105,11 @@ impl Several {
             manifest: manifest.clone(),
             workers: started.into_iter().map(Starting::begun).collect::<Result<_>>()?,
             links,
+            of_pass,
+            of_state: match (is_together, &manifest.inner) {
+                (true, Some(_)) => of_pass,
+                _ => devices.len(),
+            },
             are_apart,
             lower: tiers.lower.clone(),
             means: None,
@@ -151,9 +166,9 @@ impl Several {
         self.links.is_some()
     }
 
-    /// The devices that compute a pass that this device is named for.
-    pub(super) fn devices_of_pass(&self, device: usize) -> Range<usize> {
-        if self.is_together() { 0..self.workers.len() } else { device..device + 1 }
+    /// See [`super::Island::devices_of_pass`].
+    pub(super) fn devices_of_pass(&self, place: usize) -> Range<usize> {
+        place * self.of_pass..(place + 1) * self.of_pass
     }
 
     pub(super) fn hosted(&self) -> usize {
@@ -305,14 +320,8 @@ impl Several {
     pub(super) fn apply(&mut self, stage: Stage, update: &Update<'_>) -> Result<()> {
         let mut engines = self.all()?;
         update_each(&mut engines, stage, update)?;
-        let copies = if self.have_one_memory() { 0 } else { engines.len() };
-        for owner in 0..copies {
-            let (before, rest) = engines.split_at_mut(owner);
-            let (owner, after) = rest.split_first_mut().expect("the owner is one of them");
-            let updated = owner.stage(stage)?;
-            for engine in before.iter_mut().chain(after) {
-                engine.stage_mut(stage)?.copy_from(updated)?;
-            }
+        if !self.have_one_memory() {
+            engines.chunks_mut(self.of_state).try_for_each(|group| exchange(group, stage))?;
         }
         let turn = self.turn(update.step);
         for engine in &mut engines {
@@ -327,7 +336,7 @@ impl Several {
     pub(super) fn state(&self, stage: Stage) -> Result<StageState> {
         let engines = self.all()?;
         let mut state = engines[0].state(stage)?;
-        for engine in &engines[1..] {
+        for engine in &engines[1..self.of_state] {
             let StageState { weights, stale_weights, slots } = engine.state(stage)?;
             state.weights.extend(weights);
             for (all, own) in state.stale_weights.iter_mut().zip(stale_weights) {
@@ -441,6 +450,19 @@ impl Several {
         self.counted.retain(|(_, (of, turn))| *of != stage || !turns.contains(turn));
         self.sums[&stage].clear(turns)
     }
+}
+
+/// Gives each engine what the others updated.
+fn exchange(engines: &mut [Lent<'_>], stage: Stage) -> Result<()> {
+    for owner in 0..engines.len() {
+        let (before, rest) = engines.split_at_mut(owner);
+        let (owner, after) = rest.split_first_mut().expect("the owner is one of them");
+        let updated = owner.stage(stage)?;
+        for engine in before.iter_mut().chain(after) {
+            engine.stage_mut(stage)?.copy_from(updated)?;
+        }
+    }
+    Ok(())
 }
 
 /// Lets each engine update its share, at the same time.

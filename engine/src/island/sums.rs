@@ -10,7 +10,7 @@ use crate::error::Result;
 pub(super) enum Sums {
     /// In the machine's memory.
     Joined(Vec<Accumulator>),
-    /// On the devices, each with its part, in their order: those that compute slices together add to no sum twice.
+    /// On the devices, each with its part, in their order. Those that compute a pass together add to no sum twice.
     Parts(Vec<Vec<Accumulator>>),
 }
 

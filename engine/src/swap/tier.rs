@@ -44,7 +44,7 @@ impl Tiers {
         self.device.is_none() && self.lower.is_none()
     }
 
-    /// The memory of each of so many devices for weights; `None` where they have all.
+    /// The memory for weights of each of so many devices that compute a pass together; `None` where they have all.
     pub(crate) fn for_weights(&self, manifest: &Manifest, devices: usize) -> Option<Bytes> {
         let passes = device_floor(manifest, devices).passes;
         self.device.map(|memory| Bytes(memory.0.saturating_sub(passes.0)))

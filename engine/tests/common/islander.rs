@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 use bytes::Bytes;
 use shoal_engine::{
     AllReduce, Engine, FixedPoint, ForwardOutput, Island, Samples, StageState, Tiers, Update,
-    group_elements,
+    group_elements, passes_at_once,
 };
 use shoal_protocol::ids::{Microbatch, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
@@ -46,13 +46,14 @@ impl Islander {
         let (results, losses) = channel();
         for microbatch in 0..self.manifest.training.microbatches {
             // Unequal parts of the work.
-            let device = (microbatch as usize / 2) % self.devices;
+            let passes = passes_at_once(&self.manifest, self.devices).expect("they suit the run");
+            let place = (microbatch as usize / 2) % passes;
             let batch = self.samples.batch(Step(step), Microbatch(microbatch));
             let labels = self.manifest.with_tokens(&batch.inputs, batch.labels);
-            for (place, device) in self.island.devices_of_pass(device).enumerate() {
+            for (number, device) in self.island.devices_of_pass(place).enumerate() {
                 let (stages, input, labels) =
                     (stages.clone(), batch.inputs.clone(), labels.clone());
-                let results = (place == 0).then(|| results.clone());
+                let results = (number == 0).then(|| results.clone());
                 let passes = move |engine: &mut Engine| {
                     let loss = pass(engine, &stages, (step, microbatch), input, &labels);
                     if let Some(results) = results {
@@ -66,7 +67,7 @@ impl Islander {
                 let add = move |engine: &mut Engine| {
                     engine.accumulate(key).expect("gradients in range");
                 };
-                for device in self.island.devices_of_pass(device) {
+                for device in self.island.devices_of_pass(place) {
                     self.island.run(device, Some(key), add).expect("a device");
                 }
             }

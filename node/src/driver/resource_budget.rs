@@ -8,8 +8,9 @@ use std::sync::Arc;
 use anyhow::Context;
 use nix::sys::statvfs::statvfs;
 use shoal_engine::{
-    Device, DeviceChoice, LowerTier, Tiers, device_floor, island_overhead, memory_floor,
-    optimizer_elements, parameter_count, passes_at_once, swapped_bytes, swapping_floor,
+    Device, DeviceChoice, LowerTier, Tiers, device_floor, graph_ends, island_overhead,
+    memory_floor, optimizer_elements, parameter_count, passes_at_once, swapped_bytes,
+    swapping_floor,
 };
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::Manifest;
@@ -119,9 +120,9 @@ impl ResourceBudget {
         (manifest, choice): (&Manifest, StageChoice),
     ) -> anyhow::Result<Self> {
         let disk = statvfs(folder).context("the file system does not say how much is free")?;
-        let are_together = matches!(passes_at_once(manifest, devices.len()), Ok(1));
+        // Devices that do not suit the run are refused elsewhere.
+        let together = devices.len() / passes_at_once(manifest, devices.len()).unwrap_or(1).max(1);
         let on_device = limits.device_memory.or_else(|| free_on(devices));
-        let together = if are_together { devices.len() } else { 1 };
         let run = (manifest, choice);
         let device = on_device.filter(|memory| passes_through(run, *memory, together));
         let of_processor = devices.iter().filter(|device| device.is_processor()).count();
@@ -165,7 +166,7 @@ impl ResourceBudget {
         self.workers == self.together && manifest.inner.is_none()
     }
 
-    /// Returns whether several devices compute whole passes each. All weights that they read are on each of them.
+    /// Returns whether devices, or groups of them, compute passes of their own. All weights that they read are on each.
     fn are_replicas(&self) -> bool {
         self.workers > self.together
     }
@@ -401,7 +402,8 @@ impl ResourceBudget {
     /// Returns the memory for the state of these stages, and for so many microbatches in flight.
     fn floor(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
         if self.device.is_none() {
-            return memory_floor(manifest, span, in_flight);
+            let ends = graph_ends(manifest, span, in_flight, self.together);
+            return memory_floor(manifest, span, in_flight) + ends;
         }
         // Graphs are on the device, of one pass at a time. A visit runs as many microbatches as there are.
         let mut manifest = manifest.clone();

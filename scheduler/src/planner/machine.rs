@@ -5,9 +5,8 @@
 //!
 //! The bytes of a device are those of docs/islands.md for a run in bf16. Replicas divide the weights in f32 and what
 //! the optimizer keeps (ZeRO-1, arXiv 1910.02054), or have the weights of passes beside one state in the machine's memory
-//! (ZeRO-Offload, arXiv 2101.06840). Slices divide all but the residual stream, and exchange partial products twice a
-//! layer in each direction, and once at the embedding and at the loss (Megatron, arXiv 1909.08053), in the bytes of a
-//! ring.
+//! (ZeRO-Offload, arXiv 2101.06840). Slices divide everything: matrices (Megatron, arXiv 1909.08053) and, by tokens, the
+//! residual stream (arXiv 2205.05198).
 
 use std::collections::BTreeSet;
 use std::time::Duration;

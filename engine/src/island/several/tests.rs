@@ -35,6 +35,8 @@ fn the_state_of_an_island_takes_the_stated_memory() {
         (1, Dtype::Bf16, 1, 2),
         (2, Dtype::F32, 1, 2),
         (2, Dtype::Bf16, 0, 2),
+        (2, Dtype::F32, 0, 6),
+        (2, Dtype::Bf16, 1, 4),
     ] {
         manifest.model.slices = slices;
         manifest.training.dtype = dtype;
@@ -50,12 +52,16 @@ fn the_state_of_an_island_takes_the_stated_memory() {
             let whole = all.iter().filter(|one| slices == 1 || is_whole(one));
             whole.map(|one| one.len() as u64).sum::<u64>()
         };
-        let gradients = 4 * (devices as u64 - 1) * span.stages().map(whole).sum::<u64>();
-        let further = island_overhead(&manifest, span, devices) - Bytes(gradients);
+        let whole = span.stages().map(whole).sum::<u64>();
+        let groups = if slices == 1 { 1 } else { (devices / usize::from(slices)) as u64 };
+        let further_groups = (groups - 1) * (count as u64 - whole);
+        let gradients = 4 * ((devices as u64 - 1) * whole + further_groups);
+        let sums = (groups - 1) * accumulators * count as u64;
+        let further = island_overhead(&manifest, span, devices) - Bytes(gradients + sums);
         let name = format!("{slices} slices, {dtype:?}, {staleness} stale, {devices} workers");
         assert_eq!(state_of(&all), floor + further, "{name}");
         let sums = all.iter().map(|one| one.sums).sum::<Bytes>();
-        assert_eq!(sums, Bytes(accumulators * count as u64), "{name}");
+        assert_eq!(sums, Bytes(groups * accumulators * count as u64), "{name}");
     }
 }
 
