@@ -73,6 +73,7 @@ mod optimizer;
 mod origin;
 mod own_slices;
 mod parameters;
+mod pass_groups;
 mod pipelined_worker;
 mod product;
 mod rotary;
@@ -113,7 +114,7 @@ pub use flops::{PassFlops, pass_flops, peak_flops};
 pub use footprint::Footprint;
 pub use generate::{Ending, Generation, Generator};
 pub use init::initial_weights;
-pub use island::{Island, passes_at_once, threads_of_each};
+pub use island::{Island, threads_of_each};
 pub use kernel::instruction_set;
 pub use memory::{
     DeviceFloor, SwappingFloor, device_floor, graph_ends, island_overhead, memory_floor,
@@ -125,6 +126,7 @@ pub use origin::Origin;
 pub use parameters::{
     Parameter, frozen_count, group_elements, parameter_count, parameters, summed_elements,
 };
+pub use pass_groups::passes_at_once;
 pub use samples::{Batch, Samples};
 pub use sampling::Sampling;
 pub use shim::torch_version;

@@ -7,12 +7,12 @@ use shoal_protocol::units::Bytes;
 use crate::boundary;
 use crate::exchange::Seat;
 use crate::held::Held;
-use crate::island::passes_at_once;
 use crate::optimizer::{SlotLayout, carried_elements, layout, optimizer_elements};
 use crate::own_slices::OwnSlices;
 use crate::parameters::{
     Parameter, WeightPart, frozen_count, model_parameters, parameter_count, parameters, range_of,
 };
+use crate::pass_groups::PassGroups;
 use crate::share::Share;
 
 /// Bytes per weight while a step is closed, without the optimizer's: weights 4, one microbatch's gradient 4,
@@ -100,7 +100,7 @@ fn graphs_at_once(manifest: &Manifest, in_flight: u32) -> u64 {
 pub fn island_overhead(manifest: &Manifest, span: StageSpan, devices: usize) -> Bytes {
     let further = devices.saturating_sub(1) as u64;
     let size = manifest.training.dtype.size() as u64;
-    let groups = Groups::of(manifest, devices);
+    let groups = PassGroups::of(manifest, devices);
     let stage_bytes = |stage| {
         let weights = parameter_count(manifest, stage) as u64;
         let carried = carried_elements(manifest, stage) as u64;
@@ -111,7 +111,7 @@ pub fn island_overhead(manifest: &Manifest, span: StageSpan, devices: usize) -> 
         let further_groups = groups.count - 1;
         let gradient = 4 * (groups.held(weights, sliced(manifest, stage)) - weights);
         let inner = manifest.of_worker().map_or(0, |of_worker| {
-            let copies = further_copies(&of_worker, stage, Groups { count: 1, ..groups });
+            let copies = further_copies(&of_worker, stage, PassGroups { count: 1, ..groups });
             // Each group has the run's state too.
             let state = 4 * manifest.steps_at_once() * weights + optimizer_bytes(manifest, stage);
             let of_group = inner_bytes(manifest, stage) + state;
@@ -125,29 +125,8 @@ pub fn island_overhead(manifest: &Manifest, span: StageSpan, devices: usize) -> 
     if further == 0 { Bytes(0) } else { span.stages().map(stage_bytes).sum() }
 }
 
-/// Groups of workers that compute the slices of a pass together, each of so many.
-#[derive(Debug, Clone, Copy)]
-struct Groups {
-    count: u64,
-    each: u64,
-}
-
-impl Groups {
-    /// Those of so many devices, which suit the run.
-    fn of(manifest: &Manifest, devices: usize) -> Self {
-        let count = passes_at_once(manifest, devices).unwrap_or(1).max(1);
-        Self { count: count as u64, each: (devices / count) as u64 }
-    }
-
-    /// All that they have of so many weights, of which some are sliced: each group has those once, and each worker all
-    /// others.
-    fn held(self, weights: u64, sliced: u64) -> u64 {
-        self.count * (sliced + self.each * (weights - sliced))
-    }
-}
-
 /// Bytes of the weights of one version that several workers who share slices have beyond those of one.
-fn further_copies(manifest: &Manifest, stage: Stage, groups: Groups) -> u64 {
+fn further_copies(manifest: &Manifest, stage: Stage, groups: PassGroups) -> u64 {
     let weights = parameter_count(manifest, stage) as u64;
     let held = groups.held(weights, sliced(manifest, stage));
     match manifest.training.dtype {
@@ -174,7 +153,7 @@ fn sliced_frozen(manifest: &Manifest, stage: Stage) -> u64 {
 }
 
 /// All frozen weights that workers who share slices have.
-fn held_frozen(manifest: &Manifest, stage: Stage, groups: Groups) -> u64 {
+fn held_frozen(manifest: &Manifest, stage: Stage, groups: PassGroups) -> u64 {
     groups.held(frozen_count(manifest, stage) as u64, sliced_frozen(manifest, stage))
 }
 
@@ -293,7 +272,7 @@ pub fn swapped_bytes(manifest: &Manifest, stage: Stage, devices: usize) -> Bytes
     let (weights, versions) = (parameter_count(manifest, stage) as u64, manifest.steps_at_once());
     let size = manifest.training.dtype.size() as u64;
     let held = weights * (versions * (4 + narrow_bytes(manifest) + 8) + 4);
-    let group = Groups { count: 1, each: devices as u64 };
+    let group = PassGroups { count: 1, each: devices as u64 };
     // A single device reads what it updates.
     let copies = if devices == 1 { 0 } else { versions * further_copies(manifest, stage, group) };
     let frozen = size * held_frozen(manifest, stage, group);

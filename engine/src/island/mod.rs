@@ -21,7 +21,7 @@ use crate::checkpoint::StageState;
 use crate::collectives::DeviceLinks;
 use crate::device::{Device, DeviceChoice};
 use crate::engine::Engine;
-use crate::error::{EngineError, Result};
+use crate::error::Result;
 use crate::footprint::Footprint;
 use crate::optimizer::Update;
 use crate::origin::Origin;
@@ -31,19 +31,6 @@ use crate::swap::{Means, SwapStats, Tiers};
 #[must_use]
 pub fn threads_of_each(threads: usize, devices: usize) -> usize {
     (threads / devices.max(1)).max(1)
-}
-
-/// The passes that so many devices of one peer run at the same time: one each; or in a run with slices one together, or,
-/// of more devices than slices, one by each group that has a device for each slice.
-///
-/// # Errors
-/// If the devices cannot have equal parts of the slices.
-pub fn passes_at_once(manifest: &Manifest, devices: usize) -> Result<usize> {
-    match usize::from(manifest.model.slices) {
-        slices if slices.is_multiple_of(devices) && slices > 1 => Ok(1),
-        slices if devices.is_multiple_of(slices) => Ok(devices / slices),
-        slices => Err(EngineError::SlicesOfDevices { slices, devices }),
-    }
 }
 
 /// The devices of one peer. Methods that [`Engine`] has too do the same, for all devices; their errors are the

@@ -16,7 +16,6 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::units::Bytes;
 
 use super::additions::Additions;
-use super::passes_at_once;
 use super::sums::Sums;
 use super::worker::{Lent, Starting, Work, Worker};
 use crate::accumulator::Accumulator;
@@ -30,6 +29,7 @@ use crate::footprint::{Footprint, bytes_here};
 use crate::optimizer::Update;
 use crate::origin::Origin;
 use crate::parameters::{range_in_stage, range_within, summed_elements};
+use crate::pass_groups::passes_at_once;
 use crate::share::Share;
 use crate::swap::{LowerTier, Means, Swap, SwapStats, Tiers, Use};
 

@@ -42,6 +42,8 @@ struct Strategy {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 struct Figures {
     tokens_per_second: f64,
+    /// Slices of each layer.
+    slices: usize,
     /// Devices in a row that a microbatch passes, and stages of each.
     positions: usize,
     span: usize,
@@ -62,6 +64,7 @@ impl Figures {
         let (step, waits) = (advice.step.as_secs_f64(), advice.waits);
         Self {
             tokens_per_second: tokens as f64 / step,
+            slices: advice.slices,
             positions: advice.positions,
             span: advice.span,
             microbatch: advice.microbatch,
@@ -90,7 +93,7 @@ fn means(kind: Parallelism) -> &'static str {
     match kind {
         Parallelism::Replicated => "one peer, microbatches to whichever device is free",
         Parallelism::Offloaded => "the same, with one state in the machine's memory",
-        Parallelism::Sliced => "one peer, every device a slice of each layer",
+        Parallelism::Sliced => "one peer, each layer in slices of its devices",
         Parallelism::PeerEach => "one peer per device, in pipelines",
         Parallelism::Swapped => "one peer per device, stages swapped over host_link",
     }
@@ -174,6 +177,10 @@ pub(super) fn text(regions: &[RegionMachines]) -> String {
                 Some(plan) if plan.positions > 1 || plan.span > 1 => {
                     format!(" ({} in a row, spans of {})", plan.positions, plan.span)
                 }
+                Some(plan) if plan.slices > 1 => match devices_per_machine / plan.slices {
+                    1 => format!(" ({} slices)", plan.slices),
+                    groups => format!(" ({} slices, {groups} groups)", plan.slices),
+                },
                 _ => String::new(),
             };
             let _ = writeln!(text, "  {strategy:10}  {speed}  {means}{shape}; {reason}");
@@ -217,6 +224,7 @@ mod tests {
         let json = serde_json::to_value(&regions).expect("JSON");
         assert_eq!(json[0]["strategies"][2]["strategy"], "sliced");
         assert!(json[0]["strategies"][2]["plan"]["tokens_per_second"].as_f64() > Some(0.0));
+        assert!(json[0]["strategies"][2]["plan"]["slices"].as_u64() > Some(1), "{json}");
         assert_eq!(json[0]["strategies"][0]["fits"], false);
         assert!(json[0]["strategies"][0].get("plan").is_none());
     }

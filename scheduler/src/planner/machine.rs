@@ -15,27 +15,17 @@ use shoal_protocol::units::Bytes;
 
 use super::advice::{Advice, Work, advise};
 use super::network::Link;
+use super::slices::sliced;
 use super::spans::{Cut, SpanAdvice, Tier, advise_span};
 
-/// Exchanges of a layer between devices that have slices of it, forward: attention and the feed-forward block each read
-/// all tokens, and each have a sum of which a device takes its tokens (Korthikanti et al. 2022, arXiv 2205.05198).
-const FORWARD_EXCHANGES: f64 = 4.0;
-
-/// Backward: the same, and the tokens of the others again, which a device does not keep.
-const BACKWARD_EXCHANGES: f64 = 6.0;
-
-/// Exchanges of a pass outside its layers: the sum of embeddings and all tokens for the head; backward, the gradient of
-/// the tokens for the embedding, and the sum of the head's.
-const OTHER_EXCHANGES: f64 = 3.0;
-
 /// Seconds of a token, at most: more are never worth a comparison.
-const LONGEST: f64 = 1e3;
+pub(super) const LONGEST: f64 = 1e3;
 
 /// Bytes for each weight that replicas divide: the weight in f32, and AdamW's moments.
-const DIVIDED: f64 = 12.0;
+pub(super) const DIVIDED: f64 = 12.0;
 
 /// Bytes of a weight in f32.
-const WEIGHT: f64 = 4.0;
+pub(super) const WEIGHT: f64 = 4.0;
 
 /// How the devices of a machine work together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,7 +34,7 @@ pub enum Parallelism {
     Replicated,
     /// The same, with one state for all devices in the machine's memory.
     Offloaded,
-    /// One peer, whose devices compute each microbatch together.
+    /// One peer, whose devices compute each microbatch together: all, or groups of them.
     Sliced,
     /// A peer for each device, in pipelines of the machine's devices.
     PeerEach,
@@ -130,6 +120,8 @@ pub struct Waits {
 /// A plan for the devices of a machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MachineAdvice {
+    /// Slices of each layer; 1 if it is whole.
+    pub slices: usize,
     /// Devices in a row that a microbatch passes, and stages of each; both 1 where all devices are one peer.
     pub positions: usize,
     /// See `positions`.
@@ -170,12 +162,12 @@ pub fn fastest(all: &[(Parallelism, MachineOutcome)]) -> Option<Parallelism> {
 }
 
 impl Machine {
-    fn count(&self) -> f64 {
+    pub(super) fn count(&self) -> f64 {
         self.devices.max(1) as f64
     }
 
     /// The part of a divided whole that a device lacks.
-    fn lacks(&self) -> f64 {
+    pub(super) fn lacks(&self) -> f64 {
         1.0 - 1.0 / self.count()
     }
 
@@ -185,7 +177,7 @@ impl Machine {
     }
 
     /// Time until each device has what the others updated, of so many bytes.
-    fn copies(&self, bytes: f64) -> Duration {
+    pub(super) fn copies(&self, bytes: f64) -> Duration {
         let lacks = bytes * self.lacks();
         if lacks > 0.0 { self.inside.time(Bytes(lacks as u64)) } else { Duration::ZERO }
     }
@@ -242,38 +234,10 @@ fn offloaded(work: &Work, machine: &Machine) -> MachineOutcome {
     Ok(of_one_peer(advice, step, Waits { loads: copies, updates, ..Waits::default() }))
 }
 
-/// All devices compute each microbatch, and meet in every layer.
-fn sliced(work: &Work, machine: &Machine) -> MachineOutcome {
-    let layers = machine.layers.ok_or(Obstacle::Layers)? as f64;
-    let rate = machine.inside.rate.0.max(1) as f64;
-    let [forward, backward] =
-        [FORWARD_EXCHANGES, BACKWARD_EXCHANGES].map(|of_layer| of_layer * layers + OTHER_EXCHANGES);
-    // In each a device receives the others' tokens, or their products for its own.
-    let token =
-        |exchanges: f64| (exchanges * machine.lacks() * work.activation / rate).min(LONGEST);
-    let delays = (forward + backward) * machine.inside.delay.as_secs_f64();
-    let own = Work {
-        forward: work.forward / machine.count() + token(forward),
-        backward: work.backward / machine.count() + token(backward),
-        // Of each of both passes.
-        overhead: work.overhead + delays / 2.0,
-        state: work.state / machine.count(),
-        kept: work.kept / machine.count(),
-        ..*work
-    };
-    let mut advice = advise(&own, 1, 1, None).ok_or_else(|| obstacle(&own, machine))?;
-    let tokens = (advice.microbatch * advice.microbatches) as f64;
-    let exchanges =
-        (token(forward) + token(backward)) * tokens + delays * advice.microbatches as f64;
-    let exchanges = Duration::from_secs_f64(exchanges).min(advice.passes);
-    advice.computes = advice.computes.saturating_sub(exchanges);
-    let step = advice.passes;
-    Ok(of_one_peer(advice, step, Waits { exchanges, ..Waits::default() }))
-}
-
-fn of_one_peer(advice: Advice, step: Duration, waits: Waits) -> MachineAdvice {
+/// The plan of a machine whose devices are one peer.
+pub(super) fn of_one_peer(advice: Advice, step: Duration, waits: Waits) -> MachineAdvice {
     let Advice { microbatch, memory, computes, .. } = advice;
-    MachineAdvice { positions: 1, span: 1, microbatch, memory, step, computes, waits }
+    MachineAdvice { slices: 1, positions: 1, span: 1, microbatch, memory, step, computes, waits }
 }
 
 /// The fastest pipelines of the devices whose stages fit.
@@ -325,11 +289,11 @@ fn pipeline(
     let waits = Waits { stalls, loads, updates, ..Waits::default() };
     let Advice { microbatch, memory, computes, .. } = advice;
     let (positions, span) = (cut.positions(), cut.span);
-    Some(MachineAdvice { positions, span, microbatch, memory, step, computes, waits })
+    Some(MachineAdvice { slices: 1, positions, span, microbatch, memory, step, computes, waits })
 }
 
 /// Why no size of microbatches is possible for a device with this work.
-fn obstacle(own: &Work, machine: &Machine) -> Obstacle {
+pub(super) fn obstacle(own: &Work, machine: &Machine) -> Obstacle {
     let Some(has) = own.memory else { return Obstacle::Samples };
     let needs = own.state + own.kept * own.least.max(1) as f64;
     if needs > has {
@@ -346,6 +310,7 @@ mod tests {
     use proptest::prelude::*;
     use shoal_protocol::units::Rate;
 
+    use super::super::slices::in_slices;
     use super::*;
 
     /// 13 billion weights of 26 bytes each in 40 layers, and steps of 16 samples of 8,192 tokens.
@@ -398,15 +363,18 @@ mod tests {
 
     #[test]
     fn a_device_has_the_bytes_of_the_formulas() {
-        let all = advise_machine(&WORK, &machine(FAST));
-        let memory = |index: usize| {
-            let it = all[index].1.as_ref().expect("there is no limit");
-            let kept = [WORK.kept, 0.0, WORK.kept / 8.0][index];
-            it.memory - kept * it.microbatch as f64
-        };
-        // 14 bytes of a weight and an eighth of 12; an eighth of 26.
-        assert_eq!((memory(0) / 1e6).round(), 13.0 * 15_500.0);
-        assert_eq!((memory(2) / 1e6).round(), 13.0 * 3_250.0);
+        let machine = machine(FAST);
+        let all = [
+            // 14 bytes of a weight and an eighth of 12; a quarter and an eighth; an eighth of 26.
+            (replicated(&WORK, &machine), 1.0, 15_500.0),
+            (in_slices(&WORK, &machine, 4), 4.0, 5_000.0),
+            (in_slices(&WORK, &machine, 8), 8.0, 3_250.0),
+        ];
+        for (found, slices, bytes) in all {
+            let found = found.expect("there is no limit");
+            let state = found.memory - WORK.kept / slices * found.microbatch as f64;
+            assert_eq!((state / 1e6).round(), 13.0 * bytes, "{slices} slices");
+        }
     }
 
     #[test]
@@ -423,23 +391,6 @@ mod tests {
         let updates = least.waits.updates.as_secs_f64();
         assert!((updates - 13e9 * (3.25 + 2.0) / 25e9).abs() < 1e-6, "{updates}");
         assert_eq!(of(400e9), Err(Obstacle::Fits));
-    }
-
-    #[test]
-    fn slices_exchange_ten_times_a_layer_and_six_times_more() {
-        let of = |layers| {
-            let inside = Link { delay: Duration::ZERO, rate: Rate(SLOW) };
-            let machine = Machine { layers: Some(layers), inside, ..machine(SLOW) };
-            sliced(&WORK, &machine).expect("there is no limit")
-        };
-        // Seven eighths of the tokens, or of the products of a device's own.
-        let once = 7.0 / 8.0 * 10_240.0 * 131_072.0 / SLOW as f64;
-        let seconds = 10.0 * 40.0 * once;
-        let (all, none) = (of(40), of(0));
-        assert!((all.waits.exchanges.as_secs_f64() - seconds - 6.0 * once).abs() < 1e-3, "{all:?}");
-        assert!(((all.step - none.step).as_secs_f64() - seconds).abs() < 1e-3, "{all:?}");
-        let computes = 3.9e-4 * 131_072.0 / 8.0;
-        assert!((none.step.as_secs_f64() - computes - 6.0 * once).abs() < 1e-3, "{none:?}");
     }
 
     #[test]

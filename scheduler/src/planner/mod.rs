@@ -22,6 +22,7 @@ mod matching;
 mod network;
 mod route;
 mod search;
+mod slices;
 mod spans;
 #[cfg(test)]
 mod tests;
