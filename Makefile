@@ -18,7 +18,7 @@ help:
 	@echo 'make bench-transport measure throughput over long, full and lossy links (13 minutes; root)'
 	@echo 'make bench-convergence DATA=TEXT  measure the effect of codecs on the loss (19 minutes)'
 	@echo 'make bench-workers DATA=TEXT  measure what workers that meet now and then do to the loss (10 minutes)'
-	@echo 'make bench-meetings  measure bytes and speed of such workers over links (10 minutes; root)'
+	@echo 'make bench-meetings  measure bytes and speed of such workers over links, beside hivemind (15 minutes; root)'
 	@echo 'make bench-staleness DATA=TEXT  measure what delayed updates do to AdamW and Muon (20 minutes)'
 	@echo 'make bench-subspace DATA=TEXT  measure the effect of subspace boundaries on the loss (20 minutes)'
 	@echo 'make bench-prepare   measure the preparation of data beside datasets (30 minutes)'
@@ -135,8 +135,9 @@ bench-links: build
 
 bench-meetings: build
 	@scripts/setup.sh --tests
+	scripts/install-hivemind.sh $(hivemind)
 	cargo build --release -p shoal-tests --example emulated_network
-	.venv/bin/python bench/meetings.py --shoal target/release/shoal \
+	.venv/bin/python bench/meetings.py --shoal target/release/shoal --hivemind $(hivemind) \
 		--network target/release/examples/emulated_network
 
 bench-span-choice: build

@@ -1,15 +1,22 @@
 """Measures the speed and the bytes of virtual workers over emulated links, beside a swarm that meets in every step.
 
-    python bench/meetings.py --shoal target/release/shoal --network target/release/examples/emulated_network
+    python bench/meetings.py --shoal target/release/shoal --network target/release/examples/emulated_network \
+        --hivemind bench/results/tools/hivemind
 
 Two peers with one thread each have the whole model. Either they share the microbatches of every step, and their
 all-reduce follows it; or each does one worker, and they meet after so many steps of as many tokens. A share is of the
 tokens a second of the same mode on loopback. Bytes are all that both peers sent but for checkpoints, over all tokens.
-Needs root, /dev/net/tun and `ip`.
+hivemind's Optimizer averages the weights of two peers after as many local steps, while these go on; its bytes are those of
+packets. Needs root, /dev/net/tun and `ip`.
 """
 
 import argparse
+import contextlib
 import dataclasses
+import json
+import os
+import signal
+import subprocess
 import sys
 
 import emulated
@@ -43,6 +50,8 @@ MODES = size(
      Mode(100, "int2")],
     [None, Mode(2, "int4"), Mode(2, "int4", 1)],
 )
+# Steps between averages of hivemind's, and their precision.
+AVERAGES = size([(100, "NoCompression"), (100, "Float16Compression")], [(50, "Float16Compression")])
 RATES = size([None, 100, 20], [None, 100])  # Mbit/s; the first is loopback
 DELAY = 50  # ms each way
 # The goals at the most steps between meetings: how many times fewer bytes, and the share on the slowest link.
@@ -63,31 +72,78 @@ def run(shoal, mode, inside):
 
 
 def bytes_per_token(outcome):
+    if isinstance(outcome, Theirs):
+        return outcome.sent / outcome.tokens
     sent = [count for of_peer in outcome.sent for kind, count in of_peer.items() if kind != "file"]
     return sum(sent) / outcome.tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Theirs:
+    """The outcome of hivemind's peers."""
+
+    tokens: int
+    seconds: float
+    sent: int
+
+    def rate(self):
+        return self.tokens / self.seconds
+
+
+def run_hivemind(folder, every, compression, inside):
+    """The outcome of a few averages of as many peers as ours, of a model with the same shape."""
+    model = dataclasses.replace(MODEL, batch=MODEL.batch // PEERS)
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hivemind_worker.py")
+    env = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
+    processes, addresses = [], None
+    with contextlib.ExitStack() as stack:
+        for rank in range(PEERS):
+            prefix, address = inside[rank] if inside else ([], "127.0.0.1")
+            wanted = {"model": dataclasses.asdict(model), "peers": PEERS, "every": every, "rank": rank, "address": address,
+                      "first": rank == 0, "compression": compression, "matchmaking": 2.0, "skipped": size(2, 1),
+                      "averages": size(4, 1)}
+            process = subprocess.Popen([*prefix, sys.executable, script, json.dumps(wanted)], stdin=subprocess.PIPE,
+                                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env,
+                                       start_new_session=True)
+            stack.callback(process.wait)
+            # With its daemons.
+            stack.callback(os.killpg, process.pid, signal.SIGKILL)
+            addresses = addresses or process.stdout.readline()
+            print(addresses.strip(), file=process.stdin, flush=True)
+            processes.append(process)
+        lines = [process.stdout.readline() for process in processes]
+        if not all(lines):
+            sys.exit("a peer of hivemind's ended without an answer")
+        answers = [json.loads(line) for line in lines]
+    sent = [answer["sent"] for answer in answers]
+    return Theirs(sum(answer["tokens"] for answer in answers), max(answer["seconds"] for answer in answers),
+                  sum(sent) if inside else max(sent))
 
 
 def measure(options):
     shoal = Shoal(options.shoal)
     rows, together, speeds = [], None, {}
+    theirs = AVERAGES if options.hivemind else []
     for rate in RATES:
-        for mode in MODES:
-            if rate is None:
-                outcome = run(shoal, mode, None)
-            else:
-                link = {"delay_ms": DELAY, "queue_ms": 50}
-                with emulated.machines(options.network, [{"up_mbit": rate}] * PEERS, link) as inside:
+        for mode in [*MODES, *theirs]:
+            link = {"delay_ms": DELAY, "queue_ms": 50}
+            ends = [{"up_mbit": rate}] * PEERS
+            with emulated.machines(options.network, ends, link) if rate else contextlib.nullcontext() as inside:
+                if isinstance(mode, tuple):
+                    outcome = run_hivemind(options.hivemind, *mode, inside)
+                else:
                     outcome = run(shoal, mode, inside)
             together = together or outcome
             share = outcome.rate() / speeds.setdefault(mode, outcome.rate())
             fewer = bytes_per_token(together) / bytes_per_token(outcome)
             judged = ""
-            if mode and mode.every == 100:
+            if isinstance(mode, Mode) and mode.every == 100:
                 goals = [fewer >= FEWER] + ([share >= SHARE] if rate == RATES[-1] else [])
                 judged = "met" if all(goals) else "NOT met"
+            name = "hivemind, {}, {}".format(*mode) if isinstance(mode, tuple) else str(mode or 1)
             rows.append([
-                "loopback" if rate is None else f"{rate} Mbit/s", str(mode or 1),
-                f"{outcome.rate():.0f}", f"{share:.3f}", f"{bytes_per_token(outcome):.1f}", f"{fewer:.0f}", judged,
+                "loopback" if rate is None else f"{rate} Mbit/s", name, f"{outcome.rate():.0f}", f"{share:.3f}",
+                f"{bytes_per_token(outcome):.1f}", f"{fewer:.0f}", judged,
             ])
             print("  ".join(rows[-1]), file=sys.stderr, flush=True)
     return rows
@@ -97,6 +153,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shoal", required=True, help="the node's release binary")
     parser.add_argument("--network", required=True, help="the example emulated_network")
+    parser.add_argument("--hivemind", help="a folder with hivemind")
     options = parser.parse_args()
     table.show(
         "Virtual workers over emulated links",
