@@ -306,7 +306,7 @@ pub(super) fn obstacle(own: &Work, machine: &Machine) -> Obstacle {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
     use shoal_protocol::units::Rate;
 
@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     /// 13 billion weights of 26 bytes each in 40 layers, and steps of 16 samples of 8,192 tokens.
-    const WORK: Work = Work {
+    pub(in super::super) const WORK: Work = Work {
         tokens: 131_072,
         least: 8192,
         forward: 1.3e-4,
@@ -326,7 +326,7 @@ mod tests {
         memory: None,
     };
 
-    fn machine(rate: u64) -> Machine {
+    pub(in super::super) fn machine(rate: u64) -> Machine {
         Machine {
             devices: 8,
             inside: Link { delay: Duration::from_micros(10), rate: Rate(rate) },

@@ -67,38 +67,15 @@ pub(super) fn in_slices(work: &Work, machine: &Machine, slices: usize) -> Machin
 
 #[cfg(test)]
 mod tests {
-    use shoal_protocol::units::Rate;
-
+    use super::super::machine::tests::{WORK, machine};
     use super::super::network::Link;
     use super::*;
 
-    /// Eight devices and a model of 13 billion weights of 26 bytes each.
     fn of(layers: usize, slices: usize) -> MachineAdvice {
-        let machine = Machine {
-            devices: 8,
-            inside: Link { delay: Duration::ZERO, rate: Rate(25_000_000_000) },
-            stages: [8].into(),
-            weights: 13e9,
-            layers: Some(layers),
-            tier: None,
-            overlaps: false,
-        };
-        in_slices(&work(), &machine, slices).expect("there is no limit")
-    }
-
-    /// Steps of 16 samples of 8,192 tokens.
-    fn work() -> Work {
-        Work {
-            tokens: 131_072,
-            least: 8192,
-            forward: 1.3e-4,
-            backward: 2.6e-4,
-            overhead: 0.0,
-            activation: 10_240.0,
-            state: 338e9,
-            kept: 1e6,
-            memory: None,
-        }
+        let machine = machine(25_000_000_000);
+        let inside = Link { delay: Duration::ZERO, ..machine.inside };
+        let machine = Machine { layers: Some(layers), inside, ..machine };
+        in_slices(&WORK, &machine, slices).expect("there is no limit")
     }
 
     #[test]
