@@ -77,7 +77,9 @@ pub fn place<'a>(
         },
         StageChoice::None => Ok(StageSpan::none()),
         StageChoice::Auto => {
-            let neediest = throughput.neediest(offer.fits, offer.newcomer);
+            let lacking = Lacking::of(offer, stages, throughput);
+            let mut neediest = throughput.neediest(offer.fits, offer.newcomer);
+            neediest.retain(|stage| lacking.begins_a_part(*stage));
             let chosen = match neediest[..] {
                 [] | [_] => neediest.first().copied(),
                 _ => {
@@ -86,23 +88,48 @@ pub fn place<'a>(
                 }
             };
             let first = chosen.ok_or(PlacementError::NoRoom { stage: None })?;
-            Ok(part(offer, first, stages, throughput))
+            Ok(lacking.part(first))
         }
     }
 }
 
-/// A newcomer's part of the stages without a host, from `first` on; `first` alone if it has one.
-fn part(offer: &Offer<'_>, first: Stage, stages: u16, throughput: &StageThroughputs) -> StageSpan {
-    let lacks = |stage: &Stage| throughput.hosts(*stage) == 0;
-    let part = (0..stages).map(Stage).filter(lacks).count().div_ceil(offer.to_come.max(1));
-    let part = part.min(usize::from(offer.longest)).max(1);
-    let row = (first.0..stages).map(Stage).take(part).take_while(lacks);
-    StageSpan { first, last: row.last().unwrap_or(first) }
+/// The stages without a host for which a newcomer has room, in parts that the newcomers to come share.
+struct Lacking {
+    stages: BTreeSet<Stage>,
+    /// The stages of a part.
+    length: usize,
+}
+
+impl Lacking {
+    fn of(offer: &Offer<'_>, stages: u16, throughput: &StageThroughputs) -> Self {
+        let all = (0..stages).map(Stage).filter(|stage| throughput.hosts(*stage) == 0);
+        let share = all.clone().count().div_ceil(offer.to_come.max(1));
+        let length = share.min(usize::from(offer.longest)).max(1);
+        Self { stages: all.filter(|stage| offer.fits.contains(stage)).collect(), length }
+    }
+
+    /// Whether a newcomer's part may begin at a stage: rows are divided from their first stage on, since what a
+    /// newcomer leaves between its part and another host's needs a host of its own.
+    fn begins_a_part(&self, stage: Stage) -> bool {
+        let before = (0..stage.0).rev().map(Stage);
+        let before = before.take_while(|stage| self.stages.contains(stage)).count();
+        !self.stages.contains(&stage) || before.is_multiple_of(self.length)
+    }
+
+    /// The newcomer's part, from `first` on; `first` alone if it has a host.
+    fn part(&self, first: Stage) -> StageSpan {
+        let row = (first.0..).map(Stage).take(self.length);
+        let last = row.take_while(|stage| self.stages.contains(stage)).last();
+        StageSpan { first, last: last.unwrap_or(first) }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use shoal_protocol::units::Moment;
+    use std::time::Duration;
+
+    use shoal_protocol::message::LinkEstimate;
+    use shoal_protocol::units::{Bytes, Moment};
 
     use super::*;
     use crate::locality::{LinkEstimates, Load};
@@ -179,6 +206,39 @@ mod tests {
         assert_eq!(placed(&[0; 8], 0, 1), "0", "no room for a choice");
         assert_eq!(placed(&[1, 0, 0, 1, 0, 0, 0, 0], 8, 1), "1-2", "stages in a row");
         assert_eq!(placed(&[1; 8], 8, 4).len(), 1, "all have a host");
+    }
+
+    /// The last stage has one neighbour only, so it costs least where all are far.
+    #[test]
+    fn far_neighbours_leave_no_stage_between_two_parts() {
+        let neighbour = PeerId([2; 32]);
+        let mut link_estimates = LinkEstimates::default();
+        let round_trip = Duration::from_millis(80);
+        link_estimates.note(NEWCOMER, &[(neighbour, LinkEstimate { round_trip, rate: None })]);
+        let load = Load::with_gradients(Bytes(1_000), vec![Bytes(0); 6]);
+        let placed = |replicas: &[usize], longest, to_come| {
+            let hosts = [0, 1].map(|stage| (neighbour, Stage(stage)));
+            let locality = || Locality::new(&link_estimates, &load, hosts.into_iter(), 0);
+            let (choice, fits) = (StageChoice::Auto, &all(6));
+            let offer = Offer { newcomer: NEWCOMER, choice, fits, longest, to_come };
+            let span = place(&offer, 6, &counts(replicas), locality).expect("there is room");
+            span.to_string()
+        };
+        assert_eq!(placed(&[1, 1, 0, 0, 0, 0], 1, 4), "5");
+        assert_eq!(placed(&[1, 1, 0, 0, 0, 0], 2, 2), "2-3");
+        assert_eq!(placed(&[1, 1, 1, 1, 0, 0], 2, 1), "4-5");
+        assert_eq!(placed(&[1, 1, 0, 0, 0, 0], 6, 1), "2-5");
+    }
+
+    #[test]
+    fn a_part_has_only_stages_with_room() {
+        let (fits, replicas) = (BTreeSet::from([Stage(0), Stage(1), Stage(3)]), [0; 4]);
+        let (link_estimates, load) = (LinkEstimates::default(), Load::of_stages(4));
+        let locality = || Locality::new(&link_estimates, &load, std::iter::empty(), 0);
+        let choice = StageChoice::Auto;
+        let offer = Offer { newcomer: NEWCOMER, choice, fits: &fits, longest: 4, to_come: 1 };
+        let span = place(&offer, 4, &counts(&replicas), locality).expect("there is room");
+        assert_eq!(span.to_string(), "0-1");
     }
 
     #[test]
