@@ -23,7 +23,7 @@ help:
 	@echo 'make bench-subspace DATA=TEXT  measure the effect of subspace boundaries on the loss (20 minutes)'
 	@echo 'make bench-prepare   measure the preparation of data beside datasets (30 minutes)'
 	@echo 'make bench-swap      measure training with a third of its memory, beside DeepSpeed (15 minutes)'
-	@echo 'make bench-island    measure a peer of two workers beside DDP, FSDP2 and tensor parallelism (10 minutes)'
+	@echo 'make bench-island    measure a peer of two workers beside DDP, FSDP2 and tensor parallelism (11 minutes)'
 	@echo 'make bench-generate  measure the generation of text beside transformers (4 minutes)'
 	@echo 'make bench-chunks    measure downloads of a file from several peers (10 minutes; root)'
 	@echo 'make bench-span-choice measure spans that the coordinator chooses, over links (15 minutes; root)'

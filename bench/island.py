@@ -1,14 +1,15 @@
-"""Measures one peer whose workers run microbatches of their own (`--device cpu:2`), beside the other ways to train one
-model on two cores.
+"""Measures one peer of two workers (`--device cpu:2`), with microbatches of their own or a slice of each, beside the other
+ways to train one model on two cores.
 
     make bench-island
     .venv/bin/python bench/island.py --shoal target/release/shoal --text FILE
 
-Shoal has one process with two workers, with one worker of two threads or of one, and two peers that are replicas of the
-whole model. PyTorch has two processes over gloo: DistributedDataParallel and FSDP2 with gradients summed over a
-rank's microbatches and reduced once a step, and tensor parallelism, which reduces in every layer. All train the same
-model on the same text, with the same microbatches, global clipping and AdamW. The benchmark fails if Shoal's checkpoint
-depends on the number of workers or peers.
+Shoal has one process with two workers, with one worker of two threads or of one, and two peers that are replicas of
+the whole model; and, in a run of two slices, one process with two workers or one. PyTorch has two processes over
+gloo: DistributedDataParallel and FSDP2 with gradients summed over a rank's microbatches and reduced once a step, and
+tensor parallelism, which reduces in every layer. All train the same model on the same text, with the same
+microbatches, global clipping and AdamW. The benchmark fails if Shoal's checkpoint depends on the number of workers or
+peers. At the end it prints the peak memory of one process with several workers.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import sys
 
 import machine as machines
 import table
-from model import SMALL
+from model import MEDIUM, SMALL
 from shoal_run import SKIPPED_STEPS, Shoal
 from sizes import size
 from worker import TrainingFailed, closing, ratio, start_ranks, take_turns
@@ -30,20 +31,28 @@ DTYPE = "f32"
 MICROBATCHES = size((4, 16), (4,))
 STEPS = size(6, 1)
 ROUNDS = size(3, 1)
+WORKERS_OF_PEAKS = size((1, 2, 4), (1, 2))
 WORKERS = "Shoal, 1 process, 2 workers x 1 thread (cpu:2)"
 THREADS = "Shoal, 1 process, 1 worker x 2 threads"
 ONE = "Shoal, 1 process, 1 worker x 1 thread"
 PEERS = "Shoal, 2 peers x 1 thread, each with the whole model"
+SLICED = "Shoal, 1 process, 2 workers x 1 thread, with a slice each"
+BOTH_SLICES = "Shoal, 1 process, 1 worker x 1 thread, with both slices"
 STRATEGIES = {
     "DDP": "PyTorch DDP, 2 processes x 1 thread",
     "FSDP2": "PyTorch FSDP2, 2 processes x 1 thread",
     "TP": "PyTorch tensor parallelism, 2 processes x 1 thread",
 }
-# Those with a worker or a process for each core have this goal.
+# Who is compared with whom.
+TABLES = {
+    WORKERS: [THREADS, ONE, PEERS, *STRATEGIES.values()],
+    SLICED: [BOTH_SLICES, STRATEGIES["TP"]],
+}
+# Beside those with a worker or a process for each core there is this goal.
 LEAST = 1.0
 GOALS = {PEERS, *STRATEGIES.values()}
-# Those whose passes have one thread give the same checkpoint.
-ALIKE = (WORKERS, ONE, PEERS)
+# Those whose passes have one thread give the same checkpoint, which depends on the slices.
+ALIKE = ((WORKERS, ONE, PEERS), (SLICED, BOTH_SLICES))
 # Initial weights are random, so the first losses are about the same: nats per token.
 LARGEST_GAP = 0.1
 
@@ -66,6 +75,8 @@ class Contest:
             THREADS: lambda: self.plain.local(SMALL, PROCESSES, **run),
             ONE: lambda: self.plain.local(SMALL, 1, **run),
             PEERS: lambda: self.plain.swarm(SMALL, replicas=PROCESSES, **run),
+            SLICED: lambda: self.several.local(SMALL, PROCESSES, slices=PROCESSES, **run),
+            BOTH_SLICES: lambda: self.plain.local(SMALL, 1, slices=PROCESSES, **run),
         }
         contenders = {name: lambda name=name: self.rate_of_shoal(name, runs[name]()) for name in runs}
         for strategy, name in STRATEGIES.items():
@@ -94,34 +105,52 @@ class Contest:
 
     def check(self):
         """Ends the benchmark if checkpoints or first losses show that contenders train another model."""
-        hashes = {name: self.hashes[name] for name in ALIKE}
-        if len(set(hashes.values())) != 1:
-            raise SystemExit(f"the checkpoints differ: {hashes}")
+        for names in ALIKE:
+            hashes = {name: self.hashes[name] for name in names}
+            if len(set(hashes.values())) != 1:
+                raise SystemExit(f"the checkpoints differ: {hashes}")
         if max(self.losses.values()) - min(self.losses.values()) > LARGEST_GAP:
             raise SystemExit(f"the losses of the first step differ by more than {LARGEST_GAP}: {self.losses}")
 
 
 def report(contest, results, machine):
-    rows = [row(name, rates, results[WORKERS]) for name, rates in results.items()]
-    rows += [[name, f"does not train here: {failure}", "", ""] for name, failure in contest.failures.items()]
     losses = contest.losses.values()
     notes = (
         f"{SMALL.describe()}, in {contest.microbatches} microbatches; {DTYPE}. {machine}, MKL's stock dispatch in all. "
         f"Tokens per second, median of {len(results[WORKERS])} alternated rounds of {STEPS} steps; the ratio is the "
         "median of the rounds' ratios. Peers are connected by QUIC on loopback, PyTorch's processes by gloo. Shoal's "
-        "checkpoint is the same with two workers, one worker of one thread, and two peers. Losses of the first step: "
-        f"{min(losses):.3f} to {max(losses):.3f}."
+        "checkpoint is the same with two workers, one worker of one thread, and two peers, and that of slices with two "
+        f"workers and one. Losses of the first step: {min(losses):.3f} to {max(losses):.3f}."
     )
-    table.show(
-        f"Two workers of one peer, {contest.microbatches} microbatches a step", notes,
-        ["contender", "tokens/s", "cpu:2 to it", "goal"], rows,
-    )
+    for ours, others in TABLES.items():
+        table.show(
+            f"{ours}: {contest.microbatches} microbatches a step", notes,
+            ["contender", "tokens/s", "the first to it", "goal"],
+            [row(contest, results, ours, name) for name in [ours, *others]],
+        )
 
 
-def row(name, rates, ours):
-    gain = ratio(ours, rates)
+def row(contest, results, ours, name):
+    if name not in results:
+        return [name, f"does not train here: {contest.failures[name]}", "", ""]
+    rates = results[name]
+    gain = ratio(results[ours], rates)
     goal = table.goal(gain, LEAST) if name in GOALS else ""
     return [name, table.rate(statistics.median(rates)), table.times(gain), goal]
+
+
+def report_peaks(options, machine):
+    """The peak memory of one process, by its workers."""
+    slices = max(WORKERS_OF_PEAKS)
+    kinds = {"f32": {"dtype": "f32"}, f"bf16, {slices} slices": {"dtype": "bf16", "slices": slices}}
+    rows = []
+    for workers in WORKERS_OF_PEAKS:
+        shoal = Shoal(options.shoal, device=f"cpu:{workers}", text=options.text)
+        run = {"stages": 1, "microbatches": max(MICROBATCHES), "steps": 2}
+        peaks = [shoal.local(MEDIUM, workers, **kind, **run).peak[0] for kind in kinds.values()]
+        rows.append([f"{workers}", *(f"{peak / 2**20:,.0f} MiB" for peak in peaks)])
+    notes = f"{MEDIUM.describe()}, in {max(MICROBATCHES)} microbatches; workers of one thread. {machine}."
+    table.show("Peak memory of one process", notes, ["workers", *kinds], rows)
 
 
 def main():
@@ -142,6 +171,7 @@ def main():
             results = take_turns(contest.contenders(), options.rounds)
             contest.check()
             report(contest, results, machine)
+    report_peaks(options, machine)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "guard.h"
+#include "tensor_list.h"
 
 using at::Tensor;
 using torch::autograd::AutogradContext;
@@ -194,8 +195,7 @@ char* shoal_rotate(
     Tensor* mixed, Tensor* cosine, Tensor* sine, int64_t heads, int64_t key_value_heads,
     Tensor** results) {
   return guarded([&] {
-    auto parts = Rotate::apply(*mixed, *cosine, *sine, heads, key_value_heads);
-    for (size_t i = 0; i < 3; ++i) results[i] = new Tensor(parts[i]);
+    give(Rotate::apply(*mixed, *cosine, *sine, heads, key_value_heads), results, 3);
   });
 }
 

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "guard.h"
+#include "tensor_list.h"
 
 extern "C" {
 
@@ -25,13 +26,9 @@ char* shoal_gradients(
     size_t count,
     at::Tensor** gradients) {
   return guarded([&] {
-    torch::autograd::variable_list inputs_list;
-    inputs_list.reserve(count);
-    for (size_t i = 0; i < count; ++i) inputs_list.push_back(*inputs[i]);
     torch::autograd::variable_list output_gradients;
     if (output_gradient != nullptr) output_gradients.push_back(*output_gradient);
-    auto results = torch::autograd::grad({*output}, inputs_list, output_gradients);
-    for (size_t i = 0; i < count; ++i) gradients[i] = new at::Tensor(std::move(results[i]));
+    give(torch::autograd::grad({*output}, tensors(inputs, count), output_gradients), gradients, count);
   });
 }
 

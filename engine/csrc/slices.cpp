@@ -5,6 +5,7 @@
 
 #include "guard.h"
 #include "saved_seat.h"
+#include "tensor_list.h"
 
 using at::Tensor;
 using torch::autograd::AutogradContext;
@@ -63,8 +64,7 @@ void shoal_exchange_end(Exchange* exchange, size_t seat) { exchange->end(seat); 
 // unless it is null, are added in order.
 char* shoal_fan_out(Tensor* x, size_t count, Exchange* exchange, size_t seat, Tensor** aliases) {
   return guarded([&] {
-    auto results = FanOut::apply(*x, int64_t(count), Seat{exchange, seat});
-    for (size_t slice = 0; slice < count; ++slice) aliases[slice] = new Tensor(results[slice]);
+    give(FanOut::apply(*x, int64_t(count), Seat{exchange, seat}), aliases, count);
   });
 }
 
@@ -73,12 +73,10 @@ char* shoal_fan_out(Tensor* x, size_t count, Exchange* exchange, size_t seat, Te
 char* shoal_all_parts(
     Tensor** own, size_t count, Exchange* exchange, size_t seat, Tensor** results, size_t all, bool alike) {
   return guarded([&] {
-    variable_list list;
-    for (size_t slice = 0; slice < count; ++slice) list.push_back(*own[slice]);
-    const auto parts = exchange == nullptr ? list : exchange->all(seat, list, alike);
-    TORCH_CHECK(parts.size() == all, "the devices of this peer have other slices");
-    for (size_t slice = 0; slice < all; ++slice)
-      results[slice] = new Tensor(parts[slice].to(list[0].device()));
+    const auto list = tensors(own, count);
+    auto parts = exchange == nullptr ? list : exchange->all(seat, list, alike);
+    for (auto& part : parts) part = part.to(list[0].device());
+    give(parts, results, all);
   });
 }
 
@@ -86,8 +84,7 @@ char* shoal_all_parts(
 char* shoal_sum_in_order(
     Tensor** parts, size_t count, Exchange* exchange, size_t seat, Tensor** result) {
   return guarded([&] {
-    variable_list list;
-    for (size_t slice = 0; slice < count; ++slice) list.push_back(*parts[slice]);
+    const auto list = tensors(parts, count);
     *result = new Tensor(Sum::apply(at::TensorList(list), Seat{exchange, seat}));
   });
 }

@@ -7,6 +7,7 @@
 
 #include "guard.h"
 #include "saved_seat.h"
+#include "tensor_list.h"
 
 using at::Tensor;
 using torch::autograd::AutogradContext;
@@ -136,12 +137,6 @@ struct Products : Function<Products> {
   }
 };
 
-variable_list list(Tensor** tensors, size_t count) {
-  variable_list list;
-  for (size_t index = 0; index < count; ++index) list.push_back(*tensors[index]);
-  return list;
-}
-
 }  // namespace
 
 extern "C" {
@@ -159,7 +154,7 @@ char* shoal_all_rows(Tensor* own, int64_t rows, Exchange* exchange, size_t seat,
 // The seat's rows of the sum of `count` parts `[rows, width]` and those of the other seats, in order.
 char* shoal_sum_of_rows(Tensor** parts, size_t count, Exchange* exchange, size_t seat, Tensor** result) {
   return guarded([&] {
-    const auto all = list(parts, count);
+    const auto all = tensors(parts, count);
     *result = new Tensor(SumOfRows::apply(at::TensorList(all), Seat{exchange, seat}));
   });
 }
@@ -176,10 +171,10 @@ char* shoal_products(
     const auto count = [](const std::vector<int64_t>& all) {
       return size_t(std::accumulate(all.begin(), all.end(), int64_t(0)));
     };
-    const auto factors = list(matrices, count(joins.matrices)), offsets = list(biases, count(joins.biases));
-    const auto all = Products::apply(
-        *own, at::TensorList(factors), at::TensorList(offsets), rows, joins, Seat{exchange, seat});
-    for (size_t product = 0; product < products; ++product) results[product] = new Tensor(all[product]);
+    const auto factors = tensors(matrices, count(joins.matrices)), offsets = tensors(biases, count(joins.biases));
+    give(
+        Products::apply(*own, at::TensorList(factors), at::TensorList(offsets), rows, joins, Seat{exchange, seat}),
+        results, products);
   });
 }
 

@@ -9,7 +9,7 @@ use torch_sys::C_tensor;
 
 use crate::collectives::Collectives;
 use crate::error::Result;
-use crate::shim::{check, pointer};
+use crate::shim::{new_tensor, new_tensors, pointer};
 
 unsafe extern "C" {
     fn shoal_exchange_new(seats: usize) -> *mut c_void;
@@ -128,12 +128,11 @@ pub(crate) fn place(seat: Option<&Seat>) -> (*mut c_void, usize) {
 /// As many aliases of `x` as this device has slices. Their gradients and those of the other seats are added in
 /// order: in f32, rounded once to the type of `x`. The seat must outlive the graph.
 pub(crate) fn fan_out(x: &Tensor, count: usize, seat: Option<&Seat>) -> Result<Vec<Tensor>> {
-    let mut aliases: Vec<*mut C_tensor> = vec![ptr::null_mut(); count];
     let (exchange, index) = place(seat);
     // SAFETY: all pointers are of live objects, and the array has `count` elements.
-    check(unsafe { shoal_fan_out(pointer(x), count, exchange, index, aliases.as_mut_ptr()) })?;
-    // SAFETY: on success each element is a new tensor with no other owner.
-    Ok(aliases.into_iter().map(|alias| unsafe { Tensor::from_ptr(alias) }).collect())
+    new_tensors(count, |aliases| unsafe {
+        shoal_fan_out(pointer(x), count, exchange, index, aliases)
+    })
 }
 
 /// The sum of the parts of this device's slices and of those of the other seats, in order: in f32, rounded once
@@ -141,13 +140,10 @@ pub(crate) fn fan_out(x: &Tensor, count: usize, seat: Option<&Seat>) -> Result<V
 pub(crate) fn sum_in_order(parts: &[Tensor], seat: Option<&Seat>) -> Result<Tensor> {
     let parts: Vec<*mut C_tensor> = parts.iter().map(pointer).collect();
     let (exchange, index) = place(seat);
-    let mut result = ptr::null_mut();
-    // SAFETY: all pointers are of live objects or of `result`, and the array has `parts.len()` elements.
-    check(unsafe {
-        shoal_sum_in_order(parts.as_ptr(), parts.len(), exchange, index, &raw mut result)
-    })?;
-    // SAFETY: on success it is a new tensor with no other owner.
-    Ok(unsafe { Tensor::from_ptr(result) })
+    // SAFETY: all pointers are of live objects or of the result, and the array has `parts.len()` elements.
+    new_tensor(|result| unsafe {
+        shoal_sum_in_order(parts.as_ptr(), parts.len(), exchange, index, result)
+    })
 }
 
 /// The parts of all `count` slices in order, of this device and the other seats.
@@ -157,14 +153,11 @@ pub(crate) fn all_parts(own: &[Tensor], count: usize, seat: Option<&Seat>) -> Re
 
 fn gather(own: &[Tensor], count: usize, seat: Option<&Seat>, alike: bool) -> Result<Vec<Tensor>> {
     let own: Vec<*mut C_tensor> = own.iter().map(pointer).collect();
-    let mut all: Vec<*mut C_tensor> = vec![ptr::null_mut(); count];
     let (exchange, index) = place(seat);
     // SAFETY: all pointers are of live objects, and the arrays have these numbers of elements.
-    check(unsafe {
-        shoal_all_parts(own.as_ptr(), own.len(), exchange, index, all.as_mut_ptr(), count, alike)
-    })?;
-    // SAFETY: on success each element is a new tensor with no other owner.
-    Ok(all.into_iter().map(|part| unsafe { Tensor::from_ptr(part) }).collect())
+    new_tensors(count, |all| unsafe {
+        shoal_all_parts(own.as_ptr(), own.len(), exchange, index, all, count, alike)
+    })
 }
 
 #[cfg(test)]

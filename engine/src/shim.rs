@@ -62,6 +62,25 @@ pub(crate) fn pointer(tensor: &Tensor) -> *mut C_tensor {
     tensor.as_ptr().cast_mut()
 }
 
+/// A new tensor that a shim function writes.
+pub(crate) fn new_tensor(write: impl FnOnce(*mut *mut C_tensor) -> *mut c_char) -> Result<Tensor> {
+    let mut result = ptr::null_mut();
+    check(write(&raw mut result))?;
+    // SAFETY: on success it is a new tensor with no other owner.
+    Ok(unsafe { Tensor::from_ptr(result) })
+}
+
+/// `count` new tensors that a shim function writes.
+pub(crate) fn new_tensors(
+    count: usize,
+    write: impl FnOnce(*mut *mut C_tensor) -> *mut c_char,
+) -> Result<Vec<Tensor>> {
+    let mut results = vec![ptr::null_mut(); count];
+    check(write(results.as_mut_ptr()))?;
+    // SAFETY: on success each element is a new tensor with no other owner.
+    Ok(results.into_iter().map(|result| unsafe { Tensor::from_ptr(result) }).collect())
+}
+
 /// Version of libtorch.
 #[must_use]
 pub fn torch_version() -> String {
@@ -81,20 +100,11 @@ pub(crate) fn gradients(
     inputs: &[&Tensor],
 ) -> Result<Vec<Tensor>> {
     let inputs: Vec<*mut C_tensor> = inputs.iter().map(|input| pointer(input)).collect();
-    let mut results: Vec<*mut C_tensor> = vec![ptr::null_mut(); inputs.len()];
     let output_gradient = output_gradient.map_or(ptr::null_mut(), pointer);
     // SAFETY: all pointers are of live tensors, and both arrays have `inputs.len()` elements.
-    check(unsafe {
-        shoal_gradients(
-            pointer(output),
-            output_gradient,
-            inputs.as_ptr(),
-            inputs.len(),
-            results.as_mut_ptr(),
-        )
-    })?;
-    // SAFETY: on success each element is a new tensor with no other owner.
-    Ok(results.into_iter().map(|result| unsafe { Tensor::from_ptr(result) }).collect())
+    new_tensors(inputs.len(), |results| unsafe {
+        shoal_gradients(pointer(output), output_gradient, inputs.as_ptr(), inputs.len(), results)
+    })
 }
 
 /// Makes libtorch's results reproducible: deterministic kernels, no TF32, no reductions in reduced
@@ -107,13 +117,10 @@ pub(crate) fn be_deterministic() -> Result<()> {
 /// On the CPU: `x`, f32 or bf16, divided by its root mean square over the last dimension and
 /// multiplied by `weight + offset`.
 pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64, offset: f64) -> Result<Tensor> {
-    let mut result = ptr::null_mut();
-    // SAFETY: all pointers are of live tensors or of `result`.
-    check(unsafe {
-        shoal_rms_norm(pointer(x), pointer(weight), epsilon, offset, &raw mut result)
-    })?;
-    // SAFETY: on success it is a new tensor with no other owner.
-    Ok(unsafe { Tensor::from_ptr(result) })
+    // SAFETY: all pointers are of live tensors or of the result.
+    new_tensor(|result| unsafe {
+        shoal_rms_norm(pointer(x), pointer(weight), epsilon, offset, result)
+    })
 }
 
 /// On the CPU: splits `[B, T, (heads + 2 · key_value_heads) · D]` into queries, keys and values of
@@ -125,29 +132,24 @@ pub(crate) fn rotate(
     heads: i64,
     key_value_heads: i64,
 ) -> Result<[Tensor; 3]> {
-    let mut results = [ptr::null_mut(); 3];
-    // SAFETY: all pointers are of live tensors or of `results`.
-    check(unsafe {
+    // SAFETY: all pointers are of live tensors or of the three results.
+    let results = new_tensors(3, |results| unsafe {
         shoal_rotate(
             pointer(mixed),
             pointer(cosine),
             pointer(sine),
             heads,
             key_value_heads,
-            results.as_mut_ptr(),
+            results,
         )
     })?;
-    // SAFETY: on success each element is a new tensor with no other owner.
-    Ok(results.map(|result| unsafe { Tensor::from_ptr(result) }))
+    Ok(results.try_into().expect("three were asked for"))
 }
 
 /// On the CPU: silu of the first half of the last dimension, times the second half.
 pub(crate) fn swiglu(both: &Tensor) -> Result<Tensor> {
-    let mut result = ptr::null_mut();
-    // SAFETY: all pointers are of live tensors or of `result`.
-    check(unsafe { shoal_swiglu(pointer(both), &raw mut result) })?;
-    // SAFETY: on success it is a new tensor with no other owner.
-    Ok(unsafe { Tensor::from_ptr(result) })
+    // SAFETY: all pointers are of live tensors or of the result.
+    new_tensor(|result| unsafe { shoal_swiglu(pointer(both), result) })
 }
 
 /// On the CPU: the cross-entropy of each row of contiguous `logits`, f32 or bf16 `[N, V]`, as f32
@@ -159,19 +161,10 @@ pub(crate) fn cross_entropy(
     scale: f64,
     with_gradients: bool,
 ) -> Result<Tensor> {
-    let mut losses = ptr::null_mut();
-    // SAFETY: all pointers are of live tensors or of `losses`.
-    check(unsafe {
-        shoal_cross_entropy(
-            pointer(logits),
-            pointer(targets),
-            scale,
-            with_gradients,
-            &raw mut losses,
-        )
-    })?;
-    // SAFETY: on success it is a new tensor with no other owner.
-    Ok(unsafe { Tensor::from_ptr(losses) })
+    // SAFETY: all pointers are of live tensors or of the losses.
+    new_tensor(|losses| unsafe {
+        shoal_cross_entropy(pointer(logits), pointer(targets), scale, with_gradients, losses)
+    })
 }
 
 /// Gives a tensor, and all views of it, other memory on its device. Its owner keeps it at least until the

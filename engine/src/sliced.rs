@@ -74,7 +74,7 @@ impl Sliced {
                 factors.push(Product { matrices, biases: &[] });
             }
         }
-        let mut products = groups.products(x, &factors, self.slices.len())?;
+        let mut products = groups.products(x, &factors)?;
         if adapters.is_empty() {
             return Ok(products);
         }

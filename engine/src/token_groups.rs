@@ -5,7 +5,6 @@
 //! group.
 
 use std::ffi::{c_char, c_void};
-use std::ptr;
 
 use tch::Tensor;
 use torch_sys::C_tensor;
@@ -13,7 +12,7 @@ use torch_sys::C_tensor;
 use crate::error::Result;
 use crate::exchange::place;
 use crate::own_slices::OwnSlices;
-use crate::shim::{check, pointer};
+use crate::shim::{new_tensor, new_tensors, pointer};
 
 unsafe extern "C" {
     fn shoal_take_rows(
@@ -86,7 +85,7 @@ impl<'a> TokenGroups<'a> {
         let Some(seat) = self.own.seat() else { return Ok(x) };
         let (exchange, index) = place(Some(seat));
         // SAFETY: the pointers are of live objects or of the result.
-        one(|result| unsafe { shoal_take_rows(pointer(&x), exchange, index, result) })
+        new_tensor(|result| unsafe { shoal_take_rows(pointer(&x), exchange, index, result) })
     }
 
     /// All tokens `[B, T, H]` of those that each device has.
@@ -99,7 +98,7 @@ impl<'a> TokenGroups<'a> {
             Some(seat) => {
                 let (exchange, index) = place(Some(seat));
                 // SAFETY: the pointers are of live objects or of the result.
-                one(|result| unsafe {
+                new_tensor(|result| unsafe {
                     shoal_all_rows(pointer(x), self.tokens(), exchange, index, result)
                 })?
             }
@@ -129,12 +128,7 @@ impl<'a> TokenGroups<'a> {
 
     /// The products of all tokens with factors of each slice of this device, `[B, T, outputs]`. The slices' gradients
     /// of the tokens are added in order.
-    pub(crate) fn products(
-        &self,
-        x: &Tensor,
-        factors: &[Product<'_>],
-        slices: usize,
-    ) -> Result<Vec<Tensor>> {
+    pub(crate) fn products(&self, x: &Tensor, factors: &[Product<'_>]) -> Result<Vec<Tensor>> {
         let of_each = |parts: for<'b> fn(&Product<'b>) -> &'b [Tensor]| {
             let parts = factors.iter().map(parts);
             let counts: Vec<i64> = parts.clone().map(|parts| parts.len() as i64).collect();
@@ -144,9 +138,9 @@ impl<'a> TokenGroups<'a> {
         let (matrices_of, matrices) = of_each(|factors| factors.matrices);
         let (biases_of, biases) = of_each(|factors| factors.biases);
         let (exchange, seat) = place(self.own.seat());
-        let mut products: Vec<*mut C_tensor> = vec![ptr::null_mut(); factors.len()];
+        let slices = self.own.numbers().len();
         // SAFETY: all pointers are of live objects, and the arrays have as many elements as the counts say.
-        check(unsafe {
+        let products = new_tensors(factors.len(), |products| unsafe {
             shoal_products(
                 pointer(x),
                 self.tokens(),
@@ -158,12 +152,10 @@ impl<'a> TokenGroups<'a> {
                 factors.len() / slices,
                 exchange,
                 seat,
-                products.as_mut_ptr(),
+                products,
             )
         })?;
-        // SAFETY: on success each element is a new tensor with no other owner.
-        let products = products.into_iter().map(|product| unsafe { Tensor::from_ptr(product) });
-        products.map(|product| self.unflatten(&product)).collect()
+        products.iter().map(|product| self.unflatten(product)).collect()
     }
 
     /// The device's tokens of the sum of the parts `[B, T, H]` of all slices in their order, with a bias for each group if
@@ -174,7 +166,7 @@ impl<'a> TokenGroups<'a> {
         let pointers: Vec<*mut C_tensor> = parts.iter().map(pointer).collect();
         let (exchange, seat) = place(self.own.seat());
         // SAFETY: the pointers are of live objects or of the result, and the array has this number of elements.
-        let sum = one(|result| unsafe {
+        let sum = new_tensor(|result| unsafe {
             shoal_sum_of_rows(pointers.as_ptr(), pointers.len(), exchange, seat, result)
         })?;
         if biases.is_empty() {
@@ -188,14 +180,6 @@ impl<'a> TokenGroups<'a> {
         let [samples, tokens] = self.extents;
         Ok(x.f_view([samples, tokens, -1])?)
     }
-}
-
-/// A tensor that a function writes.
-fn one(write: impl FnOnce(*mut *mut C_tensor) -> *mut c_char) -> Result<Tensor> {
-    let mut result = ptr::null_mut();
-    check(write(&raw mut result))?;
-    // SAFETY: on success it is a new tensor with no other owner.
-    Ok(unsafe { Tensor::from_ptr(result) })
 }
 
 #[cfg(test)]
@@ -252,7 +236,7 @@ mod tests {
             .map(|weights| Product { matrices: &weights[..2], biases: &weights[2..4] })
             .collect();
         let mine = groups.take(&x).expect("memory");
-        let products = groups.products(&mine, &factors, factors.len()).expect("memory");
+        let products = groups.products(&mine, &factors).expect("memory");
         let parts = products.iter().zip(&weights);
         let parts: Vec<_> =
             parts.map(|(product, weights)| product.linear(&weights[4], None::<Tensor>)).collect();
@@ -314,6 +298,6 @@ mod tests {
         let x = Tensor::zeros([6, 4], (Kind::Float, Device::Cpu));
         let narrow = Tensor::zeros([5, 3], (Kind::Float, Device::Cpu));
         let factors = [Product { matrices: std::slice::from_ref(&narrow), biases: &[] }; 2];
-        assert!(groups.products(&x, &factors, 2).is_err());
+        assert!(groups.products(&x, &factors).is_err());
     }
 }

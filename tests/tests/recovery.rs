@@ -344,7 +344,7 @@ fn a_demo_of_workers_with_killed_peers_gives_the_reference_bits() {
 
 /// Runs a demo that kills a peer about every `seconds`.
 fn kill_in_a_demo(anchors: u32, seconds: u32, kind: &[&str]) {
-    kill_in_a_demo_of("--stages 2 --steps 30", anchors, seconds, kind);
+    kill_in_a_demo_of("--stages 2 --steps 16", anchors, seconds, kind);
 }
 
 /// The same with another number of stages and steps.
