@@ -117,7 +117,7 @@ pub use init::initial_weights;
 pub use island::{Island, threads_of_each};
 pub use kernel::instruction_set;
 pub use memory::{
-    DeviceFloor, SwappingFloor, device_floor, graph_ends, island_overhead, memory_floor,
+    DeviceFloor, SwappingFloor, device_floor, island_overhead, memory_floor, pass_overhead,
     swapped_bytes, swapping_floor,
 };
 pub use mkl::MklDispatch;

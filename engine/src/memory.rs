@@ -65,19 +65,28 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
     span.stages().map(stage_bytes).sum()
 }
 
-/// What the graphs of so many microbatches in flight in each step take beyond [`memory_floor`] on several devices that
-/// compute slices of each pass together: the ends of the stage, which each has whole.
+/// What passes with so many microbatches in flight in each step take beyond [`memory_floor`] on several devices. Those
+/// that compute slices of a pass together each have the ends of the stage whole. Where the floor has the graph of one pass,
+/// there is one for each that runs at the same time. Each device has the basis of a subspace.
 #[must_use]
-pub fn graph_ends(manifest: &Manifest, span: StageSpan, in_flight: u32, devices: usize) -> Bytes {
-    let graphs = match graphs_at_once(manifest, in_flight) {
-        several if manifest.training.recompute => several.min(1),
-        all => all,
+pub fn pass_overhead(
+    manifest: &Manifest,
+    span: StageSpan,
+    in_flight: u32,
+    devices: usize,
+) -> Bytes {
+    let groups = PassGroups::of(manifest, devices);
+    let in_flight = graphs_at_once(manifest, in_flight);
+    let counted = if manifest.training.recompute { in_flight.min(1) } else { in_flight };
+    let has_one = manifest.training.recompute || manifest.inner.is_some();
+    let further = if has_one { groups.count - 1 } else { 0 };
+    let basis = (devices as u64 - 1) * basis_bytes(manifest);
+    let of_stage = |stage| {
+        let graph = graphs_bytes(manifest, stage, groups.each);
+        let ends = graph - graph_bytes(manifest, stage);
+        Bytes(counted * ends + further * graph + basis)
     };
-    let ends = |stage| {
-        let further = graphs_bytes(manifest, stage, devices as u64) - graph_bytes(manifest, stage);
-        Bytes(graphs * further)
-    };
-    span.stages().map(ends).sum()
+    span.stages().map(of_stage).sum()
 }
 
 /// The microbatches that a stage has in flight, of so many in each step.
@@ -439,6 +448,21 @@ mod tests {
         assert_eq!(island_overhead(&manifest, span, 4), Bytes(weights * 3 * 4));
         manifest.training.staleness = 1;
         assert_eq!(island_overhead(&manifest, span, 2), Bytes(weights * 4));
+    }
+
+    #[test]
+    fn passes_at_the_same_time_have_a_graph_each() {
+        let mut manifest = manifest();
+        let span = StageSpan::one(Stage(0));
+        let of = |manifest: &Manifest, devices| pass_overhead(manifest, span, 4, devices);
+        assert_eq!(of(&manifest, 4), Bytes(0), "those of all microbatches in flight are counted");
+        manifest.training.recompute = true;
+        let graph = graph_bytes(&manifest, Stage(0));
+        assert_eq!([1, 4].map(|devices| of(&manifest, devices)), [Bytes(0), Bytes(3 * graph)]);
+        manifest.model.slices = 2;
+        let of_group = graphs_bytes(&manifest, Stage(0), 2);
+        assert_eq!(of(&manifest, 2), Bytes(of_group - graph));
+        assert_eq!(of(&manifest, 4), Bytes(of_group - graph + of_group));
     }
 
     #[test]

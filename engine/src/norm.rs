@@ -29,7 +29,9 @@ pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64, offset: f64) -
     if x.device() == Device::Cpu {
         return shim::rms_norm(x, weight, epsilon, offset);
     }
-    let wide = x.f_to_kind(Kind::Float)?;
+    // Both uses of it are one node of the graph: their gradients are added to each other before another's, however many
+    // groups of tokens a device has.
+    let wide = x.f_view_as(x)?.f_to_kind(Kind::Float)?;
     let mean_square = wide.f_square()?.f_mean_dim(Some(&[-1i64][..]), true, Kind::Float)?;
     let scale = mean_square.f_add_scalar(epsilon)?.f_rsqrt()?;
     let weight = weight.f_to_kind(Kind::Float)?.f_add_scalar(offset)?;

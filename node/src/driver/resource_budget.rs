@@ -8,8 +8,8 @@ use std::sync::Arc;
 use anyhow::Context;
 use nix::sys::statvfs::statvfs;
 use shoal_engine::{
-    Device, DeviceChoice, LowerTier, Tiers, device_floor, graph_ends, island_overhead,
-    memory_floor, optimizer_elements, parameter_count, passes_at_once, swapped_bytes,
+    Device, DeviceChoice, LowerTier, Tiers, device_floor, island_overhead, memory_floor,
+    optimizer_elements, parameter_count, pass_overhead, passes_at_once, swapped_bytes,
     swapping_floor,
 };
 use shoal_protocol::ids::{Stage, StageSpan};
@@ -52,12 +52,14 @@ impl Default for ResourceLimits {
 pub(crate) enum InsufficientResources {
     /// Too little memory.
     #[error(
-        "hosting stage {span} takes {needs} of memory and {has} is there: {NO_ROOM_ADVICE} \
-         (--memory says how much may be used)"
+        "hosting stage {span} takes {needs} of memory and {has} is there: {NO_ROOM_ADVICE}{} \
+         (--memory says how much may be used)", fewer(*.devices)
     )]
     Memory {
         /// The stages.
         span: StageSpan,
+        /// The devices that share this memory.
+        devices: usize,
         /// The room that they take.
         needs: Bytes,
         /// The room that exists.
@@ -98,7 +100,11 @@ pub(crate) enum InsufficientResources {
 pub(crate) struct ResourceBudget {
     memory: Bytes,
     /// The devices whose state of stages is in this memory.
-    workers: usize,
+    devices: usize,
+    /// Whether that is the devices' own memory and not the machine's.
+    on_gpus: bool,
+    /// How often this memory is there, each time for all of the state: on GPUs without slices once for each.
+    copies: usize,
     /// Memory of each device, where they have the weights of stages only while passes read them.
     device: Option<Bytes>,
     /// The devices that compute a pass together.
@@ -123,25 +129,28 @@ impl ResourceBudget {
         // Devices that do not suit the run are refused elsewhere.
         let together = devices.len() / passes_at_once(manifest, devices.len()).unwrap_or(1).max(1);
         let on_device = limits.device_memory.or_else(|| free_on(devices));
+        let sharing = if manifest.model.slices == 1 { 1 } else { devices.len() };
         let run = (manifest, choice);
-        let device = on_device.filter(|memory| passes_through(run, *memory, together));
-        let of_processor = devices.iter().filter(|device| device.is_processor()).count();
-        let workers = if device.is_some() { devices.len() } else { of_processor };
+        let device = on_device.filter(|memory| passes_through(run, *memory, sharing));
+        let on_gpus = device.is_none() && devices.iter().all(|device| !device.is_processor());
         let memory = match limits.memory {
             Some(memory) => memory,
-            None if workers > 0 => HostMemory::now().map(|memory| memory.available)?,
-            None => Bytes(u64::MAX),
+            None if on_gpus => Bytes(u64::MAX),
+            None => HostMemory::now().map(|memory| memory.available)?,
         };
+        let sharing = if on_gpus { sharing } else { devices.len() };
         let memory = match device {
             Some(_) => memory,
             None => {
-                let of_all = |each: Bytes| Bytes(each.0.saturating_mul(devices.len() as u64));
+                let of_all = |each: Bytes| Bytes(each.0.saturating_mul(sharing as u64));
                 memory.min(on_device.map_or(Bytes(u64::MAX), of_all))
             }
         };
         Ok(Self {
             memory,
-            workers,
+            devices: sharing,
+            on_gpus,
+            copies: devices.len() / sharing,
             device,
             together,
             log_memory: limits.log_memory,
@@ -163,12 +172,12 @@ impl ResourceBudget {
     /// Returns whether stages are swapped where they do not fit into memory at once: the tensors of a single device, or of
     /// those that compute each pass together, are in this machine's memory. A virtual worker's are not swapped.
     fn can_swap(&self, manifest: &Manifest) -> bool {
-        self.workers == self.together && manifest.inner.is_none()
+        !self.on_gpus && self.devices == self.together && manifest.inner.is_none()
     }
 
     /// Returns whether devices, or groups of them, compute passes of their own. All weights that they read are on each.
     fn are_replicas(&self) -> bool {
-        self.workers > self.together
+        !self.on_gpus && self.devices > self.together
     }
 
     /// Returns whether these stages are swapped.
@@ -263,14 +272,14 @@ impl ResourceBudget {
             sizes
         };
         let floor = |span, in_flight| self.floor(manifest, span, in_flight);
-        let idle = |span| floor(span, 0) + island_overhead(manifest, span, self.workers);
-        let (idle, each) = (descending(&idle), descending(&|span| floor(span, 1) - floor(span, 0)));
+        let idle = descending(&|span| floor(span, 0));
+        let each = descending(&|span| floor(span, 1) - floor(span, 0));
         let window = |hosted: usize| {
             // Whichever stages they are.
             let largest = |sizes: &[Bytes]| sizes.iter().take(hosted).copied().sum::<Bytes>();
             let left = self.memory.0.saturating_sub((largest(&idle) + log).0);
             let window = usize::try_from(left / largest(&each).0.max(1)).unwrap_or(usize::MAX);
-            window.clamp(1, most)
+            window.saturating_mul(self.copies).clamp(1, most)
         };
         let hosted = usize::from(resident).min(stages.len());
         (1..=hosted).map(window).chain([most]).collect()
@@ -350,7 +359,8 @@ impl ResourceBudget {
         }
         let needs = self.least_memory(manifest, span);
         if needs > self.memory {
-            return Err(InsufficientResources::Memory { span, needs, has: self.memory });
+            let (devices, has) = (self.devices, self.memory);
+            return Err(InsufficientResources::Memory { span, devices, needs, has });
         }
         let needs = self.disk_for(manifest, span, self.swaps(manifest, span));
         if needs > self.disk {
@@ -362,7 +372,7 @@ impl ResourceBudget {
 
     /// Returns the least memory for these stages, swapped or not.
     fn least_memory(&self, manifest: &Manifest, span: StageSpan) -> Bytes {
-        let whole = self.floor(manifest, span, 1) + island_overhead(manifest, span, self.workers);
+        let whole = self.floor(manifest, span, 1);
         let whole = self.with_log(whole, LogSize::of(manifest, span).bytes);
         if !self.swaps(manifest, span) {
             return whole;
@@ -401,20 +411,21 @@ impl ResourceBudget {
 
     /// Returns the memory for the state of these stages, and for so many microbatches in flight.
     fn floor(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
+        let of_devices = island_overhead(manifest, span, self.devices);
         if self.device.is_none() {
-            let ends = graph_ends(manifest, span, in_flight, self.together);
-            return memory_floor(manifest, span, in_flight) + ends;
+            let of_passes = pass_overhead(manifest, span, in_flight, self.devices);
+            return memory_floor(manifest, span, in_flight) + of_devices + of_passes;
         }
         // Graphs are on the device, of one pass at a time. A visit runs as many microbatches as there are.
         let mut manifest = manifest.clone();
         manifest.training.recompute = true;
-        memory_floor(&manifest, span, manifest.training.microbatches)
+        memory_floor(&manifest, span, manifest.training.microbatches) + of_devices
     }
 
     /// Returns the memory for these stages with so many microbatches in flight.
     pub(crate) fn memory_for(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
         let log = LogSize::of(manifest, span).bytes.min(self.log_memory());
-        self.floor(manifest, span, in_flight) + island_overhead(manifest, span, self.workers) + log
+        self.floor(manifest, span, in_flight) + log
     }
 }
 
@@ -432,7 +443,7 @@ fn free_on(devices: &[DeviceChoice]) -> Option<Bytes> {
     Some(Bytes(least.0 / 10 * 9))
 }
 
-/// Returns whether so many devices with so much memory each have the weights of the chosen stages only while passes read
+/// Returns whether so many devices with so much memory each, among which the state is divided, have the weights of the chosen stages only while passes read
 /// them, because they do not hold their state. Of stages that the coordinator chooses they hold one at least.
 fn passes_through(
     (manifest, choice): (&Manifest, StageChoice),
@@ -450,6 +461,11 @@ fn passes_through(
     };
     // A virtual worker's weights stay.
     !holds && manifest.inner.is_none()
+}
+
+/// What else would do where so many devices share the memory: each has some of it for itself.
+fn fewer(devices: usize) -> &'static str {
+    if devices > 1 { ", or compute with fewer devices" } else { "" }
 }
 
 fn counted(stages: usize) -> String {

@@ -17,7 +17,7 @@ fn the_least_memory_of_a_machine_that_swaps_is_enough_and_less_is_not() {
         let log_memory = Bytes(log_memory);
         let of = |memory| {
             let budget = budget(memory, 1 << 40);
-            ResourceBudget { workers: devices, together: devices, log_memory, ..budget }
+            ResourceBudget { devices, on_gpus: false, together: devices, log_memory, ..budget }
         };
         let Err(InsufficientResources::Memory { needs, .. }) = of(1).check(&manifest, all) else {
             panic!("a byte is too little");
@@ -33,7 +33,17 @@ fn budget(memory: u64, disk: u64) -> ResourceBudget {
     let (memory, disk) = (Bytes(memory), Bytes(disk));
     let folder = PathBuf::from("/data");
     let (device, log_memory) = (None, Bytes(0));
-    ResourceBudget { memory, workers: 0, device, together: 1, log_memory, disk, folder }
+    ResourceBudget {
+        memory,
+        devices: 1,
+        on_gpus: true,
+        copies: 1,
+        device,
+        together: 1,
+        log_memory,
+        disk,
+        folder,
+    }
 }
 
 #[test]
@@ -186,10 +196,59 @@ fn devices_that_share_slices_divide_what_passes_read() {
 }
 
 #[test]
+fn gpus_without_slices_each_have_all_of_the_state() {
+    let manifest = Scenario::small_manifest(8, 8, 1);
+    let (stages, folder) = (manifest.stages().collect(), tempfile::tempdir().expect("a folder"));
+    let measure = |count: usize, memory| {
+        let (device_memory, log_memory) = (Some(memory), Bytes(0));
+        let limits = ResourceLimits { device_memory, log_memory, ..ResourceLimits::default() };
+        let devices: Vec<_> = (0..count).map(DeviceChoice::Cuda).collect();
+        let run = (&manifest, StageChoice::Auto);
+        ResourceBudget::measure(limits, &devices, folder.path(), run).expect("measured")
+    };
+    let floor = memory_floor(&manifest, StageSpan::all(8), 1);
+    let room = |count, memory| {
+        let budget = measure(count, memory);
+        (budget.device, budget.room(&manifest, StageChoice::Auto, &stages).in_memory)
+    };
+    assert_eq!([1, 2].map(|count| room(count, floor)), [(None, 8); 2]);
+    assert!(room(2, floor - Bytes(1)).1 < 8, "two GPUs do not divide it");
+    let window = |count| measure(count, floor).windows(&manifest, &stages, (8, 64))[7];
+    assert_eq!([1, 2].map(window), [1, 2], "microbatches are divided");
+}
+
+#[test]
+fn gpus_with_slices_divide_the_state() {
+    let mut manifest = Scenario::small_manifest(8, 8, 1);
+    manifest.model.slices = 2;
+    let folder = tempfile::tempdir().expect("a folder");
+    let all = StageSpan::all(8);
+    let of_all =
+        |devices| memory_floor(&manifest, all, 1) + island_overhead(&manifest, all, devices);
+    for devices in [2, 4] {
+        let measure = |memory| {
+            let limits =
+                ResourceLimits { device_memory: Some(Bytes(memory)), ..ResourceLimits::default() };
+            let gpus: Vec<_> = (0..devices).map(DeviceChoice::Cuda).collect();
+            let run = (&manifest, StageChoice::All);
+            ResourceBudget::measure(limits, &gpus, folder.path(), run).expect("measured")
+        };
+        let each = of_all(devices).0.div_ceil(devices as u64);
+        let budget = measure(each);
+        assert_eq!((budget.device, budget.memory), (None, Bytes(devices as u64 * each)));
+        assert_eq!(
+            measure(each - 1).device,
+            Some(Bytes(each - 1)),
+            "state in the machine's memory"
+        );
+    }
+}
+
+#[test]
 fn stages_that_memory_does_not_hold_have_room_on_the_disk() {
     let manifest = Scenario::small_manifest(8, 8, 1);
     let all: BTreeSet<Stage> = manifest.stages().collect();
-    let of = |memory, disk| ResourceBudget { workers: 1, ..budget(memory, disk) };
+    let of = |memory, disk| ResourceBudget { on_gpus: false, ..budget(memory, disk) };
     let room = |budget: &ResourceBudget| {
         let room = budget.room(&manifest, StageChoice::Auto, &all);
         (room.in_memory, room.most)
@@ -198,7 +257,7 @@ fn stages_that_memory_does_not_hold_have_room_on_the_disk() {
     let largest = manifest.stages().map(alone).max().expect("there are stages").0;
     let two = of(2 * largest, 1 << 40);
     assert_eq!(room(&two), (2, 8));
-    let (in_memory, most) = room(&ResourceBudget { workers: 2, ..two.clone() });
+    let (in_memory, most) = room(&ResourceBudget { devices: 2, ..two.clone() });
     assert_eq!(in_memory, most, "replicas do not swap");
     let disk = two.disk_of(&manifest, Stage(0), true).max(two.disk_of(&manifest, Stage(7), true));
     assert_eq!(room(&of(2 * largest, 2 * disk.0)), (2, 2), "a small disk");
