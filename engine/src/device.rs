@@ -185,9 +185,14 @@ impl Device {
         let _ = MklDispatch::of_this_process();
         let count = i32::try_from(threads.max(1)).unwrap_or(i32::MAX);
         tch::set_num_threads(count);
-        // libtorch rejects a second call.
-        static INTEROP: Once = Once::new();
-        INTEROP.call_once(|| tch::set_num_interop_threads(1));
+        static FIRST: Once = Once::new();
+        FIRST.call_once(|| {
+            // libtorch rejects a second call.
+            tch::set_num_interop_threads(1);
+            // Its flight recorder enters the groups of all devices into one map without a lock.
+            // SAFETY: `Device::open` runs before there are other threads.
+            unsafe { std::env::set_var("TORCH_FR_BUFFER_SIZE", "0") };
+        });
         shim::be_deterministic()?;
         Ok(Self { torch, has_images: false, threads: threads.max(1) })
     }

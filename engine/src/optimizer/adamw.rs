@@ -72,7 +72,9 @@ pub(super) fn update_on_device(
     let _ = first.f_add_(&change)?;
     let square = gradient.f_mul(&gradient)?.f_mul_scalar(f64::from(scalars.one_minus_beta2))?;
     let _ = second.f_mul_scalar_(f64::from(scalars.beta2))?.f_add_(&square)?;
-    let root = second.f_sqrt()?.f_div_scalar(f64::from(scalars.root_correction2))?;
+    // By a tensor: on a GPU, libtorch multiplies by the reciprocal of a number, which may be another bit.
+    let correction = Tensor::from(scalars.root_correction2).f_to_device(second.device())?;
+    let root = second.f_sqrt()?.f_div(&correction)?;
     let denominator = root.f_add_scalar(f64::from(scalars.epsilon))?;
     let change = first.f_div(&denominator)?.f_mul_scalar(f64::from(scalars.step_size))?;
     let _ = weights.f_sub_(&change)?;

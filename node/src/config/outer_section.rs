@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use shoal_protocol::codec::SumCodec;
+use shoal_protocol::limits;
 use shoal_protocol::manifest::{
     DistanceCodec, InnerLoop, InnerMoments, Manifest, ManifestError, Optimizer, Rule, Schedule,
     Sgd, within,
@@ -62,16 +63,17 @@ impl Outer {
                 other: "training.staleness, in place of which there is outer.overlap",
             });
         }
+        within("outer.every", every, 1..=limits::INNER_PASSES)?;
         within("outer.overlap", overlap, 0..=every)?;
+        within("outer.rate", rate, 0.0..=10.0)?;
+        within("outer.momentum", momentum, 0.0..=0.999_999)?;
         manifest.training.staleness = u8::from(overlap > 0);
         if (workers, every) == (1, 1) {
             return Ok(());
         }
-        within("outer.rate", rate, 0.0..=10.0)?;
-        within("outer.momentum", momentum, 0.0..=0.999_999)?;
-        let meetings = |steps: u64| steps.div_ceil(every.max(1).into());
+        let meetings = |steps: u64| steps.div_ceil(every.into());
         let training = &mut manifest.training;
-        if every == 0 || !training.steps.is_multiple_of(every.into()) {
+        if !training.steps.is_multiple_of(every.into()) {
             return Err(ManifestError::OutOfRange {
                 key: "training.steps",
                 value: training.steps.to_string(),

@@ -235,6 +235,10 @@ impl Manifest {
         alone("training.staleness, in place of which there is outer.overlap", late)?;
         let joins = inner.joins_at().is_some() && self.model.slices > 1;
         alone("model.slices and an outer.overlap of fewer than outer.every steps", joins)?;
+        // Workers' means take the names of what the run's own rule keeps, but for sgd's.
+        let is_sgd = matches!(self.optimizer.rule, Rule::Sgd(_));
+        let keeps = self.carried_rule().is_some() && !is_sgd;
+        alone("outer.moments = \"mean\" where the run's own rule is not sgd", keeps)?;
         let rounds = self.carried_rule().is_some() && self.codec.all_reduce.loses();
         alone("outer.moments = \"mean\" where codec.all_reduce rounds", rounds)?;
         let overlaps = self.carried_rule().is_some() && self.training.staleness > 0;
@@ -322,7 +326,10 @@ mod tests {
         let error = mean.version_after(&often, Step(16)).expect_err("between two");
         assert!(error.to_string().contains("outer.every"), "{error}");
         let error = lion.check_goes_on_from(&mean).expect_err("refused").to_string();
-        assert!(error.contains("optimizer.kind = \"adamw\", which lion cannot"), "{error}");
+        assert!(error.contains("workers' optimizer.kind = \"adamw\" keeps"), "{error}");
+        let error = mean.check_goes_on_from(&small()).expect_err("refused").to_string();
+        let named = "has what optimizer.kind = \"adamw\" keeps, and this run has [outer]";
+        assert!(error.contains(named), "{error}");
     }
 
     #[test]

@@ -258,15 +258,14 @@ pub enum ManifestError {
     StartWithoutAdapters,
     /// A start whose optimizer keeps other vectors beside the weights.
     #[error(
-        "the checkpoint to go on from has the state of optimizer.kind = \"{earlier}\", which {here} cannot \
-         go on with: keep the kind (and, for sgd and lars, whether there is momentum), or export its model and \
-         import it as a base"
+        "the checkpoint to go on from has what {earlier} keeps, and this run has {here}: keep the kind (and, for sgd, \
+         lars and [outer], whether there is momentum), or export its model and import it as a base"
     )]
     StartOfAnotherOptimizer {
-        /// The rule of the checkpoint's run.
-        earlier: &'static str,
-        /// The rule of this run.
-        here: &'static str,
+        /// What updates the weights in the checkpoint's run.
+        earlier: String,
+        /// The same in this run.
+        here: String,
     },
     /// A start without moments of workers, in a run whose workers begin with those of the step before.
     #[error(
@@ -316,13 +315,13 @@ pub enum ManifestError {
     /// A start at or after the run's end.
     #[error(
         "training.steps = {steps} is the step at which the run ends, and the checkpoint to go on from \
-         has done {step} steps: ask for more"
+         has done {done} steps: ask for more"
     )]
     StepsAreDone {
-        /// The last version of the run.
+        /// The steps of the run, those of workers one by one.
         steps: u64,
-        /// Version of the checkpoint.
-        step: Step,
+        /// Steps of the checkpoint.
+        done: u64,
     },
     /// The bytes are not the encoding of a manifest.
     #[error("not a run manifest: {0}")]

@@ -137,22 +137,26 @@ impl Manifest {
             return differs(key, old, new);
         }
         self.check_same_boundary(earlier)?;
-        for (old, new) in earlier.kept_rules().into_iter().zip(self.kept_rules()) {
-            match (old, new) {
-                (Some(old), Some(new)) if !new.takes_state_of(old) => {
-                    let (earlier, here) = (old.name(), new.name());
-                    return Err(ManifestError::StartOfAnotherOptimizer { earlier, here });
-                }
-                (None, Some(_)) => return Err(ManifestError::StartWithoutMoments),
-                _ => {}
-            }
+        let differs = |earlier, here| ManifestError::StartOfAnotherOptimizer { earlier, here };
+        if !self.optimizer.rule.takes_state_of(&earlier.optimizer.rule) {
+            return Err(differs(earlier.updates(), self.updates()));
         }
-        Ok(())
+        let kind = |rule: &Rule| format!("workers' optimizer.kind = {:?}", rule.name());
+        match (earlier.carried_rule(), self.carried_rule()) {
+            (Some(old), Some(new)) if !new.takes_state_of(old) => {
+                Err(differs(kind(old), kind(new)))
+            }
+            (None, Some(_)) => Err(ManifestError::StartWithoutMoments),
+            _ => Ok(()),
+        }
     }
 
-    /// The rules whose state a checkpoint has: the run's, and that of its workers.
-    fn kept_rules(&self) -> [Option<&Rule>; 2] {
-        [Some(&self.optimizer.rule), self.carried_rule()]
+    /// What updates the weights that a checkpoint has, by the name of its section.
+    fn updates(&self) -> String {
+        match &self.inner {
+            Some(_) => "[outer]".to_owned(),
+            None => format!("optimizer.kind = {:?}", self.optimizer.rule.name()),
+        }
     }
 
     pub(super) fn check_start(&self) -> Result<(), ManifestError> {
@@ -160,10 +164,13 @@ impl Manifest {
         within("bytes of the start's description", bytes, 1..=limits::CHECKPOINT_DESCRIPTION.0)?;
         within("start.step", step.0, 0..=1 << 40)?;
         within("start.samples", samples, 0..=1 << 60)?;
-        match step.0 < self.training.steps {
-            true => Ok(()),
-            false => Err(ManifestError::StepsAreDone { steps: self.training.steps, step }),
+        if step.0 < self.training.steps {
+            return Ok(());
         }
+        let of_worker = self.inner.as_ref().map_or(1, |inner| u64::from(inner.steps));
+        let [steps, done] =
+            [self.training.steps, step.0].map(|steps| steps.saturating_mul(of_worker));
+        Err(ManifestError::StepsAreDone { steps, done })
     }
 }
 
@@ -260,7 +267,9 @@ mod tests {
         assert!(error.contains("model.hidden = 32 there and 64 here"), "{error}");
         let lion = Rule::Lion(Lion { beta1: 0.9, beta2: 0.99 });
         let error = refusal(&|later| later.optimizer.rule = lion).expect_err("refused");
-        assert!(error.contains("optimizer.kind = \"adamw\", which lion cannot"), "{error}");
+        let named =
+            "has what optimizer.kind = \"adamw\" keeps, and this run has optimizer.kind = \"lion\"";
+        assert!(error.contains(named), "{error}");
         let lora = Lora { rank: 4, alpha: 8.0, targets: vec![LoraTarget::QProj] };
         let error = refusal(&|later| later.lora = Some(lora.clone())).expect_err("refused");
         assert!(error.contains("has no adapters"), "{error}");

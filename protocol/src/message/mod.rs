@@ -164,11 +164,10 @@ impl FixedLoss {
         Self { share, targets, padded: 0 }
     }
 
-    /// Rounds the targets' losses divided by the tokens of a microbatch; saturates far outside the
-    /// range of plausible losses.
+    /// Rounds the targets' losses divided by the tokens of a microbatch; saturates at 2^31 nats.
     #[must_use]
     pub fn from_nats(share: f64, targets: u64, padded: u64) -> Self {
-        let share = (share * Self::UNIT).round_ties_even().clamp(-1e15, 1e15) as i64;
+        let share = (share * Self::UNIT).round_ties_even() as i64;
         Self { share, targets, padded }
     }
 
@@ -184,14 +183,16 @@ impl FixedLoss {
 }
 
 impl std::iter::Sum for FixedLoss {
-    /// # Panics
-    /// If the sum overflows, which 2^16 microbatches cannot cause.
+    /// A sum out of range, which only a peer that lies can cause, is the last number of the range.
     fn sum<I: Iterator<Item = Self>>(losses: I) -> Self {
-        losses.fold(Self::default(), |sum, loss| Self {
-            share: sum.share.checked_add(loss.share).expect("losses are clamped"),
-            targets: sum.targets.saturating_add(loss.targets),
-            padded: sum.padded.saturating_add(loss.padded),
-        })
+        let (mut share, mut sum) = (0_i128, Self::default());
+        for loss in losses {
+            share += i128::from(loss.share);
+            sum.targets = sum.targets.saturating_add(loss.targets);
+            sum.padded = sum.padded.saturating_add(loss.padded);
+        }
+        sum.share = share.clamp(i64::MIN.into(), i64::MAX.into()) as i64;
+        sum
     }
 }
 
@@ -560,6 +561,16 @@ mod tests {
         let backward: FixedLoss = losses.iter().rev().copied().sum();
         assert_eq!(forward, backward);
         assert!((forward.mean(8) - (5.545_177 + 0.1 + 3.75e-3) / 3.0).abs() < 1e-9);
+        // A worker's loss is that of all its passes.
+        let long = FixedLoss::from_nats(65_536.0 * 5.5, 65_536 * 8, 0);
+        assert!((long.mean(8) - 5.5).abs() < 1e-9);
+        // Whatever a peer says is no panic.
+        let all = [i64::MAX, i64::MAX, -5, i64::MIN].map(|share| FixedLoss::new(share, u64::MAX));
+        let of = |losses: &[FixedLoss]| losses.iter().copied().sum::<FixedLoss>();
+        assert_eq!(of(&all[..2]), FixedLoss::new(i64::MAX, u64::MAX));
+        assert_eq!(of(&all), FixedLoss::new(i64::MAX - 6, u64::MAX));
+        let reversed: Vec<FixedLoss> = all.into_iter().rev().collect();
+        assert_eq!(of(&reversed), of(&all));
     }
 
     #[test]

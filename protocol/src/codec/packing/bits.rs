@@ -79,7 +79,9 @@ pub(super) fn unpack(packed: &[u8], length: usize) -> Result<Vec<u8>, PackingErr
     let shapes: Vec<Shape> = shapes
         .map(|[zeros, width]| Shape { zeros: (*zeros).into(), width: (*width).into() })
         .collect();
-    if shapes.iter().any(|shape| shape.zeros + shape.width > u64::BITS) {
+    let is_too_wide =
+        |shape: &Shape| shape.zeros >= u64::BITS || shape.zeros + shape.width > u64::BITS;
+    if shapes.iter().any(is_too_wide) {
         return Err(damaged("an integer has more than 64 bits"));
     }
     let numbers = |index: usize| BLOCK.min(count - index * BLOCK);
@@ -144,5 +146,7 @@ mod tests {
         let mut wide = packed;
         wide[1] = 65;
         assert!(matches!(rejected(&wide, 560), PackingError::Damaged { .. }));
+        let empty = [64, 0];
+        assert!(matches!(rejected(&empty, 8), PackingError::Damaged { .. }));
     }
 }

@@ -29,7 +29,8 @@ struct DevicePasses {
 /// The oldest step goes first; within a step backward passes, since they end microbatches; among forward
 /// passes the latest stage, which is nearest to its backward pass. A peer that swaps its stages goes by
 /// visits instead. A backward pass runs on the device that has the graph of its forward pass, and a forward
-/// pass on the device that has the fewest passes, then the fewest graphs.
+/// pass on the device that has the fewest passes, then the fewest graphs. A virtual worker of many passes stays on its
+/// device, so those of a step are divided equally.
 #[derive(Debug)]
 pub(super) struct ComputeQueue {
     devices: Vec<DevicePasses>,
@@ -107,33 +108,44 @@ impl ComputeQueue {
         Some((key, device))
     }
 
-    /// The first forward pass, if a device has room for it: that of the passes before, if there were any.
+    /// The first forward pass whose device has room: that of the passes before, if there were any.
     fn next_forward(&mut self, newest: Step, jobs: &Jobs) -> Option<(ClaimKey, DeviceIndex)> {
-        let (step, Reverse(stage), microbatch) = *self.forward.first()?;
-        if step > newest {
+        if !self.devices().any(|device| self.has_room(device)) {
             return None;
         }
-        let key = ClaimKey { step, stage, microbatch };
-        let device = match jobs.device_if_begun(key) {
-            Some(device) => Some(device).filter(|device| self.has_room(*device)),
-            None => self.least_busy(jobs),
-        }?;
-        self.forward.pop_first();
+        let possible = self.forward.iter().take_while(|(step, ..)| *step <= newest);
+        let (key, device) = possible
+            .map(|&(step, Reverse(stage), microbatch)| ClaimKey { step, stage, microbatch })
+            .find_map(|key| Some((key, self.device_for(key, jobs)?)))?;
+        self.forward.remove(&(key.step, Reverse(key.stage), key.microbatch));
         Some((key, device))
+    }
+
+    fn devices(&self) -> impl Iterator<Item = DeviceIndex> + use<> {
+        (0..).map(DeviceIndex).take(self.devices.len())
     }
 
     fn has_room(&self, device: DeviceIndex) -> bool {
         self.devices[device.index()].given < GIVEN
     }
 
-    /// The device for the next forward pass, if one has room.
-    fn least_busy(&self, jobs: &Jobs) -> Option<DeviceIndex> {
-        let indexes = (0..).map(DeviceIndex).take(self.devices.len());
-        let able = indexes.filter(|device| self.has_room(*device));
+    /// The device for a forward pass, if it has room.
+    fn device_for(&self, key: ClaimKey, jobs: &Jobs) -> Option<DeviceIndex> {
+        let has_room = |device: &DeviceIndex| self.has_room(*device);
         if self.devices.len() == 1 {
-            return { able }.next();
+            return self.devices().find(has_room);
         }
-        able.min_by_key(|device| (self.devices[device.index()].given, jobs.graphs_on(*device)))
+        if let Some(device) = jobs.device_if_begun(key) {
+            return Some(device).filter(has_room);
+        }
+        let busy =
+            |device: DeviceIndex| (self.devices[device.index()].given, jobs.graphs_on(device));
+        if jobs.get(key).is_some_and(|job| job.exchanges.are_many()) {
+            let all = self.devices();
+            let device = all.min_by_key(|device| (jobs.graphs_beside(key, *device), busy(*device)));
+            return device.filter(has_room);
+        }
+        self.devices().filter(has_room).min_by_key(|device| busy(*device))
     }
 
     /// Like [`Self::next`] for a peer that swaps its stages. `comes` is whether other peers may send more

@@ -82,6 +82,12 @@ impl Jobs {
         self.by_key.values().filter(open).count()
     }
 
+    /// The same, of the step and the stage of another job.
+    pub(super) fn graphs_beside(&self, key: ClaimKey, device: DeviceIndex) -> usize {
+        let open = |job: &&Job| job.device == Some(device) && !job.exchanges.are_over();
+        self.at(key.step, key.stage).filter(open).count()
+    }
+
     /// The jobs of a step at a stage.
     pub(super) fn at(&self, step: Step, stage: Stage) -> impl Iterator<Item = &Job> {
         let key = |microbatch| ClaimKey { step, stage, microbatch };

@@ -159,3 +159,37 @@ fn a_worker_waits_for_the_meeting_that_it_joins_and_is_not_late() {
     let working = PeerAction::ToCoordinator(ToCoordinator::Working { key, grant });
     assert_eq!(probe.receive_from_coordinator(asked)[0], working);
 }
+
+#[test]
+fn workers_of_a_step_are_divided_among_devices_also_while_one_waits() {
+    let span = StageSpan::one(Stage(0));
+    let limits = PeerLimits { first_window: 2, ..PeerLimits::default() };
+    let devices = NonZeroU16::new(2).expect("two");
+    let mut probe = Probe::of_run(workers(1, 1), devices, (span, 0), limits).0;
+    let places = |actions: &[PeerAction]| -> Vec<(u64, u32, u16)> {
+        let place = |action: &PeerAction| match action {
+            PeerAction::Compute(Task::Forward { key, device, .. }) => {
+                Some((key.step.0, key.microbatch.0, device.0))
+            }
+            _ => None,
+        };
+        actions.iter().filter_map(place).collect()
+    };
+    assert_eq!(places(&probe.hand_out(0..1)), [(0, 0, 0)]);
+    let step = Step(1);
+    let work = |number| {
+        let grants = vec![(Microbatch(number), grant(number))];
+        FromCoordinator::Work { step, grants }
+    };
+    assert_eq!(places(&probe.receive_from_coordinator(work(0))), [(1, 0, 1)]);
+    let key = ClaimKey { step, ..key(0, 0) };
+    for last in [false, true] {
+        let forwarded = TaskResult::Forwarded { key, output: None, loss: None };
+        let returned = TaskResult::Returned { key, gradient: None };
+        let begun = [probe.done(forwarded), probe.done(returned)].concat();
+        let next = if last { vec![] } else { vec![(1, 0, 1)] };
+        assert_eq!(places(&begun), next, "it waits for the meeting");
+    }
+    let begun = places(&probe.receive_from_coordinator(work(1)));
+    assert_eq!(begun, [], "the idle device has a worker of this step, and the other one is busy");
+}
