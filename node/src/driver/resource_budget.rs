@@ -443,8 +443,9 @@ fn free_on(devices: &[DeviceChoice]) -> Option<Bytes> {
     Some(Bytes(least.0 / 10 * 9))
 }
 
-/// Returns whether so many devices with so much memory each, among which the state is divided, have the weights of the chosen stages only while passes read
-/// them, because they do not hold their state. Of stages that the coordinator chooses they hold one at least.
+/// Returns whether so many devices with so much memory each, among which the state is divided, have the weights of the
+/// chosen stages only while passes read them, because they do not hold their state. Of stages that the coordinator
+/// chooses they hold one at least.
 fn passes_through(
     (manifest, choice): (&Manifest, StageChoice),
     memory: Bytes,

@@ -105,9 +105,8 @@ impl Manifest {
     /// # Errors
     /// If it would be between two versions.
     pub fn version_after(&self, earlier: &Self, step: Step) -> Result<Step, ManifestError> {
-        let updates =
-            |manifest: &Self| manifest.inner.as_ref().map_or(1, |inner| inner.steps.into());
-        let (done, every): (u64, u64) = (step.0.saturating_mul(updates(earlier)), updates(self));
+        let every = self.updates_of_step();
+        let done = step.0.saturating_mul(earlier.updates_of_step());
         match done.is_multiple_of(every) {
             true => Ok(Step(done / every)),
             false => Err(ManifestError::StartBetweenMeetings { done, every }),
@@ -151,6 +150,11 @@ impl Manifest {
         }
     }
 
+    /// The updates of a step, those of a worker one by one.
+    fn updates_of_step(&self) -> u64 {
+        self.inner.as_ref().map_or(1, |inner| inner.steps.into())
+    }
+
     /// What updates the weights that a checkpoint has, by the name of its section.
     fn updates(&self) -> String {
         match &self.inner {
@@ -167,9 +171,8 @@ impl Manifest {
         if step.0 < self.training.steps {
             return Ok(());
         }
-        let of_worker = self.inner.as_ref().map_or(1, |inner| u64::from(inner.steps));
-        let [steps, done] =
-            [self.training.steps, step.0].map(|steps| steps.saturating_mul(of_worker));
+        let every = self.updates_of_step();
+        let [steps, done] = [self.training.steps, step.0].map(|steps| steps.saturating_mul(every));
         Err(ManifestError::StepsAreDone { steps, done })
     }
 }

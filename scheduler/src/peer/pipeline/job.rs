@@ -93,6 +93,11 @@ impl Job {
         }
     }
 
+    /// Whether its forward pass went to this device, and its backward pass has not ended.
+    pub(super) fn is_open_on(&self, device: DeviceIndex) -> bool {
+        self.device == Some(device) && !self.exchanges.are_over()
+    }
+
     /// Whether the next backward pass can run. It needs the claim, since the gradient is added right after it.
     pub(super) fn can_run_backward(&self) -> bool {
         self.exchanges.can_run_backward() && self.grant().is_some()

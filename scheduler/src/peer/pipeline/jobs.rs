@@ -78,14 +78,12 @@ impl Jobs {
 
     /// Number of jobs whose forward pass went to this device, and whose backward pass has not ended.
     pub(super) fn graphs_on(&self, device: DeviceIndex) -> usize {
-        let open = |job: &&Job| job.device == Some(device) && !job.exchanges.are_over();
-        self.by_key.values().filter(open).count()
+        self.by_key.values().filter(|job| job.is_open_on(device)).count()
     }
 
     /// The same, of the step and the stage of another job.
     pub(super) fn graphs_beside(&self, key: ClaimKey, device: DeviceIndex) -> usize {
-        let open = |job: &&Job| job.device == Some(device) && !job.exchanges.are_over();
-        self.at(key.step, key.stage).filter(open).count()
+        self.at(key.step, key.stage).filter(|job| job.is_open_on(device)).count()
     }
 
     /// The jobs of a step at a stage.
