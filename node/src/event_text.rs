@@ -50,7 +50,7 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         | RunEvent::UploadFailed { .. }
         | RunEvent::CoordinatorUnreachable { .. }
         | RunEvent::CoordinatorReachable
-        | RunEvent::AwaitsAnchors { .. }
+        | RunEvent::AwaitsPeers { .. }
         | RunEvent::Draining { .. } => return describe_notice(event),
         RunEvent::Killed { index } => {
             format!("peer {index} was killed: another takes its place")
@@ -124,8 +124,8 @@ fn describe_notice(event: &RunEvent) -> Option<String> {
             wait_seconds / 60
         ),
         RunEvent::CoordinatorReachable => "the coordinator is reachable again".to_owned(),
-        RunEvent::AwaitsAnchors { anchors, seconds } => format!(
-            "the run is over; waiting at most {seconds} s for {anchors} anchors that missed the end"
+        RunEvent::AwaitsPeers { peers, seconds } => format!(
+            "the run is over; waiting at most {seconds} s for {peers} peers that missed the end"
         ),
         RunEvent::Draining { source } => {
             format!("{source}: leaving when the open step is committed")

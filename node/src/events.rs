@@ -221,10 +221,10 @@ pub enum RunEvent {
     },
     /// The coordinator can be reached again.
     CoordinatorReachable,
-    /// The run is over, and this process waits for anchors that missed the end.
-    AwaitsAnchors {
+    /// The run is over, and this process waits for peers that missed the end.
+    AwaitsPeers {
         /// How many.
-        anchors: usize,
+        peers: usize,
         /// The longest wait.
         seconds: u64,
     },
@@ -262,7 +262,7 @@ impl RunEvent {
                 | Self::UploadFailed { .. }
                 | Self::CoordinatorUnreachable { .. }
                 | Self::CoordinatorReachable
-                | Self::AwaitsAnchors { .. }
+                | Self::AwaitsPeers { .. }
                 | Self::Draining { .. }
         )
     }

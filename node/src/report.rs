@@ -180,7 +180,7 @@ impl Report {
             | RunEvent::FewAnchors { .. }
             | RunEvent::CoordinatorUnreachable { .. }
             | RunEvent::CoordinatorReachable
-            | RunEvent::AwaitsAnchors { .. }
+            | RunEvent::AwaitsPeers { .. }
             | RunEvent::Draining { .. }
             | RunEvent::Finished { .. }
             | RunEvent::Stopped { .. } => {}

@@ -286,9 +286,12 @@ impl Engine {
         let Some(second) = second else {
             let mut places = self.stage(first)?.touches(Use::Sums(step));
             if let Some(swap) = &self.swap {
+                let mean = self.means().place_if_swapped(weights)?;
+                places.extend(mean);
+                let mut swap = swap.borrow_mut();
+                swap.need(&places, false)?;
                 // The function may write to the mean.
-                places.extend(self.means().place_if_swapped(weights)?);
-                swap.borrow_mut().need(&places, true)?;
+                mean.into_iter().for_each(|mean| swap.change(mean));
             }
             return self.stage(first)?.read_sums(weights, step, range, read);
         };

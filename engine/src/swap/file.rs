@@ -83,9 +83,13 @@ impl SwapFile {
     /// Changes which places have room on the disk, where the file system can do that.
     fn allocate(&self, flags: FallocateFlags, extent: Extent) -> io::Result<()> {
         let signed = |bytes| i64::try_from(bytes).map_err(io::Error::other);
-        match fallocate(&self.file, flags, signed(extent.start)?, signed(extent.length)?) {
-            Ok(()) | Err(Errno::EOPNOTSUPP) => Ok(()),
-            Err(error) => Err(error.into()),
+        let (start, length) = (signed(extent.start)?, signed(extent.length)?);
+        loop {
+            match fallocate(&self.file, flags, start, length) {
+                Ok(()) | Err(Errno::EOPNOTSUPP) => return Ok(()),
+                Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 

@@ -218,6 +218,11 @@ impl Swap {
         Ok(())
     }
 
+    /// Notes that the values of a tensor in memory are about to change.
+    pub(crate) fn change(&mut self, place: Place) {
+        self.vector_mut(place).dirty = true;
+    }
+
     /// Notes tensors to bring into memory beside the next pass, in place of earlier ones: what that pass
     /// needs must not make room for them.
     pub(crate) fn plan(&mut self, places: Vec<Place>) {
@@ -479,6 +484,25 @@ mod tests {
             assert_eq!(elements::<f32>(&views[usize::from(stage)].contiguous()), [0.0; 8]);
             assert_eq!(swap.stats().read, before);
         }
+    }
+
+    #[test]
+    fn only_changed_tensors_are_written_again() {
+        let (_folder, mut swap) = swap(1);
+        let mut views = fill(&mut swap, 2);
+        let [first, second] = [0, 1].map(|stage| (Stage(stage), Part::Weights(0)));
+        let visit_both = |swap: &mut Swap| {
+            let before = swap.stats().written;
+            swap.need(&[second], false).expect("room");
+            swap.need(&[first], false).expect("room");
+            swap.stats().written.0 - before.0
+        };
+        visit_both(&mut swap);
+        assert_eq!(visit_both(&mut swap), 0);
+        let _ = views[0].fill_(5.0);
+        swap.change(first);
+        assert_eq!(visit_both(&mut swap), LENGTH as u64);
+        assert_eq!(views[0].double_value(&[7]), 5.0);
     }
 
     #[test]

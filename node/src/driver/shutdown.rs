@@ -1,5 +1,4 @@
-//! The end of this life: its reason, an orderly leave, and the wait for anchors that missed the end
-//! of the run.
+//! The end of this life: its reason, an orderly leave, and the wait for peers that missed the end of the run.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -20,7 +19,7 @@ use crate::exit::{Exit, ExitWith};
 /// Time between two checks for the file that announces a preemption.
 const PREEMPTION_POLL: Duration = Duration::from_millis(500);
 
-/// How long a finished peer waits for anchors that were away. A supervisor restarts a process
+/// How long a finished peer waits for peers that were away. A supervisor restarts a process
 /// sooner.
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -134,7 +133,7 @@ pub(super) enum ShutdownEvent {
     Leave(Preemption),
     /// The time for an orderly leave is over.
     DrainTimeout,
-    /// The wait for absent anchors is over.
+    /// The wait for absent peers is over.
     WaitOver,
 }
 
@@ -142,8 +141,10 @@ pub(super) enum ShutdownEvent {
 #[derive(Debug)]
 pub(super) struct Shutdown {
     ending: Option<Ending>,
+    /// Peers that lost their place in the run while their processes live: each comes back in a new life.
+    returning: BTreeSet<PeerId>,
     /// Set when the run is over.
-    absent_anchors: Option<AbsentAnchors>,
+    absent: Option<AbsentPeers>,
     preempt_file: Option<PathBuf>,
     next_poll: Instant,
     drain_timeout: Duration,
@@ -155,7 +156,8 @@ impl Shutdown {
     pub(super) fn new(leaving: Leaving) -> Self {
         Self {
             ending: None,
-            absent_anchors: None,
+            returning: BTreeSet::new(),
+            absent: None,
             preempt_file: leaving.preempt_file,
             next_poll: Instant::now(),
             drain_timeout: leaving.drain_timeout,
@@ -173,20 +175,20 @@ impl Shutdown {
     }
 
     /// Returns the reason for the end once this life may end. A peer whose run is over first archives
-    /// checkpoints on their way, and informs absent anchors. `completed` is that of [`Ending::outcome`].
+    /// checkpoints on their way, and informs absent peers. `completed` is that of [`Ending::outcome`].
     pub(super) fn take_ending(
         &mut self,
         archiving: bool,
         completed: impl Fn() -> bool,
     ) -> Option<Ending> {
         let drained = self.drain_until.is_some_and(|until| Instant::now() >= until);
-        let waits = (archiving && !drained) || !self.has_informed_anchors();
+        let waits = (archiving && !drained) || !self.has_informed_all();
         self.ending.take_if(|ending| !(waits && ending.is_of_a_finished_run(completed)))
     }
 
-    fn has_informed_anchors(&self) -> bool {
-        let over = |absent: &AbsentAnchors| absent.is_over(Instant::now());
-        self.drain_until.is_some() || self.absent_anchors.as_ref().is_none_or(over)
+    fn has_informed_all(&self) -> bool {
+        let over = |absent: &AbsentPeers| absent.is_over(Instant::now());
+        self.drain_until.is_some() || self.absent.as_ref().is_none_or(over)
     }
 
     pub(super) fn is_draining(&self) -> bool {
@@ -200,14 +202,14 @@ impl Shutdown {
 
     /// Waits for the next event. Safe to cancel.
     pub(super) async fn next(&mut self, signals: &mut Signals) -> ShutdownEvent {
-        let wait_over = self.absent_anchors.as_ref().map(|absent| absent.until);
+        let wait_over = self.absent.as_ref().map(|absent| absent.until);
         let polls = self.preempt_file.is_some() && self.drain_until.is_none();
         loop {
             tokio::select! {
                 source = signals.next() => return ShutdownEvent::Leave(source),
                 () = sleep_to(self.drain_until) => return ShutdownEvent::DrainTimeout,
                 () = sleep_to(wait_over) => {
-                    self.absent_anchors = None;
+                    self.absent = None;
                     return ShutdownEvent::WaitOver;
                 }
                 () = sleep_to(Some(self.next_poll)), if polls => {
@@ -220,49 +222,54 @@ impl Shutdown {
         }
     }
 
-    /// Notes that the run is over for this peer, and waits for the anchors that do not know.
+    /// Notes a peer that comes back in a new life, unless the run is over before.
+    pub(super) fn comes_back(&mut self, peer: PeerId) {
+        self.returning.insert(peer);
+    }
+
+    /// Notes that the run is over for this peer, and waits for the anchors and the returning peers that do not know.
     pub(super) fn finish(
         &mut self,
-        voters: BTreeSet<PeerId>,
+        mut voters: BTreeSet<PeerId>,
         view: &View,
         me: Member,
     ) -> Option<RunEvent> {
-        let absent = AbsentAnchors::new(voters, view, me, Instant::now());
+        voters.append(&mut self.returning);
+        let absent = AbsentPeers::new(voters, view, me, Instant::now());
         let waits = !absent.is_over(Instant::now());
-        let (anchors, seconds) = (absent.peers.len(), PATIENCE.as_secs());
-        self.absent_anchors = Some(absent);
-        waits.then_some(RunEvent::AwaitsAnchors { anchors, seconds })
+        let (peers, seconds) = (absent.peers.len(), PATIENCE.as_secs());
+        self.absent = Some(absent);
+        waits.then_some(RunEvent::AwaitsPeers { peers, seconds })
     }
 
-    /// Notes a connection. Returns whether the peer is an anchor that does not know of the end.
+    /// Notes a connection. Returns whether the peer does not know of the end and has to.
     pub(super) fn connected(&mut self, peer: PeerId) -> bool {
-        self.absent_anchors.as_mut().is_some_and(|absent| absent.found(peer))
+        self.absent.as_mut().is_some_and(|absent| absent.found(peer))
     }
 
     /// Returns whether the run is over, so that no election matters any more. A failure of the
     /// local anchor then ends the wait for the others.
     pub(super) fn ignores(&mut self, event: Option<&AnchorEvent>) -> bool {
-        let over = self.absent_anchors.is_some();
+        let over = self.absent.is_some();
         if matches!(event, None | Some(AnchorEvent::Failed(_))) {
-            self.absent_anchors = None;
+            self.absent = None;
         }
         over
     }
 }
 
-/// Anchors that were away when the run ended. Such an anchor would come back, find no other, and
-/// wait for a majority that never forms again.
+/// Peers that were away when the run ended, and would come back to find nobody: an anchor would wait for a
+/// majority that never forms again, another peer for a coordinator.
 #[derive(Debug)]
-struct AbsentAnchors {
+struct AbsentPeers {
     peers: BTreeSet<PeerId>,
     until: Instant,
 }
 
-impl AbsentAnchors {
+impl AbsentPeers {
     /// The members of the last membership know of the end. A peer that is none of them learned of it
     /// from others, and does not wait.
-    fn new(voters: BTreeSet<PeerId>, view: &View, me: Member, now: Instant) -> Self {
-        let mut peers = voters;
+    fn new(mut peers: BTreeSet<PeerId>, view: &View, me: Member, now: Instant) -> Self {
         if !view.lists(me) {
             peers.clear();
         }
@@ -272,7 +279,7 @@ impl AbsentAnchors {
         Self { peers, until: now + PATIENCE }
     }
 
-    /// Returns whether all anchors know of the end, or the time is up.
+    /// Returns whether all know of the end, or the time is up.
     fn is_over(&self, now: Instant) -> bool {
         self.peers.is_empty() || now >= self.until
     }
@@ -320,7 +327,7 @@ mod tests {
     #[test]
     fn an_absent_anchor_is_awaited_and_informed_once() {
         let now = Instant::now();
-        let mut absent = AbsentAnchors::new(voters(), &view(&[1, 2, 4]), member(1), now);
+        let mut absent = AbsentPeers::new(voters(), &view(&[1, 2, 4]), member(1), now);
         assert!(!absent.is_over(now));
         assert!(!absent.found(member(2).peer), "it knows as a member");
         assert!(!absent.found(member(4).peer), "it is no anchor");
@@ -333,12 +340,31 @@ mod tests {
     fn a_wait_has_an_end_and_a_reason() {
         let now = Instant::now();
         let waits = |members: &[u8], me: u8| {
-            let absent = AbsentAnchors::new(voters(), &view(members), member(me), now);
+            let absent = AbsentPeers::new(voters(), &view(members), member(me), now);
             assert!(absent.is_over(now + PATIENCE));
             !absent.is_over(now)
         };
         assert!(waits(&[1, 2], 1));
         assert!(!waits(&[1, 2, 3], 1), "all were there");
         assert!(!waits(&[2, 3], 1), "a latecomer itself");
+    }
+
+    #[test]
+    fn an_expelled_peer_whose_process_lives_is_awaited_unless_it_is_back() {
+        let leaving = Leaving { preempt_file: None, drain_timeout: Duration::ZERO };
+        let finished = |members: &[u8]| {
+            let mut shutdown = Shutdown::new(leaving.clone());
+            shutdown.comes_back(member(4).peer);
+            shutdown.end(Ending::Finished);
+            let waits = shutdown.finish(BTreeSet::new(), &view(members), member(1)).is_some();
+            (waits, shutdown)
+        };
+        let ended = |shutdown: &mut Shutdown| shutdown.take_ending(false, || false).is_some();
+        let (waits, mut shutdown) = finished(&[1, 2]);
+        assert!(waits && !ended(&mut shutdown));
+        assert!(shutdown.connected(member(4).peer), "it is told");
+        assert!(ended(&mut shutdown));
+        let (waits, mut shutdown) = finished(&[1, 2, 4]);
+        assert!(!waits && ended(&mut shutdown), "a member knows");
     }
 }

@@ -228,7 +228,7 @@ fn run_event(event: CoordinatorEvent) -> Result<RunEvent, CoordinatorEvent> {
             RunEvent::MoveCancelled { peer: member.peer, to, reason, obstacle }
         }
         CoordinatorEvent::Lost { member, span, how } => {
-            RunEvent::Lost { peer: member.peer, span, how }
+            RunEvent::Lost { peer: member.peer, span, how: how.words().to_owned() }
         }
         other => return Err(other),
     })

@@ -80,7 +80,7 @@ impl EventLog {
             RunEvent::FewAnchors { .. }
             | RunEvent::CoordinatorUnreachable { .. }
             | RunEvent::CoordinatorReachable
-            | RunEvent::AwaitsAnchors { .. } => return,
+            | RunEvent::AwaitsPeers { .. } => return,
             // Every message carries the era.
             RunEvent::Rewound { .. } => return,
             RunEvent::Draining { .. } => self.draining = true,

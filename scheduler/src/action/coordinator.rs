@@ -213,7 +213,7 @@ pub enum CoordinatorEvent {
         /// The stages it hosted.
         span: StageSpan,
         /// How the loss was detected.
-        how: String,
+        how: LossCause,
     },
     /// The run is over.
     Finished,
@@ -222,6 +222,53 @@ pub enum CoordinatorEvent {
         /// The reason, and a remedy.
         reason: String,
     },
+}
+
+/// How the loss of a member was detected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LossCause {
+    /// Its connection to the coordinator broke.
+    Disconnected,
+    /// It does not answer when its work is asked back.
+    Silent,
+    /// Another member cannot reach it.
+    Unreachable,
+    /// It reported several times that it cannot reach another member.
+    ReachesNot,
+    /// It reported that it lacks a result that it needs.
+    LacksResult,
+    /// It claims what it cannot hold.
+    ImpossibleClaim,
+    /// It left in order.
+    Left,
+    /// A newer incarnation of the peer registered.
+    Replaced,
+    /// It is an earlier incarnation of the coordinator's own peer.
+    ProcessEnded,
+}
+
+impl LossCause {
+    /// A phrase for logs and reports.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Disconnected => "its connection broke",
+            Self::Silent => "it does not answer when its work is asked back",
+            Self::Unreachable => "another member cannot reach it",
+            Self::ReachesNot => "it cannot reach another member",
+            Self::LacksResult => "it lacks a result",
+            Self::ImpossibleClaim => "it claims what it cannot hold",
+            Self::Left => "it left",
+            Self::Replaced => "it started anew",
+            Self::ProcessEnded => "its process ended",
+        }
+    }
+
+    /// Whether its own message showed the loss: its process lives, and comes back as a new incarnation.
+    #[must_use]
+    pub fn comes_back(self) -> bool {
+        matches!(self, Self::LacksResult | Self::ImpossibleClaim | Self::ReachesNot)
+    }
 }
 
 /// Why a move was cancelled.

@@ -5,7 +5,7 @@ mod peer;
 mod task;
 
 pub use self::coordinator::{
-    CoordinatorAction, CoordinatorEvent, CoordinatorInput, MoveObstacle, StepCounts,
+    CoordinatorAction, CoordinatorEvent, CoordinatorInput, LossCause, MoveObstacle, StepCounts,
 };
 pub use self::peer::{Fault, PeerAction, PeerEvent, PeerInput, PeerLoad};
 pub use self::task::{DeviceIndex, Payload, PayloadId, Task, TaskResult};

@@ -40,7 +40,7 @@ use self::progress::{Phase, Progress};
 use self::rounds::Rounds;
 use self::weights::Weights;
 use self::work::Work;
-use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput};
+use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput, LossCause};
 use crate::membership::Membership;
 
 /// The decisions of a run, made by one member at a time. Whatever must outlast the coordinator goes through the
@@ -118,7 +118,7 @@ impl Coordinator {
         match input {
             CoordinatorInput::Message { from, message } => self.handle_message(from, message, out),
             CoordinatorInput::Disconnected { member } => {
-                self.member_lost(member, "its connection broke", out);
+                self.member_lost(member, LossCause::Disconnected, out);
             }
             CoordinatorInput::Appended(record) => self.handle_appended(record, out),
             CoordinatorInput::Tick => {}
@@ -134,7 +134,7 @@ impl Coordinator {
     fn retry(&mut self, out: &mut Out) {
         self.work.replay_when_due(&self.context, out);
         while let Some(silent) = self.work.reclaim_late(&self.context, out) {
-            self.member_lost(silent, "it does not answer when its work is asked back", out);
+            self.member_lost(silent, LossCause::Silent, out);
         }
         self.retry_late_rounds(out);
         self.weights.retry_snapshots(&self.context, self.first_version(), out);
@@ -273,7 +273,7 @@ impl Coordinator {
             ToCoordinator::ViewRequest => self.send_view(from, out),
             ToCoordinator::KeepAlive => {}
             ToCoordinator::Draining => self.draining(from, out),
-            ToCoordinator::Leave => self.member_lost(from, "it left", out),
+            ToCoordinator::Leave => self.member_lost(from, LossCause::Left, out),
         }
     }
 

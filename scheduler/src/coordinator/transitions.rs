@@ -13,7 +13,7 @@ use super::config::CoordinatorConfig;
 use super::lost_stage::{Found, Search};
 use super::members::{LoggedChange, Registration, Terms, refuse};
 use super::{Coordinator, Out, Phase, event, send};
-use crate::action::{CoordinatorAction, CoordinatorEvent};
+use crate::action::{CoordinatorAction, CoordinatorEvent, LossCause};
 
 /// Membership.
 impl Coordinator {
@@ -55,9 +55,9 @@ impl Coordinator {
     }
 
     /// Removes a member; it is expelled as soon as the log has that.
-    pub(super) fn member_lost(&mut self, member: Member, reason: &str, out: &mut Out) {
+    pub(super) fn member_lost(&mut self, member: Member, how: LossCause, out: &mut Out) {
         if !self.context.progress.is_over() {
-            let lost = self.context.members.remove(member, reason, out);
+            let lost = self.context.members.remove(member, how, out);
             self.stages_lost(lost);
         }
     }
@@ -72,8 +72,8 @@ impl Coordinator {
     pub(super) fn unreachable(&mut self, from: Member, about: Member, out: &mut Out) {
         let home = self.context.config.home;
         let chosen = self.context.members.choose_unreachable(from, about, home);
-        if let Some((member, reason)) = chosen {
-            self.member_lost(member, reason, out);
+        if let Some((member, how)) = chosen {
+            self.member_lost(member, how, out);
         }
     }
 
@@ -229,7 +229,7 @@ impl Coordinator {
                 archive.ask_holders(&self.context.members, version, span, out);
             }
         } else {
-            self.member_lost(from, "it lacks a result", out);
+            self.member_lost(from, LossCause::LacksResult, out);
         }
     }
 
@@ -248,7 +248,7 @@ impl Coordinator {
         let home = self.context.config.home;
         let current = &self.context.members.current;
         if let Some(earlier) = current.member_of(home.peer).filter(|life| *life != home) {
-            self.member_lost(earlier, "its process ended", out);
+            self.member_lost(earlier, LossCause::ProcessEnded, out);
         }
         let members: Vec<Member> = self.context.members.current.members().collect();
         for member in &members {
@@ -286,7 +286,7 @@ impl Coordinator {
         for claim in claims {
             if !self.work.restore(&self.context, from, claim) {
                 event(CoordinatorEvent::ClaimRefused { member: from, key: claim.key }, out);
-                return self.member_lost(from, "it claims what it cannot hold", out);
+                return self.member_lost(from, LossCause::ImpossibleClaim, out);
             }
         }
         self.end_census_when_complete(out);

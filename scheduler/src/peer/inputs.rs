@@ -236,7 +236,7 @@ impl Peer {
             }
             TaskResult::Returned { key, gradient } => {
                 if self.pipeline.handle_backward(&ctx, key, busy, gradient, out) {
-                    self.weights.rounds.sums_change(&ctx, key);
+                    self.weights.sums_change(&ctx, key);
                 }
             }
             TaskResult::Accumulated { key } => {

@@ -4,7 +4,7 @@ use shoal_protocol::ids::{Era, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::message::{CommitRecord, Round, RoundId, SnapshotPart};
 use shoal_protocol::units::Moment;
 
-use super::weights::{Decision, NextStep, Piece, Started, StepMessage};
+use super::weights::{Close, Decision, NextStep, Piece, Started, StepMessage};
 use super::{Out, Peer, Status, context_of};
 use crate::action::{Fault, PeerAction, PeerEvent, Task, TaskResult};
 
@@ -27,7 +27,8 @@ impl Peer {
                 self.handle_early_pieces(now, id, out);
             }
         } else {
-            self.weights.queue(&ctx, StepMessage::Close(round, counted), out);
+            let close = Close { round, counted, outdated: false };
+            self.weights.queue(&ctx, StepMessage::Close(close), out);
         }
         self.catch_up(now, out);
     }
@@ -48,7 +49,7 @@ impl Peer {
             let hosted = self.pipeline.hosted_at(&ctx, ctx.version());
             match self.weights.next_step(&ctx, &hosted, out) {
                 NextStep::None => return,
-                NextStep::Reduce(round, counted) => self.reduce(now, round, counted, out),
+                NextStep::Reduce(close) => self.reduce(now, close, out),
                 NextStep::Apply(record, rounds) => self.apply(now, record, &hosted, &rounds, out),
                 NextStep::Differs(step) => {
                     return self.leave(now, Fault::ResultDiffers { step }, out);
@@ -58,18 +59,12 @@ impl Peer {
     }
 
     /// Begins this peer's part in a round.
-    fn reduce(
-        &mut self,
-        now: Moment,
-        round: Round,
-        counted: Vec<(Stage, Microbatch)>,
-        out: &mut Out,
-    ) {
-        let id = round.id;
+    fn reduce(&mut self, now: Moment, close: Close, out: &mut Out) {
+        let id = close.round.id;
         let stages = self.config.manifest.stages_of(id.weights);
         let Some(own) = self.pipeline.stages.counted(stages, id.step) else { return };
         let ctx = context_of!(self, now);
-        match self.weights.rounds.begin(&ctx, round, &own, counted, out) {
+        match self.weights.rounds.begin(&ctx, close, &own, out) {
             Ok(true) => self.handle_early_pieces(now, id, out),
             Ok(false) => {}
             Err(fault) => self.leave(now, fault, out),

@@ -39,11 +39,12 @@ impl Reduction {
     }
 
     /// Continues with the remaining members, of which this one must be one. `own_proof` is the sum
-    /// of the tags that this member has counted by then.
+    /// of the tags that this member has counted by then. If its sums are `changing` again, another mend follows.
     pub(crate) fn go_on(
         &mut self,
         round: Round,
         own_proof: u64,
+        changing: bool,
         out: &mut Vec<PeerAction>,
     ) -> Result<(), Fault> {
         let before = std::mem::replace(&mut self.round, round);
@@ -66,7 +67,7 @@ impl Reduction {
         }
         self.queue_exports();
         self.proofs.own = own_proof;
-        (self.changing, self.measuring, self.outcome) = (false, false, None);
+        (self.changing, self.measuring, self.outcome) = (changing, false, None);
         self.start(out)
     }
 

@@ -287,7 +287,7 @@ fn a_mended_round_keeps_summed_pieces_and_unchanged_sums() {
         interrupted.installed(&(4..8), out);
     });
     interrupted.sums_change();
-    let continued = actions(|out| assert_eq!(interrupted.go_on(mended, 10, out), Ok(())));
+    let continued = actions(|out| assert_eq!(interrupted.go_on(mended, 10, false, out), Ok(())));
     let id = id();
     let export =
         |piece, range| Task::Export { round: id, to: member(1), piece, range, parts: Vec::new() };
@@ -327,7 +327,7 @@ fn a_mended_round_keeps_summed_pieces_and_unchanged_sums() {
 fn changed_sums_are_awaited_and_earlier_ones_are_discarded() {
     // Member 1 recomputed member 2's work.
     let (mut interrupted, mended) = interrupted(&[1]);
-    let continued = actions(|out| assert_eq!(interrupted.go_on(mended, 5, out), Ok(())));
+    let continued = actions(|out| assert_eq!(interrupted.go_on(mended, 5, false, out), Ok(())));
     assert_eq!(continued, [PeerAction::Release(PayloadId(3))]);
     let payload = |id| Payload { id: PayloadId(id), size: Bytes(32) };
     let part = |interrupted: &mut Reduction, mend, piece, id| {
@@ -358,9 +358,24 @@ fn changing_sums_are_not_read() {
     });
     let install = Task::Install { round: id(), range: 4..8, payload: PayloadId(70) };
     assert_eq!(held_back, [PeerAction::Compute(install)]);
-    let continued = actions(|out| assert_eq!(interrupted.go_on(mended, 10, out), Ok(())));
+    let continued = actions(|out| assert_eq!(interrupted.go_on(mended, 10, false, out), Ok(())));
     assert!(continued.contains(&PeerAction::Release(PayloadId(71))), "{continued:?}");
     assert_eq!(continued.len(), 4, "two pieces for member 1, one is summed: {continued:?}");
+}
+
+#[test]
+fn a_round_that_begins_while_sums_change_reads_them_once_it_is_mended() {
+    let mut begun = of_two();
+    begun.sums_change();
+    assert_eq!(actions(|out| begun.start(out).expect("a valid round")), []);
+    let mended =
+        |mend| Round { mended: Mended { mend: Mend(mend), changed: [0].into() }, ..round(&[1, 1]) };
+    let again = actions(|out| begun.go_on(mended(1), 7, true, out).expect("a valid round"));
+    assert_eq!(again, []);
+    let continued = actions(|out| begun.go_on(mended(2), 8, false, out).expect("a valid round"));
+    let export =
+        Task::Export { round: id(), to: member(1), piece: 1, range: 4..8, parts: Vec::new() };
+    assert_eq!(continued, [PeerAction::Compute(export)]);
 }
 
 /// The side of member `me` of a round over 16 elements: members 0 and 1 are an island, and 2 and 3. Each owns the piece
@@ -445,7 +460,7 @@ fn after_a_mend_an_island_that_lost_a_member_sends_anew() {
     let mended = Mended { mend: Mend(1), changed: [2].into() };
     collector.sums_change();
     let round = Round { id: id(), group, mended };
-    let continued = actions(|out| collector.go_on(round, 10, out).expect("a valid round"));
+    let continued = actions(|out| collector.go_on(round, 10, false, out).expect("a valid round"));
     let export = |to, piece, range| {
         let (round, to, parts) = (id(), member(to), Vec::new());
         PeerAction::Compute(Task::Export { round, to, piece, range, parts })

@@ -2,7 +2,10 @@
 
 use shoal_metrics::NodeState;
 use shoal_protocol::ids::{Member, StageSpan, Step};
-use shoal_protocol::message::{CommitRecord, Message, PeerMessage, TensorTag, ToCoordinator};
+use shoal_protocol::message::{
+    CommitRecord, FromCoordinator, Message, PeerMessage, TensorTag, ToCoordinator,
+};
+use shoal_protocol::net::transport::Transport;
 use shoal_scheduler::action::{
     CoordinatorAction, CoordinatorEvent, PayloadId, PeerAction, PeerEvent, PeerInput, StepCounts,
 };
@@ -162,7 +165,19 @@ impl Driver<'_> {
         self.status.metrics().is(NodeState::Finished);
         let (voters, view) = (self.coordination.anchor_role().voters(), self.coordination.view());
         out.extend(self.shutdown.finish(voters, view, self.context.me).map(Effect::Note));
+        let connected = self.context.transport.as_ref().map(Transport::connected);
+        for member in connected.unwrap_or_default() {
+            self.tell_the_end(member, out);
+        }
         out.push(Ending::Finished.into());
+    }
+
+    /// Tells a peer that is connected that the run is over, if it is and the peer missed that.
+    pub(super) fn tell_the_end(&mut self, member: Member, out: &mut Effects) {
+        if self.shutdown.connected(member.peer) {
+            let message = Message::FromCoordinator(FromCoordinator::Finished);
+            out.push(Effect::Send { to: member, stamp: self.coordination.stamp(), message });
+        }
     }
 
     pub(super) fn apply_coordinator_actions(&mut self, actions: Vec<CoordinatorAction>) {
@@ -180,6 +195,10 @@ impl Driver<'_> {
         self.status.metrics().coordinator_event(&event, &self.context.manifest);
         match event {
             CoordinatorEvent::Committed { record, counts } => self.committed(&record, Some(counts)),
+            CoordinatorEvent::Lost { member, how, .. } if how.comes_back() => {
+                self.shutdown.comes_back(member.peer);
+                self.status.coordinator_event(&self.context, event);
+            }
             event => self.status.coordinator_event(&self.context, event),
         }
     }

@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use shoal_metrics::{Preemption, Refusal};
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{Member, Term};
-use shoal_protocol::message::{Envelope, FromCoordinator, Message, ToCoordinator};
+use shoal_protocol::message::{Envelope, Message, ToCoordinator};
 use shoal_scheduler::action::{CoordinatorInput, PeerInput, TaskResult};
 use shoal_scheduler::peer::Peer;
 use tokio::sync::watch;
@@ -309,11 +309,7 @@ impl<'a> Driver<'a> {
     fn link_event(&mut self, event: LinkEvent, out: &mut Effects) {
         match event {
             LinkEvent::Connected { member, .. } => {
-                if self.shutdown.connected(member.peer) {
-                    let message = Message::FromCoordinator(FromCoordinator::Finished);
-                    let stamp = self.coordination.stamp();
-                    out.push(Effect::Send { to: member, stamp, message });
-                }
+                self.tell_the_end(member, out);
                 self.coordination.connected(member, out);
             }
             LinkEvent::Disconnected { member, reason } => {

@@ -14,7 +14,7 @@ use shoal_protocol::message::{
 
 pub(super) use self::registration::{Registration, Terms, refuse};
 use super::{Out, event, send};
-use crate::action::{CoordinatorAction, CoordinatorEvent, MoveObstacle};
+use crate::action::{CoordinatorAction, CoordinatorEvent, LossCause, MoveObstacle};
 use crate::anchors;
 use crate::locality::LinkEstimates;
 use crate::membership::Membership;
@@ -169,12 +169,12 @@ impl Members {
     pub(super) fn remove(
         &mut self,
         member: Member,
-        reason: &str,
+        how: LossCause,
         out: &mut Out,
     ) -> Option<StageSpan> {
         let span = self.current.span_of(member)?;
-        event(CoordinatorEvent::Lost { member, span, how: reason.to_owned() }, out);
-        send(member, FromCoordinator::Expelled { reason: reason.to_owned() }, out);
+        event(CoordinatorEvent::Lost { member, span, how }, out);
+        send(member, FromCoordinator::Expelled { reason: how.words().to_owned() }, out);
         let record = self.current.expel(member);
         let lost = record.and_then(|record| self.forget(&record, out));
         self.append_change(out);
@@ -211,24 +211,24 @@ impl Members {
         member != home && span.is_some_and(|span| span.stages().all(replicated))
     }
 
-    /// Two members cannot reach each other: returns the one to expel, with the reason. That is the member
+    /// Two members cannot reach each other: returns the one to expel, with the cause. That is the member
     /// reported on, which has probably failed, if it is expendable; after several reports the reporter.
     pub(super) fn choose_unreachable(
         &mut self,
         from: Member,
         about: Member,
         home: Member,
-    ) -> Option<(Member, &'static str)> {
+    ) -> Option<(Member, LossCause)> {
         if !self.current.contains(about) {
             return None;
         }
         if self.is_expendable(about, home) {
-            return Some((about, "another member cannot reach it"));
+            return Some((about, LossCause::Unreachable));
         }
         let count = self.complaints.entry((from, about)).or_insert(0);
         *count += 1;
         let expel = *count >= COMPLAINTS && from != home;
-        expel.then_some((from, "it cannot reach another member"))
+        expel.then_some((from, LossCause::ReachesNot))
     }
 
     /// The replicas of a stage in a step, those that the log lists as serving.

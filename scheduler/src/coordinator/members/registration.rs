@@ -5,7 +5,7 @@ use shoal_protocol::message::{Candidate, FromCoordinator, MemberRecord};
 
 use super::super::{Out, event, send};
 use super::Members;
-use crate::action::CoordinatorEvent;
+use crate::action::{CoordinatorEvent, LossCause};
 use crate::locality::Load;
 use crate::membership::AdmissionError;
 use crate::throughput::Estimates;
@@ -74,7 +74,7 @@ impl Members {
                 let mut lost = None;
                 if let Some(record) = admission.replaced {
                     let MemberRecord { member, span, .. } = *record;
-                    let how = "it started anew".to_owned();
+                    let how = LossCause::Replaced;
                     event(CoordinatorEvent::Lost { member, span, how }, out);
                     lost = self.forget(&record, out);
                 }

@@ -63,7 +63,8 @@ fn homes<'a>(
     let unnamed: Vec<usize> =
         (0..members.len()).filter(|member| names[*member].is_none()).collect();
     let peers: Vec<PeerId> = unnamed.iter().map(|member| members[*member].peer).collect();
-    let together = |one: usize, other: usize| known[unnamed[one]] == known[unnamed[other]];
+    let before = |member: usize| known[unnamed[member]];
+    let together = |one, other| before(one).is_some() && before(one) == before(other);
     let places = links.places(&peers, together);
     let mut homes: Vec<Option<Home<'_>>> = names.iter().map(|name| name.map(Home::Named)).collect();
     for (member, place) in unnamed.into_iter().zip(places) {

@@ -198,7 +198,9 @@ impl Rounds {
 
     /// Sends the whole group of a round to one of its members that lacks it.
     pub(super) fn send_group(&self, to: Member, id: RoundId, out: &mut Out) {
-        let is_in = |open: &&OpenRound| open.round.group.all().any(|one| one.member == to);
+        // A torn round is sent again once it is mended.
+        let is_in =
+            |open: &&OpenRound| !open.torn && open.round.group.all().any(|one| one.member == to);
         if let Some(open) = self.open_round(id).filter(is_in) {
             open.send_whole(to, out);
         }

@@ -6,16 +6,16 @@ use shoal_protocol::message::{MemberRecord, Mended, StageRoom, View};
 
 use super::*;
 
-fn lost(number: u8, how: &str) -> CoordinatorEvent {
+fn lost(number: u8, how: LossCause) -> CoordinatorEvent {
     let span = StageSpan::one(Stage(0));
-    CoordinatorEvent::Lost { member: member(number), span, how: how.to_owned() }
+    CoordinatorEvent::Lost { member: member(number), span, how }
 }
 
 fn revoked(number: u8, claims: u64) -> CoordinatorEvent {
     CoordinatorEvent::Revoked { member: member(number), claims }
 }
 
-const BROKE: &str = "its connection broke";
+const BROKE: LossCause = LossCause::Disconnected;
 
 #[test]
 fn a_loss_before_the_first_step_is_waited_out() {
@@ -272,13 +272,13 @@ fn of_two_members_that_cannot_reach_each_other_one_is_expelled() {
     run.receive(2, register(StageChoice::Auto));
     run.receive(2, ToCoordinator::Ready { version: Step(0), view: 9 });
     let cut = run.receive(2, ToCoordinator::CannotReach { member: member(1) });
-    assert_eq!(events(&cut)[0], lost(1, "another member cannot reach it"));
+    assert_eq!(events(&cut)[0], lost(1, LossCause::Unreachable));
     // The other one runs in the coordinator's process, which would have failed with it.
     for _ in 0..2 {
         assert_eq!(run.receive(2, ToCoordinator::CannotReach { member: member(0) }), []);
     }
     let cut = run.receive(2, ToCoordinator::CannotReach { member: member(0) });
-    assert_eq!(events(&cut)[0], lost(2, "it cannot reach another member"));
+    assert_eq!(events(&cut)[0], lost(2, LossCause::ReachesNot));
 }
 
 #[test]

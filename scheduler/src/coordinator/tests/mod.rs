@@ -18,7 +18,7 @@ use shoal_protocol::message::{
 use shoal_protocol::units::{Bytes, Moment};
 
 use super::{Coordinator, CoordinatorConfig};
-use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput};
+use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput, LossCause};
 use crate::locality::Load;
 use crate::rebalance::Rebalance;
 use crate::router::Routing;

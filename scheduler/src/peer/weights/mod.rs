@@ -14,7 +14,7 @@ mod step_queue;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Era, Member, Microbatch, Stage, Step, Term, WeightGroup};
+use shoal_protocol::ids::{ClaimKey, Era, Member, Stage, Step, Term, WeightGroup};
 use shoal_protocol::message::{CommitRecord, Round, RoundId, SnapshotPart, ToCoordinator};
 
 use self::catch_up::CatchUp;
@@ -23,8 +23,8 @@ use self::migration::{Migration, NextCommit};
 pub(in crate::peer) use self::rounds::Piece;
 use self::rounds::{Received, Results, Rounds, round_of};
 use self::snapshot_writer::SnapshotWriter;
-pub(super) use self::step_queue::StepMessage;
 use self::step_queue::StepQueue;
+pub(super) use self::step_queue::{Close, StepMessage};
 use super::Out;
 use super::context::Context;
 use crate::action::{PeerAction, PeerEvent, Task};
@@ -46,8 +46,8 @@ pub(super) struct Weights {
 pub(super) enum NextStep {
     /// None: a step, weights or a result are missing.
     None,
-    /// Begin a round: the accumulators must hold these microbatches.
-    Reduce(Round, Vec<(Stage, Microbatch)>),
+    /// Begin a round.
+    Reduce(Close),
     /// Apply a commit, whose results are those of these rounds.
     Apply(CommitRecord, Vec<RoundId>),
     /// The commit of this step names another result.
@@ -108,6 +108,15 @@ impl Weights {
         }
     }
 
+    /// A microbatch is about to be added to a step's sums: neither its rounds nor those that wait to begin may read
+    /// them until they are mended.
+    pub(super) fn sums_change(&mut self, ctx: &Context<'_>, key: ClaimKey) {
+        for weights in ctx.config.manifest.groups_of(key.stage) {
+            self.rounds.sums_change(key.step, weights);
+            self.steps.sums_change(key.step, weights);
+        }
+    }
+
     /// Takes the next queued message that can be handled. `hosted` are the stages that this peer serves
     /// in the step of its version.
     pub(super) fn next_step(
@@ -142,7 +151,7 @@ impl Weights {
                 }
             }
             return match self.steps.pop() {
-                Some(StepMessage::Close(round, counted)) => NextStep::Reduce(round, counted),
+                Some(StepMessage::Close(close)) => NextStep::Reduce(close),
                 Some(StepMessage::Commit(record)) => NextStep::Apply(record, results),
                 None => NextStep::None,
             };

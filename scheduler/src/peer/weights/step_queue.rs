@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use shoal_protocol::ids::{Microbatch, Stage, Step, Term};
-use shoal_protocol::message::{CommitRecord, Round};
+use shoal_protocol::ids::{Microbatch, Stage, Step, Term, WeightGroup};
+use shoal_protocol::message::{CommitRecord, Round, RoundId};
 use shoal_protocol::units::Moment;
 
 use crate::action::{PeerAction, PeerEvent};
@@ -29,16 +29,27 @@ pub(in crate::peer) struct StepQueue {
 /// A message about a step, which waits until the steps before it are applied.
 #[derive(Debug)]
 pub(in crate::peer) enum StepMessage {
-    /// The step is closed for some of this peer's weights: its accumulators must hold these microbatches.
-    Close(Round, Vec<(Stage, Microbatch)>),
+    /// The step is closed for some of this peer's weights.
+    Close(Close),
     /// The step is over.
     Commit(CommitRecord),
+}
+
+/// The close of a step for some of a peer's weights.
+#[derive(Debug)]
+pub(in crate::peer) struct Close {
+    pub(in crate::peer) round: Round,
+    /// What the peer's accumulators must hold.
+    pub(in crate::peer) counted: Vec<(Stage, Microbatch)>,
+    /// Whether the peer took over work of a lost member while the close waited. Its accumulators may hold that too, and
+    /// a mended round follows.
+    pub(in crate::peer) outdated: bool,
 }
 
 impl StepMessage {
     pub(super) fn step(&self) -> Step {
         match self {
-            Self::Close(round, _) => round.id.step,
+            Self::Close(close) => close.round.id.step,
             Self::Commit(record) => record.step,
         }
     }
@@ -79,8 +90,18 @@ impl StepQueue {
 
     /// Discards the closes of earlier terms.
     pub(super) fn drop_terms_before(&mut self, term: Term) {
-        let is_old = |message: &StepMessage| matches!(message, StepMessage::Close(round, _) if round.id.term < term);
+        let is_old = |message: &StepMessage| matches!(message, StepMessage::Close(close) if close.round.id.term < term);
         self.waiting.retain(|message| !is_old(message));
+    }
+
+    /// A microbatch is about to be added to a step's sums for these weights.
+    pub(super) fn sums_change(&mut self, step: Step, weights: WeightGroup) {
+        for message in &mut self.waiting {
+            if let StepMessage::Close(close) = message {
+                let RoundId { step: of, weights: reduced, .. } = close.round.id;
+                close.outdated |= (of, reduced) == (step, weights);
+            }
+        }
     }
 
     /// Discards all messages.
@@ -138,5 +159,35 @@ impl StepQueue {
     /// Forgets the commits that the engine applies, for a rewind.
     pub(super) fn forget_applying(&mut self) {
         self.applying.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::ids::{Attempt, Era};
+    use shoal_protocol::message::Mended;
+
+    use super::*;
+
+    fn close(step: u64, weights: u16) -> StepMessage {
+        let (step, weights) = (Step(step), WeightGroup(weights));
+        let id = RoundId { era: Era(0), term: Term(1), step, weights, attempt: Attempt(0) };
+        let round = Round { id, group: Default::default(), mended: Mended::default() };
+        StepMessage::Close(Close { round, counted: Vec::new(), outdated: false })
+    }
+
+    #[test]
+    fn work_taken_over_makes_the_closes_of_its_sums_outdated() {
+        let mut queue = StepQueue::default();
+        for (step, weights) in [(4, 0), (4, 1), (5, 1)] {
+            assert!(queue.push(close(step, weights)));
+        }
+        queue.sums_change(Step(4), WeightGroup(1));
+        assert!(queue.push(close(4, 1)));
+        let outdated = std::iter::from_fn(|| queue.pop()).map(|message| match message {
+            StepMessage::Close(close) => close.outdated,
+            StepMessage::Commit(_) => unreachable!("there was none"),
+        });
+        assert_eq!(outdated.collect::<Vec<_>>(), [false, true, false, false]);
     }
 }

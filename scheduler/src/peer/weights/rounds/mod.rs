@@ -7,7 +7,7 @@ mod received_result;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_protocol::ids::{ClaimKey, Era, Member, Microbatch, Stage, Step, WeightGroup};
+use shoal_protocol::ids::{Era, Member, Microbatch, Stage, Step, WeightGroup};
 use shoal_protocol::message::{
     CommitRecord, Mended, Round, RoundGroupChange, RoundGroupMember, RoundId, RoundMember,
     RoundOutcome, TensorTag, ToCoordinator,
@@ -24,6 +24,7 @@ use crate::peer::config::PeerConfig;
 use crate::peer::context::Context;
 use crate::peer::links::LinkEstimates;
 use crate::peer::pipeline::Counted;
+use crate::peer::weights::step_queue::Close;
 use crate::peer::{Out, report_invalid};
 use crate::round::{
     AHEAD, Layout, Reduction, ahead, is_next, most_ahead, packed, piece_bytes, place_in,
@@ -107,25 +108,25 @@ impl Rounds {
     pub(in crate::peer) fn begin(
         &mut self,
         ctx: &Context<'_>,
-        round: Round,
+        close: Close,
         own: &Counted,
-        counted: Vec<(Stage, Microbatch)>,
         out: &mut Out,
     ) -> Result<bool, Fault> {
+        let Close { round, counted, outdated } = close;
         let id = round.id;
         let known = self.running.get(&id.weights).map(Reduction::round);
         if place_in(&round, ctx.me()).is_none() || !is_next(known, &round) {
             return Ok(false);
         }
         let expected: BTreeSet<(Stage, Microbatch)> = counted.into_iter().collect();
-        if expected != own.microbatches {
-            let missing = expected.difference(&own.microbatches).count();
-            let surplus = own.microbatches.difference(&expected).count();
+        let missing = expected.difference(&own.microbatches).count();
+        let surplus = own.microbatches.difference(&expected).count();
+        if missing > 0 || surplus > 0 && !outdated {
             return Err(Fault::AccumulatorDiffers { round: id, missing, surplus });
         }
         let begun = match self.running.get_mut(&id.weights).filter(|known| known.round().id == id) {
-            Some(known) => known.go_on(round, own.proof, out),
-            None => self.begin_attempt(ctx, round, own.proof, out),
+            Some(known) => known.go_on(round, own.proof, outdated, out),
+            None => self.begin_attempt(ctx, round, (own.proof, outdated), out),
         };
         refuse_faulty(id, begun, out);
         Ok(true)
@@ -136,7 +137,7 @@ impl Rounds {
         &mut self,
         ctx: &Context<'_>,
         round: Round,
-        own_proof: u64,
+        (own_proof, sums_change): (u64, bool),
         out: &mut Out,
     ) -> Result<(), Fault> {
         let weights = round.id.weights;
@@ -149,6 +150,9 @@ impl Rounds {
         let ahead = round.group.members.iter().map(|part| ahead(piece, most, link(part))).collect();
         let mut reduction = Reduction::new(round, ctx.me(), layout, ahead, own_proof, whole_proof)
             .expect("this peer is a member of the round");
+        if sums_change {
+            reduction.sums_change();
+        }
         let started = reduction.start(out);
         if let Some(old) = self.running.insert(weights, reduction) {
             self.abort(old, out);
@@ -162,13 +166,11 @@ impl Rounds {
         self.listener.listen(round, |round| layout_of(ctx.config, round), proof, out)
     }
 
-    /// A microbatch is about to be added to a step's sums: its rounds must not read them.
-    pub(in crate::peer) fn sums_change(&mut self, ctx: &Context<'_>, key: ClaimKey) {
-        for weights in ctx.config.manifest.groups_of(key.stage) {
-            let round = self.running.get_mut(&weights);
-            if let Some(round) = round.filter(|known| known.round().id.step == key.step) {
-                round.sums_change();
-            }
+    /// A microbatch is about to be added to a step's sums: a round of them must not read them.
+    pub(super) fn sums_change(&mut self, step: Step, weights: WeightGroup) {
+        let round = self.running.get_mut(&weights);
+        if let Some(round) = round.filter(|known| known.round().id.step == step) {
+            round.sums_change();
         }
     }
 
