@@ -94,6 +94,8 @@ join_as_told() {
     begun=$(now)
     on first shoal init -o run.toml >/dev/null 2>&1
     took "$begun" "shoal init -o run.toml"
+    # However fast this machine is, the run goes on until all is tried.
+    sed -i 's/^steps = .*/steps = 100000/' "$ROOM/first/run.toml"
     : >"$ROOM/start"
     : >"$ROOM/join"
     begun=$(now)

@@ -234,7 +234,7 @@ pub enum LossCause {
     /// Another member cannot reach it.
     Unreachable,
     /// It reported several times that it cannot reach another member.
-    ReachesNot,
+    CannotReach,
     /// It reported that it lacks a result that it needs.
     LacksResult,
     /// It claims what it cannot hold.
@@ -255,7 +255,7 @@ impl LossCause {
             Self::Disconnected => "its connection broke",
             Self::Silent => "it does not answer when its work is asked back",
             Self::Unreachable => "another member cannot reach it",
-            Self::ReachesNot => "it cannot reach another member",
+            Self::CannotReach => "it cannot reach another member",
             Self::LacksResult => "it lacks a result",
             Self::ImpossibleClaim => "it claims what it cannot hold",
             Self::Left => "it left",
@@ -267,7 +267,7 @@ impl LossCause {
     /// Whether its own message showed the loss: its process lives, and comes back as a new incarnation.
     #[must_use]
     pub fn comes_back(self) -> bool {
-        matches!(self, Self::LacksResult | Self::ImpossibleClaim | Self::ReachesNot)
+        matches!(self, Self::LacksResult | Self::ImpossibleClaim | Self::CannotReach)
     }
 }
 

@@ -228,7 +228,7 @@ impl Members {
         let count = self.complaints.entry((from, about)).or_insert(0);
         *count += 1;
         let expel = *count >= COMPLAINTS && from != home;
-        expel.then_some((from, LossCause::ReachesNot))
+        expel.then_some((from, LossCause::CannotReach))
     }
 
     /// The replicas of a stage in a step, those that the log lists as serving.

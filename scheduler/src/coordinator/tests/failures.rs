@@ -278,7 +278,7 @@ fn of_two_members_that_cannot_reach_each_other_one_is_expelled() {
         assert_eq!(run.receive(2, ToCoordinator::CannotReach { member: member(0) }), []);
     }
     let cut = run.receive(2, ToCoordinator::CannotReach { member: member(0) });
-    assert_eq!(events(&cut)[0], lost(2, LossCause::ReachesNot));
+    assert_eq!(events(&cut)[0], lost(2, LossCause::CannotReach));
 }
 
 #[test]
