@@ -193,12 +193,13 @@ impl Driver<'_> {
 
     fn coordinator_event(&mut self, event: CoordinatorEvent) {
         self.status.metrics().coordinator_event(&event, &self.context.manifest);
+        if let CoordinatorEvent::Lost { member, how, .. } = &event
+            && how.comes_back()
+        {
+            self.shutdown.comes_back(member.peer);
+        }
         match event {
             CoordinatorEvent::Committed { record, counts } => self.committed(&record, Some(counts)),
-            CoordinatorEvent::Lost { member, how, .. } if how.comes_back() => {
-                self.shutdown.comes_back(member.peer);
-                self.status.coordinator_event(&self.context, event);
-            }
             event => self.status.coordinator_event(&self.context, event),
         }
     }
