@@ -18,13 +18,6 @@ fn main() {
         .include("csrc/stand_ins")
         .flag_if_supported("-Wno-unused-parameter")
         .opt_level(3)
-        .file("csrc/collectives.cpp")
-        .file("csrc/fused.cpp")
-        .file("csrc/shim.cpp")
-        .file("csrc/slices.cpp")
-        .file("csrc/streams.cpp")
-        .file("csrc/sums.cpp")
-        .file("csrc/tensor_bytes.cpp")
-        .file("csrc/tokens.cpp")
+        .file("csrc/engine.cpp")
         .compile("shoal_engine_shim");
 }

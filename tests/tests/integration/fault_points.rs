@@ -1,6 +1,5 @@
 //! A process dies at each of the moments that could lose work or count it twice. Only debug builds have
 //! these fault points.
-#![cfg(debug_assertions)]
 
 use std::path::Path;
 

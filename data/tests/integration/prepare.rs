@@ -1,11 +1,9 @@
 //! From files to shards and back.
 
-mod common;
-
 use std::fs;
 use std::ops::ControlFlow;
 
-use common::{EOS, PAD, base, options, rows, run, texts, write};
+use crate::common::{EOS, PAD, base, options, rows, run, texts, write};
 use shoal_data::prepared::Index;
 use shoal_data::{Class, prepare};
 

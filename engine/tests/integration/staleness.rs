@@ -1,8 +1,6 @@
 //! Steps that read weights without the newest update.
 
-mod common;
-
-use common::{Trainer, manifest, samples, text};
+use crate::common::{self, Trainer, manifest, samples, text};
 use shoal_engine::{EngineError, StageState};
 use shoal_protocol::ids::{Microbatch, Stage, Step};
 use shoal_protocol::manifest::Dtype;

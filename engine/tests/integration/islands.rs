@@ -1,15 +1,13 @@
 //! Several devices as one engine: the same bits as one device.
 
-mod common;
-
 use shoal_engine::Origin;
 use shoal_protocol::ids::{Stage, Step};
 use shoal_protocol::manifest::{
     Boundary, BoundaryKind, Dtype, InnerMoments, Lora, LoraTarget, Manifest,
 };
 
-use self::common::islander::Islander;
-use self::common::{Trainer, manifest, samples, text};
+use crate::common::islander::Islander;
+use crate::common::{self, Trainer, manifest, samples, text};
 
 /// Trains on one device and on islands, and compares states.
 fn compare(change: impl FnOnce(&mut Manifest)) {

@@ -1,14 +1,12 @@
 //! Interruptions and threads do not change the result.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::num::NonZero;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use common::{base, options, rows, run, texts, write};
+use crate::common::{self, base, options, rows, run, texts, write};
 use shoal_data::pack::Packing;
 use shoal_data::{PrepareError, PrepareOptions, prepare};
 

@@ -1,13 +1,11 @@
 //! Every kind of file gives the same rows.
 
-mod common;
-
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{base, options, rows, run, texts, write};
+use crate::common::{base, options, rows, run, texts, write};
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::properties::WriterProperties;

@@ -1,11 +1,9 @@
 //! Damaged files of a checkpoint are read or refused without a panic.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{Trainer, manifest, samples, text};
+use crate::common::{Trainer, manifest, samples, text};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use shoal_engine::Checkpoint;

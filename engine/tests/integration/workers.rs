@@ -1,10 +1,8 @@
 //! Virtual workers: what a worker does in a step, and the update of the weights at a meeting.
 
-mod common;
-
 use std::fs;
 
-use common::{
+use crate::common::{
     Trainer, key, manifest, muon, numbers, overlap, python, samples, text, with_workers, write,
 };
 use serde_json::{Value, json};

@@ -1,11 +1,9 @@
 //! Saved state: complete, damaged, and resumed.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{Trainer, manifest, samples, text};
+use crate::common::{self, Trainer, manifest, samples, text};
 use shoal_engine::checkpoint::{publish, write_index};
 use shoal_engine::{Checkpoint, CheckpointError, Device, DeviceChoice, Generator, Sampling};
 use shoal_protocol::ids::{Stage, Step};

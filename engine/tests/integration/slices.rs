@@ -1,13 +1,11 @@
 //! Slices of a layer's matrices: the same model as whole matrices up to rounding, and the same bits however
 //! devices share the slices.
 
-mod common;
-
 use std::sync::mpsc::channel;
 
-use common::islander::Islander;
-use common::{
-    Trainer, assert_as_pytorch, key, manifest, overlap, samples, text, with_workers, write,
+use crate::common::islander::Islander;
+use crate::common::{
+    self, Trainer, assert_as_pytorch, key, manifest, overlap, samples, text, with_workers, write,
 };
 use shoal_engine::{Device, DeviceChoice, EngineError, Generator, Island};
 use shoal_protocol::ids::{ContentHash, Microbatch, Stage, StageSpan, Step};

@@ -1,12 +1,10 @@
 //! Trains adapters beside tiny random models, exports them, and compares with PEFT.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use common::{Trainer, manifest, numbers, python, samples, text, write};
+use crate::common::{Trainer, manifest, numbers, python, samples, text, write};
 use serde_json::{Value, json};
 use shoal_engine::base::{self, ExportDtype};
 use shoal_engine::{BaseFiles, Checkpoint, Device, DeviceChoice, EngineError, Generator};

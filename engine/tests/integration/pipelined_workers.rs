@@ -1,8 +1,6 @@
 //! Virtual workers whose passes are exchanges: of several stages, or joined to the newest meeting on their way.
 
-mod common;
-
-use common::{Trainer, key, manifest, muon, overlap, samples, text, with_workers};
+use crate::common::{Trainer, key, manifest, muon, overlap, samples, text, with_workers};
 use shoal_engine::EngineError;
 use shoal_protocol::ids::{ClaimKey, Exchange, Stage};
 use shoal_protocol::manifest::{Dtype, InnerMoments, Lora, LoraTarget, Manifest};

@@ -1,7 +1,6 @@
 //! Text, token files and samples.
 
-mod common;
-
+use crate::common;
 use std::collections::BTreeMap;
 use std::fs;
 

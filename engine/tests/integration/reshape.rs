@@ -1,13 +1,11 @@
 //! Runs that go on from a checkpoint in another shape.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::{Trainer, assert_as_pytorch, manifest, samples, text, write};
+use crate::common::{self, Trainer, assert_as_pytorch, manifest, samples, text, write};
 use serde_json::{Value, json};
 use shoal_engine::{Checkpoint, Origin, Slot, StartFiles, parameters};
 use shoal_protocol::ids::{ContentHash, Microbatch, Step};

@@ -1,13 +1,11 @@
 //! Imports tiny random models of every family, trains them, exports them, and compares each step with
 //! transformers.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use common::{Trainer, manifest, numbers, python, samples, text, write};
+use crate::common::{Trainer, manifest, numbers, python, samples, text, write};
 use serde_json::{Value, json};
 use shoal_engine::base::{self, ExportDtype};
 use shoal_engine::{BaseFiles, Checkpoint, Device, DeviceChoice, Generator};

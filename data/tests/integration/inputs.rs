@@ -1,11 +1,9 @@
 //! Bad inputs: each is an error that names its place.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{EOS, base, options, rows, run, texts, write};
+use crate::common::{EOS, base, options, rows, run, texts, write};
 use serde_json::json;
 use shoal_data::Class;
 use shoal_data::document::TrainOn;

@@ -1,8 +1,6 @@
 //! Compares the engine with PyTorch and transformers.
 
-mod common;
-
-use common::{Trainer, assert_as_pytorch, manifest, numbers, python, samples, text, write};
+use crate::common::{Trainer, assert_as_pytorch, manifest, numbers, python, samples, text, write};
 use serde_json::json;
 use shoal_engine::{Device, DeviceChoice, Generator};
 use shoal_protocol::manifest::{Boundary, BoundaryKind, Manifest};

@@ -1,9 +1,7 @@
 //! Boundaries in a subspace: what stays there, and that nothing but rounding is lost at a boundary.
 
-mod common;
-
+use crate::common::{Trainer, adafactor, key, manifest, muon, samples, text};
 use bytes::Bytes;
-use common::{Trainer, adafactor, key, manifest, muon, samples, text};
 use shoal_engine::{
     EngineError, ForwardOutput, Parameter, StageState, group_elements, initial_weights, parameters,
 };

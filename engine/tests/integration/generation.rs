@@ -1,13 +1,11 @@
 //! Generation with keys and values of earlier tokens: compared with transformers, and with passes
 //! over the whole text.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{Trainer, manifest, python, samples, text, write};
+use crate::common::{Trainer, manifest, python, samples, text, write};
 use serde_json::json;
 use shoal_engine::{
     BaseFiles, BaseIndex, Device, DeviceChoice, Ending, EngineError, Generator, Sampling, base,

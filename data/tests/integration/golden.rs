@@ -1,11 +1,9 @@
 //! Compares tokens, chats and masks with those of transformers.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{options, rows, run, write};
+use crate::common::{self, options, rows, run, write};
 use serde_json::Value;
 use shoal_data::Class;
 use shoal_data::document::TrainOn;

@@ -4,7 +4,7 @@
 
 mod exchanges;
 pub(crate) mod islander;
-#[path = "../../src/testing.rs"]
+#[path = "../../../src/testing.rs"]
 mod testing;
 
 use std::collections::BTreeMap;
@@ -121,7 +121,7 @@ pub(crate) fn samples(manifest: &mut Manifest, folder: &Path, text: &[u8]) -> Sa
 
 /// Some text, long enough for the small run.
 pub(crate) fn text() -> Vec<u8> {
-    include_bytes!("../../../LICENSE-APACHE").to_vec()
+    include_bytes!("../../../../LICENSE-APACHE").to_vec()
 }
 
 /// The devices of islands: workers of the processor, or those of `SHOAL_TEST_DEVICE` (as `cuda:0,cuda:1`) in turn.

@@ -1,7 +1,5 @@
 //! Stages whose weights a device has only while passes read them: the same bits as with everything on the device.
 
-mod common;
-
 use shoal_engine::{
     EngineError, ForwardOutput, LowerTier, Origin, Tiers, device_floor, swapping_floor,
 };
@@ -9,8 +7,8 @@ use shoal_protocol::ids::{Stage, Step};
 use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Lora, LoraTarget, Manifest};
 use shoal_protocol::units::Bytes;
 
-use self::common::islander::Islander;
-use self::common::{Trainer, four_stages, hashes, key, samples, text};
+use crate::common::islander::Islander;
+use crate::common::{Trainer, four_stages, hashes, key, samples, text};
 
 /// Memory of a device for so many stages' weights.
 fn room_for(manifest: &Manifest, stages: u64) -> Bytes {

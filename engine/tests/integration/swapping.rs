@@ -1,7 +1,5 @@
 //! Stages that are swapped through little memory: the same bits as with everything in memory.
 
-mod common;
-
 use shoal_engine::{
     ForwardOutput, LowerTier, Origin, Tiers, device_floor, group_elements, optimizer_elements,
     parameter_count, parameters, swapping_floor,
@@ -12,8 +10,8 @@ use shoal_protocol::manifest::{
 };
 use shoal_protocol::units::Bytes;
 
-use self::common::islander::Islander;
-use self::common::{Trainer, four_stages, hashes, key, samples, text};
+use crate::common::islander::Islander;
+use crate::common::{self, Trainer, four_stages, hashes, key, samples, text};
 
 /// The least memory for the stages' tensors, in whole pages for each of a stage's tensors.
 fn least(manifest: &Manifest) -> Bytes {

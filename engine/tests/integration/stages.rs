@@ -1,12 +1,10 @@
 //! Results must not depend on the cut into stages, on recomputation or on the order of
 //! microbatches.
 
-mod common;
-
 use std::collections::BTreeMap;
 
+use crate::common::{Trainer, key, manifest, samples, text};
 use bytes::Bytes;
-use common::{Trainer, key, manifest, samples, text};
 use shoal_engine::{
     Device, DeviceChoice, EngineError, ForwardOutput, Slot, fingerprint, group_elements,
     initial_weights, parameters,

@@ -1,0 +1,10 @@
+//! Data from files of every kind to rows of tokens.
+
+mod common;
+mod golden;
+mod inputs;
+mod order;
+mod packing;
+mod prepare;
+mod resume;
+mod sources;

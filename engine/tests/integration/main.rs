@@ -1,0 +1,20 @@
+//! The engine as its driver uses it: one program, so that libtorch is linked once.
+
+mod checkpoints;
+mod common;
+mod damage;
+mod data;
+mod device_memory;
+mod families;
+mod generation;
+mod islands;
+mod lora;
+mod pipelined_workers;
+mod reshape;
+mod slices;
+mod stages;
+mod staleness;
+mod subspace;
+mod swapping;
+mod transformers;
+mod workers;

@@ -1,0 +1,27 @@
+//! Whole swarms on this machine: one program, which runs tests beside each other.
+
+mod admission;
+mod bad_input;
+mod balance;
+mod bucket;
+mod chat;
+mod checkpoint;
+mod demo;
+mod disks;
+mod doctor;
+#[cfg(debug_assertions)]
+mod fault_points;
+mod islands;
+mod metrics;
+mod models;
+mod monitoring;
+mod optimizers;
+mod recovery;
+mod reference;
+mod reshape;
+mod spans;
+mod swapping;
+mod swarm;
+mod tensorboard;
+mod watch;
+mod workers;
