@@ -10,7 +10,7 @@
 //! {"dtype":"f32","microbatches":4,"steps":3}
 //! ```
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/integration/common/mod.rs"]
 mod common;
 
 use std::collections::BTreeMap;

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release --example train_speed -- [dtype] [threads] [hidden] [layers] [microbatches] [stages] [seconds]`
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/integration/common/mod.rs"]
 mod common;
 
 use std::time::Instant;

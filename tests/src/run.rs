@@ -1,9 +1,10 @@
 //! A run of a few seconds, in a folder of its own.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -24,6 +25,8 @@ pub struct Trained {
     pub folder: PathBuf,
     /// `report.json`.
     pub report: Value,
+    /// The checkpoint's hash, once it was compared with the files.
+    pub(crate) verified: OnceLock<String>,
     /// Keeps the folder while any copy exists.
     pub(crate) _scratch: Option<Arc<TempDir>>,
 }
@@ -149,7 +152,52 @@ impl Run {
         let trained = local(&self.config(), &self.path(name));
         Trained { _scratch: Some(self.folder.clone()), ..trained }
     }
+
+    /// The results of the run in one process, which is trained once for all equal runs.
+    ///
+    /// # Panics
+    /// When the training fails.
+    #[must_use]
+    pub fn alone(&self) -> Arc<Alone> {
+        let read = |name| fs::read(self.path(name)).expect("a file of the run");
+        let config = String::from_utf8(read("run.toml")).expect("text");
+        let mut references = REFERENCES.lock().unwrap_or_else(PoisonError::into_inner);
+        let reference = references.entry((config, read("text.txt"))).or_default().clone();
+        // Whoever trains holds no lock that other runs need.
+        drop(references);
+        let train = || {
+            let trained = self.local("reference");
+            Arc::new(Alone { hash: trained.hash(), losses: trained.losses() })
+        };
+        reference.get_or_init(train).clone()
+    }
 }
+
+/// The model and the losses of a run that one process trains.
+#[derive(Debug)]
+pub struct Alone {
+    hash: String,
+    losses: Vec<f64>,
+}
+
+impl Alone {
+    /// The checkpoint's hash.
+    #[must_use]
+    pub fn hash(&self) -> String {
+        self.hash.clone()
+    }
+
+    /// The training loss of each step.
+    #[must_use]
+    pub fn losses(&self) -> Vec<f64> {
+        self.losses.clone()
+    }
+}
+
+/// What one process makes of a configuration and a text, for all tests of this program that train it.
+type References = BTreeMap<(String, Vec<u8>), Arc<OnceLock<Arc<Alone>>>>;
+
+static REFERENCES: Mutex<References> = Mutex::new(BTreeMap::new());
 
 /// An English text of eleven thousand bytes.
 #[must_use]
@@ -195,7 +243,7 @@ impl Trained {
         let path = folder.join("report.json");
         let text = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let report = serde_json::from_slice(&text).expect("a report is JSON");
-        Self { folder: folder.to_owned(), report, _scratch: None }
+        Self { folder: folder.to_owned(), report, verified: OnceLock::new(), _scratch: None }
     }
 
     /// The checkpoint's folder.
@@ -210,9 +258,12 @@ impl Trained {
     /// When the files have another hash.
     #[must_use]
     pub fn hash(&self) -> String {
-        let reported = self.report["checkpoint_hash"].as_str().expect("a hash").to_owned();
-        assert_eq!(checkpoint_hash(&self.checkpoint()), reported);
-        reported
+        let verify = || {
+            let reported = self.report["checkpoint_hash"].as_str().expect("a hash").to_owned();
+            assert_eq!(checkpoint_hash(&self.checkpoint()), reported);
+            reported
+        };
+        self.verified.get_or_init(verify).clone()
     }
 
     /// The training loss of each step.

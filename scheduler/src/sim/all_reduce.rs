@@ -337,11 +337,11 @@ mod tests {
         for rates in cases {
             for codec in modes {
                 let delay = Duration::from_millis(5);
-                let rounds = all_reduces(&even_ports(rates), delay, 100_000_000, codec, 8);
+                let rounds = all_reduces(&even_ports(rates), delay, 100_000_000, codec, 5);
                 let shares: Vec<f64> = rounds.iter().map(RoundTime::share).collect();
                 println!("{rates:?} {codec}: {shares:.3?}");
                 assert!(shares.iter().all(|share| *share <= 1.0 + 1e-6), "faster than links are");
-                assert!(shares[3..].iter().all(|share| *share >= 0.9), "{shares:?}");
+                assert!(shares[2..].iter().all(|share| *share >= 0.9), "{shares:?}");
             }
         }
     }

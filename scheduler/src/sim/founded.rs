@@ -49,7 +49,7 @@ mod tests {
     use crate::sim::run;
 
     /// Seeds that are tried; most have a version to begin at.
-    const SEEDS: u64 = 400;
+    const SEEDS: u64 = 100;
 
     /// The scenario with a beginning in the middle of the run; `None` if it has no middle.
     fn founded(scenario: Scenario) -> Option<Scenario> {

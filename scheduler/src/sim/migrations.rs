@@ -134,7 +134,7 @@ fn shares_of_last_steps(scenario: &Scenario, last: usize) -> (Vec<f64>, Report) 
 fn unequal_members_reach_the_optimum_from_any_placement() {
     let begin = |number: u32| [0, 1, 2, 3, 4, 5].map(|index| (number / 3u32.pow(index) % 3) as u16);
     let all = (0..3u32.pow(6)).filter(|n| (0..3).all(|s| begin(*n).contains(&s)));
-    for number in all.step_by(7) {
+    for number in all.step_by(61) {
         let (shares, report) = shares_of_last_steps(&unequal(begin(number), 64, 40), 8);
         let mean = 8.0 / shares.iter().map(|share| 1.0 / share).sum::<f64>();
         // A little is lost at the beginning and end of a step.
@@ -145,7 +145,7 @@ fn unequal_members_reach_the_optimum_from_any_placement() {
 /// Work that a fast member releases at the end of a step for an idle slow one is granted at once.
 #[test]
 fn work_released_for_another_member_is_granted_at_once() {
-    for seed in 0..12 {
+    for seed in 0..3 {
         for begin in [[0, 1, 1, 2, 0, 2], [0, 0, 2, 2, 1, 1]] {
             let scenario = Scenario { seed, ..unequal(begin, 128, 20) };
             let (shares, _) = shares_of_last_steps(&scenario, 8);

@@ -11,7 +11,7 @@ use shoal_protocol::ids::{Member, Stage};
 use shoal_protocol::message::{LogRecord, StageChoice, View};
 use shoal_protocol::units::{Bytes, Moment};
 
-const SEEDS: u64 = 16;
+const SEEDS: u64 = 6;
 
 /// Passes of equal peers, and the measurements of them, differ by at most this many thousandths.
 const JITTER_PER_MILLE: u64 = 50;

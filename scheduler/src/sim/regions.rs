@@ -101,7 +101,7 @@ mod tests {
     use crate::planner::cases::CASES;
     use crate::sim::run;
 
-    const SEEDS: u64 = 8;
+    const SEEDS: u64 = 4;
 
     /// Factor by which a step may be longer by chance: without locality, peers may happen to get
     /// good stages.

@@ -69,7 +69,7 @@ fn a_ticket_admits_as_many_peers_as_it_has_uses() {
     let another = printed(&swarm, &["invite", "new"]);
     swarm.peers.push(swarm.newcomer(&another, 3, &OWN_PORT));
     // The model has the same bits.
-    assert_eq!(swarm.finish().hash(), run.local("alone").hash());
+    assert_eq!(swarm.finish().hash(), run.alone().hash());
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn an_allowlist_admits_the_peers_that_it_names() {
     swarm.peers[0].event("access_list");
     swarm.join(&[]);
     swarm.join(&[]);
-    assert_eq!(swarm.finish().hash(), run.local("alone").hash());
+    assert_eq!(swarm.finish().hash(), run.alone().hash());
 }
 
 #[test]
@@ -212,5 +212,5 @@ fn hostile_connections_do_not_change_the_bits() {
         assert!(reason.contains("peers with a ticket"), "{reason}");
     }
     drop(silent);
-    assert_eq!(swarm.finish().hash(), run.local("alone").hash());
+    assert_eq!(swarm.finish().hash(), run.alone().hash());
 }

@@ -34,7 +34,7 @@ fn a_peer_lost_before_the_first_step_is_replaced() {
     swarm.join(&[]);
     swarm.join(&[]);
     let trained = swarm.finish();
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn two_concurrent_runs_do_not_mix() {
         swarm.join(&[]);
         swarm.finish().hash()
     });
-    assert_eq!(hashes, [&one, &other].map(|run| run.local("alone").hash()));
+    assert_eq!(hashes, [&one, &other].map(|run| run.alone().hash()));
     assert_ne!(hashes[0], hashes[1]);
 }
 
@@ -120,7 +120,7 @@ fn a_peer_takes_part_in_one_run_after_another() {
         fs::rename(homes.path().join("out"), run.path("out")).expect("one disk");
         hash
     });
-    assert_eq!(hashes, [&one, &other].map(|run| run.local("alone").hash()));
+    assert_eq!(hashes, [&one, &other].map(|run| run.alone().hash()));
 }
 
 #[test]

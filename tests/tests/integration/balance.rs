@@ -36,7 +36,7 @@ fn a_stage_with_one_peer_left_gets_another_from_a_larger_stage() {
     assert_eq!(trained.report["microbatches"]["missing"], 0);
     assert_eq!(trained.report["rewinds"], 0);
     assert_eq!(trained.report["moves"], 1);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 /// The wait in each pass of two of six peers: four times that of the others.
@@ -63,7 +63,7 @@ fn two_slow_peers_do_not_share_a_stage() {
     let trained = swarm.finish();
     assert_eq!(trained.report["microbatches"]["counted"], 12 * 24 * 3);
     assert_eq!(trained.report["microbatches"]["missing"], 0);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 /// Of nine peers in three stages deaths leave three, one and two. One peer moves, and every stage has two, which is
@@ -99,5 +99,5 @@ fn survivors_reach_the_best_placement() {
     assert_eq!(trained.report["moves"], 1);
     assert_eq!(trained.report["rewinds"], 0);
     assert_eq!(trained.report["microbatches"]["missing"], 0);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }

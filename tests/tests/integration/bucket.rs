@@ -53,7 +53,7 @@ fn a_run_archives_in_a_bucket_and_its_model_comes_back() {
     let mut peer = Process::start("start", command);
     assert_eq!(peer.event("uploaded")["archive"], BUCKET);
     let _ = peer.end().success();
-    let hash = run.local("alone").hash();
+    let hash = run.alone().hash();
     assert_eq!(fetched_hash(&run, &store), hash);
     let earlier = format!("{BUCKET}/checkpoints/version-2");
     let whole = about(&store, &["checkpoint", "verify", &earlier]).success();
@@ -128,7 +128,7 @@ fn an_upload_that_is_cut_goes_on_where_it_was() {
     let whole = file.expect("the file is there").len();
     // The fifth part began after the end of another one.
     assert!(again < whole - (7 << 20), "{again} bytes were sent again, of {whole} in the file");
-    assert_eq!(fetched_hash(&run, &store), run.local("alone").hash());
+    assert_eq!(fetched_hash(&run, &store), run.alone().hash());
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn a_slow_bucket_does_not_slow_training_down() {
     peer.event("finished");
     while peer.event("uploaded")["version"] != 12 {}
     let _ = peer.end().success();
-    assert_eq!(fetched_hash(&run, &store), run.local("alone").hash());
+    assert_eq!(fetched_hash(&run, &store), run.alone().hash());
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_bucket_that_vanishes_stops_nothing_and_keeps_its_last_whole_checkpoint() {
     let mut command = start(&run, "home");
     store.use_at(proxy.address(), &mut command);
     let _ = Process::start("start", command).end().success();
-    assert_eq!(fetched_hash(&run, &store), run.local("alone").hash());
+    assert_eq!(fetched_hash(&run, &store), run.alone().hash());
 }
 
 /// A swarm of three peers in new homes, the first of which archives in the bucket.
@@ -207,7 +207,7 @@ fn a_run_whose_disks_are_all_lost_continues_from_the_bucket() {
     let first = found.peers[0].event("committed")["step"].as_u64().expect("a number");
     assert!(first >= 12, "two runs were lost after two uploads each, and step {first} is first");
     let trained = found.finish();
-    let hash = run.local("alone").hash();
+    let hash = run.alone().hash();
     assert_eq!(trained.hash(), hash);
     assert_eq!(fetched_hash(&run, &store), hash);
 }
@@ -228,7 +228,7 @@ fn a_run_whose_data_directories_are_lost_continues_from_its_folder() {
     assert!(found.event("continued")["version"].as_u64() >= Some(4));
     assert!(found.event("committed")["step"].as_u64() >= Some(4));
     let _ = found.end().success();
-    assert_eq!(checkpoint_hash(&out.join("checkpoint")), run.local("alone").hash());
+    assert_eq!(checkpoint_hash(&out.join("checkpoint")), run.alone().hash());
     // The lost process comes back with its log: the run has another history by now.
     let reason = started("lost").end().failure(1);
     assert!(reason.contains("another process"), "{reason}");
@@ -251,7 +251,7 @@ fn an_anchor_of_the_lost_history_joins_the_new_one() {
     let first = found.peers[0].event("committed")["step"].as_u64().expect("a number");
     assert!(first >= 3, "step {first} is first");
     let trained = found.finish();
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 /// A swarm of three anchors, after their log has three copies.

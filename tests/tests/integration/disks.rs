@@ -65,7 +65,7 @@ fn a_disk_that_fails_under_one_of_two_replicas_costs_the_others_nothing() {
     let trained = swarm.finish();
     assert_eq!(trained.report["rewinds"], 0);
     assert_eq!(trained.report["microbatches"]["missing"], 0);
-    assert_eq!(trained.hash(), run.local("whole").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 /// The other device waits for its slices, and stops with it.
@@ -84,7 +84,7 @@ fn a_disk_that_fails_under_one_of_two_devices_is_named() {
     let failing = Process::start("peer-1", command);
     names_the_disk(&failing.end().failure(1), &swarm.data_dir(1), Errno::EIO);
     swarm.peers.push(Process::start("peer-2", second_half(&swarm, &swarm.data_dir(2))));
-    assert_eq!(swarm.finish().hash(), run.local("whole").hash());
+    assert_eq!(swarm.finish().hash(), run.alone().hash());
 }
 
 /// The other anchors elect a coordinator, and the other archive gets the last checkpoint.
@@ -108,7 +108,7 @@ fn a_disk_that_fails_under_the_coordinator_makes_another_peer_the_coordinator() 
     for peer in swarm.peers {
         let _ = peer.end().success();
     }
-    assert_eq!(checkpoint_hash(&archive.join("checkpoint")), run.local("whole").hash());
+    assert_eq!(checkpoint_hash(&archive.join("checkpoint")), run.alone().hash());
 }
 
 /// The file system reserves nothing, and is full in the middle of the training.
@@ -127,7 +127,7 @@ fn a_disk_that_fills_under_the_only_replica_is_replaced_by_another() {
     swarm.peers.push(Process::start("peer-2", second_half(&swarm, &swarm.data_dir(2))));
     let trained = swarm.finish();
     assert_eq!(trained.report["rewinds"], 1);
-    assert_eq!(trained.hash(), run.local("whole").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn a_peer_alone_goes_on_from_its_checkpoint_on_a_good_disk() {
     let mut again = Swarm::started_by(command, homes.path(), &flags);
     let serving = again.peers[0].event("serving");
     assert!(serving["version"].as_u64() > Some(0), "{serving}");
-    assert_eq!(again.finish().hash(), run.local("whole").hash());
+    assert_eq!(again.finish().hash(), run.alone().hash());
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn a_disk_that_is_full_when_a_peer_gets_further_stages_is_named() {
     let again = Swarm::start_in(homes.path(), &run.config(), flags);
     let trained = again.finish();
     assert_eq!(trained.report["microbatches"]["missing"], 0);
-    assert_eq!(trained.hash(), run.local("whole").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 /// The swap file has its room, so passes go on. The parts of checkpoints wait.
@@ -250,7 +250,7 @@ fn a_checkpoint_waits_for_room_on_the_disk_of_a_peer_that_swaps() {
     disk.free();
     let trained = swarm.finish();
     assert_eq!(trained.report["rewinds"], 0);
-    assert_eq!(trained.hash(), run.local("whole").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 /// What the disk does not take stays in memory; what it does not give back is lost with its peer.
@@ -277,7 +277,7 @@ fn an_output_log_on_a_disk_that_fails_costs_one_peer_at_most() {
     let trained = swarm.finish();
     assert_eq!(trained.report["microbatches"]["missing"], 0);
     assert_eq!(trained.report["rewinds"], 0);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 /// An anchor may forget nothing that it has logged, so it ends where it cannot write.
@@ -306,5 +306,5 @@ fn the_only_anchor_ends_on_a_full_disk_and_goes_on_when_there_is_room() {
     assert!(reason.contains(disk.path().to_str().expect("a plain path")), "{reason}");
     disk.free();
     let trained = begin(&[]).finish();
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }

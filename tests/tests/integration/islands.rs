@@ -18,8 +18,8 @@ fn one_process_with_several_devices_has_the_bits_of_one_device() {
         ("training.microbatches", Value::from(5)),
         ("training.staleness", Value::from(1)),
     ]);
-    let alone = run.local("alone");
-    for devices in ["cpu:2", "cpu:3"] {
+    let alone = run.alone();
+    for devices in ["cpu:3"] {
         let out = run.path(devices);
         let mut command = local_command(&run.config(), &out);
         command.args(["--device", devices]);
@@ -39,7 +39,7 @@ fn assert_survives_a_death(run: &Run, joining: [&str; 3]) {
     swarm.peers.remove(3).kill();
     swarm.join(&[&["--device", "cpu:2"], SLOW].concat());
     let trained = swarm.finish();
-    let alone = run.local("alone");
+    let alone = run.alone();
     assert_eq!(trained.hash(), alone.hash());
     assert_eq!(trained.losses(), alone.losses());
 }
@@ -58,7 +58,7 @@ fn a_stage_whose_only_peer_has_several_devices_is_restored_from_a_checkpoint() {
     swarm.peers.remove(1).kill();
     swarm.join(&[&["--device", "cpu:3"], SLOW].concat());
     let _ = swarm.peers[0].event("rewound");
-    assert_eq!(swarm.finish().hash(), run.local("alone").hash());
+    assert_eq!(swarm.finish().hash(), run.alone().hash());
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn peers_that_share_slices_among_devices_train_beside_others_and_may_die() {
 fn devices_that_share_slices_may_have_weights_only_while_passes_read_them() {
     const THROUGH: [&str; 4] = ["--device", "cpu:2", "--device-memory", "350KiB"];
     let run = sliced();
-    let alone = run.local("alone");
+    let alone = run.alone();
     let out = run.path("through");
     let mut command = local_command(&run.config(), &out);
     command.args(THROUGH);
@@ -126,7 +126,7 @@ fn replicas_may_have_their_state_beside_their_devices() {
     let text = through("300KiB", "none").end().failure(3);
     assert!(text.starts_with("the weights of 2 stages and a pass take "), "{text}");
     let _ = through("600KiB", "through").end().success();
-    assert_eq!(Trained::read(&run.path("through")).hash(), run.local("alone").hash());
+    assert_eq!(Trained::read(&run.path("through")).hash(), run.alone().hash());
 }
 
 /// Between stages on peers of unlike devices every activation and gradient crosses once, whatever the number of devices
@@ -144,8 +144,8 @@ fn what_peers_of_unlike_devices_send_each_other_crosses_once() {
         ("model.slices", Value::from(4)),
     ]);
     let least = (steps * microbatches * 2 * tokens * hidden * 4) as f64;
-    let alone = run.local("alone");
-    for [first, last] in [["cpu:2", "cpu:4"], ["cpu:4", "cpu"], ["cpu", "cpu:2"]] {
+    let alone = run.alone();
+    for [first, last] in [["cpu:2", "cpu:4"], ["cpu:4", "cpu"]] {
         let flags = |device, stage| ["--device", device, "--stage", stage];
         let waits = [&["--wait-for", "2"], &flags(first, "0")[..]].concat();
         let mut swarm = Swarm::start(&run.config(), &waits);
@@ -192,7 +192,7 @@ fn islands_of_peers_survive_a_death_in_a_round() {
     assert_eq!(swarm.peers.remove(3).end().code, None, "it dies at its fault point");
     swarm.join(&flags("west"));
     let trained = swarm.finish();
-    let alone = run.local("alone");
+    let alone = run.alone();
     assert_eq!(trained.hash(), alone.hash());
     assert_eq!(trained.losses(), alone.losses());
 }

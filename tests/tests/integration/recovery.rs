@@ -27,7 +27,7 @@ fn a_stage_with_another_replica_survives_a_death() {
     let trained = swarm.finish();
     assert_whole(&trained, 8);
     assert_eq!(trained.report["rewinds"], 0);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 /// One of two replicas of a stage is killed, and a newcomer takes its place with a snapshot.
@@ -41,7 +41,7 @@ fn a_run_in_a_subspace_survives_a_death() {
     swarm.join(SLOW);
     let trained = swarm.finish();
     assert_whole(&trained, 8);
-    let alone = run.local("alone");
+    let alone = run.alone();
     assert_eq!(trained.hash(), alone.hash());
     assert_eq!(trained.losses(), alone.losses());
 }
@@ -58,7 +58,7 @@ fn an_output_log_on_disk_is_replayed_after_a_death() {
     swarm.peers.remove(3).kill();
     let trained = swarm.finish();
     assert_whole(&trained, 8);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_newcomer_catches_up_while_training_runs_and_serves() {
     let trained = swarm.finish();
     assert_whole(&trained, 40);
     assert_eq!(trained.report["peers"], 3);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_stage_without_replicas_is_restored_from_a_checkpoint() {
     let trained = swarm.finish();
     assert_whole(&trained, 10);
     assert_eq!(trained.report["rewinds"], 1);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 /// A swarm whose first peer can be started again at the same address. The others host the second stage and the
@@ -116,7 +116,7 @@ fn the_run_waits_for_its_only_anchor_and_continues_with_it() {
     let trained = again.finish();
     // The others hosted every stage, so their work counts.
     assert_eq!(trained.report["rewinds"], 0);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 /// A swarm of five peers, of which the first three are anchors, after a few steps.
@@ -171,7 +171,7 @@ fn the_run_survives_the_coordinator_with_three_anchors() {
     // The coordinator does not come back. Another peer has every checkpoint.
     let archivist = swarm.peers.remove(2);
     let last = archived(swarm, archivist, 60);
-    assert_eq!(last["hash"], run.local("alone").hash());
+    assert_eq!(last["hash"], run.alone().hash());
     assert!(archive.join("checkpoint").is_dir());
 }
 
@@ -186,7 +186,7 @@ fn an_anchor_that_returns_after_the_end_learns_that_the_run_is_over() {
     swarm.peers[1] = latecomer;
     swarm.peers[1].event("finished");
     let trained = swarm.finish();
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn peers_without_a_stage_keep_the_log_and_every_checkpoint() {
     let mut archivist = swarm.peers.remove(1);
     assert_eq!(archivist.event("joined")["span"].as_array().map(Vec::len), Some(0));
     let last = archived(swarm, archivist, 60);
-    assert_eq!(last["hash"], run.local("alone").hash());
+    assert_eq!(last["hash"], run.alone().hash());
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn with_two_of_three_anchors_dead_the_run_pauses_until_one_is_back() {
     let mut again = lasting_swarm(homes.path(), &run, &address, 1);
     again.peers.append(&mut swarm.peers);
     let trained = again.finish();
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn a_run_continues_after_all_peers_were_killed_and_started_again() {
         }
     }
     let trained = lasting_swarm(homes.path(), &run, &own_address().to_string(), 3).finish();
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 #[test]
@@ -299,7 +299,7 @@ fn a_drained_peer_leaves_in_order_and_the_others_continue() {
     let _ = swarm.peers.remove(4).end().success();
     let trained = swarm.finish();
     assert_whole(&trained, 40);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn another_replica_writes_the_checkpoint_of_a_full_disk() {
     }
     let trained = swarm.finish();
     assert_whole(&trained, 6);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 #[test]
@@ -326,9 +326,7 @@ fn a_demo_with_killed_peers_gives_the_reference_bits() {
 
 #[test]
 fn a_demo_with_delayed_updates_and_killed_peers_gives_the_reference_bits() {
-    for staleness in ["1", "4"] {
-        kill_in_a_demo(1, 2, &["--staleness", staleness]);
-    }
+    kill_in_a_demo(1, 2, &["--staleness", "4"]);
 }
 
 #[test]

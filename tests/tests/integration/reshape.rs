@@ -68,7 +68,7 @@ fn a_run_of_three_stages_goes_on_as_one_of_five_through_deaths() {
     let mut first = swarm_of(&run.config(), 3);
     replace(&mut first, 2, 3);
     let first = first.finish();
-    assert_eq!(first.hash(), run.local("alone").hash());
+    assert_eq!(first.hash(), run.alone().hash());
 
     let later = reshaped(
         &first.checkpoint(),

@@ -37,7 +37,7 @@ fn two_peers_share_six_stages_and_one_dies() {
     swarm.join(SLOW);
     let trained = swarm.finish();
     assert_eq!(trained.report["microbatches"]["missing"], 0);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn a_peer_that_waits_for_no_other_begins_alone_with_all_stages() {
     swarm.reach(2);
     swarm.join(SLOW);
     let trained = swarm.finish();
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 /// Two peers at one place begin with a stage each. With both stages at each no pipeline has to be filled.
@@ -66,7 +66,7 @@ fn peers_get_longer_spans_where_steps_get_shorter() {
     let trained = swarm.finish();
     assert_eq!(trained.report["microbatches"]["missing"], 0);
     assert_eq!(trained.report["rewinds"], 0);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 /// A run of six stages of which the peers' memory holds two at once.
@@ -98,7 +98,7 @@ fn a_peer_takes_the_stages_of_one_that_died_and_swaps_them() {
     assert!(finished["swapped"]["read"].as_u64() > Some(0), "{finished}");
     let trained = swarm.finish();
     assert_eq!(trained.report["microbatches"]["missing"], 0);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 #[test]
@@ -112,5 +112,5 @@ fn a_lone_small_peer_begins_and_others_come() {
     swarm.join(&[SMALL, SLOW].concat());
     let trained = swarm.finish();
     assert_eq!(trained.report["microbatches"]["missing"], 0);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }

@@ -38,7 +38,7 @@ fn a_process_ends_within_a_third_of_the_memory_of_its_state() {
     // Weights, moments, accumulator and mean gradient: 24 bytes for a weight.
     assert!(2 * checkpoint_bytes(&swapped) > 3 * LIMIT, "{}", checkpoint_bytes(&swapped));
     assert!(group.peak() <= LIMIT, "{}", group.peak());
-    assert_eq!(swapped.hash(), run.local("whole").hash());
+    assert_eq!(swapped.hash(), run.alone().hash());
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn weights_that_pass_through_a_device_make_the_same_model() {
     let last: serde_json::Value = serde_json::from_str(last).expect("an event is JSON");
     let copied = &last["swapped"]["copied"];
     assert!(copied.as_u64() > Some(checkpoint_bytes(&through)), "{last}");
-    assert_eq!(through.hash(), run.local("whole").hash());
+    assert_eq!(through.hash(), run.alone().hash());
 }
 
 /// Two peers that host half of the stages each.
@@ -141,7 +141,7 @@ fn two_peers_that_swap_are_killed_while_they_do() {
     let peers = Halves { run: &run, homes: homes.path(), flags, group: None };
     let trained = peers.killed_while_they_swap(["swapping:25", "swapping:12"]);
     assert!(checkpoint_bytes(&trained) > 2 * (22 << 20), "{}", checkpoint_bytes(&trained));
-    assert_eq!(trained.hash(), run.local("whole").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 /// Two devices that share slices swap their shares, alone and beside a peer of one device, with kills.
@@ -152,7 +152,7 @@ fn devices_that_share_slices_swap_and_are_killed_while_they_do() {
     const FIRST: &[&str] = &["--device", "cpu:2", "--memory", "28MiB", "--stage", "0-3"];
     const SECOND: &[&str] = &["--memory", "22MiB", "--stage", "4-7"];
     let run = Run::of_sliced_stages(8, 192, 5, 2);
-    let whole = run.local("whole");
+    let whole = run.alone();
     let out = run.path("swapped");
     let mut command = local_command(&run.config(), &out);
     command.args(DEVICES);
@@ -193,5 +193,5 @@ fn two_peers_end_within_a_third_of_the_memory_of_their_state() {
     // Weights, moments, accumulator and mean gradient: 24 bytes for a weight.
     assert!(2 * checkpoint_bytes(&trained) > 3 * LIMIT, "{}", checkpoint_bytes(&trained));
     assert!(group.peak() <= LIMIT, "{}", group.peak());
-    assert_eq!(trained.hash(), run.local("whole").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }

@@ -30,7 +30,7 @@ fn run_with(codec: &str, moments: &str, overlap: u32, changes: &[(&str, Value)])
 /// The swarm ends with the bits of one process.
 fn assert_ends_as_alone(swarm: Swarm, run: &Run) {
     let trained = swarm.finish();
-    let alone = run.local("alone");
+    let alone = run.alone();
     assert_eq!(trained.hash(), alone.hash());
     assert_eq!(trained.losses(), alone.losses());
     let losses = alone.losses();
@@ -50,40 +50,27 @@ fn assert_survives_deaths(run: &Run) {
     assert_ends_as_alone(swarm, run);
 }
 
+// Every kind of worker once, with the codecs and moments among them: what these change is arithmetic, which the engine's
+// tests compare, and what deaths do to workers is the simulator's to try.
+
 #[test]
 fn workers_survive_deaths() {
-    assert_survives_deaths(&run("f32", "zero", 0));
-}
-
-#[test]
-fn workers_that_carry_moments_survive_deaths() {
-    assert_survives_deaths(&run("f32", "mean", 0));
     assert_survives_deaths(&run("int4", "mean", 0));
-}
-
-#[test]
-fn workers_that_round_survive_deaths() {
-    assert_survives_deaths(&run("int4", "zero", 0));
 }
 
 #[test]
 fn workers_that_train_while_sums_travel_survive_deaths() {
     assert_survives_deaths(&run("f32", "zero", 4));
-    assert_survives_deaths(&run("int4", "zero", 4));
 }
 
 #[test]
 fn workers_that_join_a_meeting_on_their_way_survive_deaths() {
-    assert_survives_deaths(&run("f32", "zero", 1));
     assert_survives_deaths(&run("int4", "zero", 3));
 }
 
 #[test]
 fn workers_of_devices_that_share_slices_survive_deaths() {
-    for (codec, moments) in [("f32", "zero"), ("int4", "mean")] {
-        let sliced = [("model.slices", Value::from(2))];
-        assert_survives_deaths(&run_with(codec, moments, 0, &sliced));
-    }
+    assert_survives_deaths(&run_with("f32", "zero", 0, &[("model.slices", Value::from(2))]));
 }
 
 /// Two pipelines of two stages; peers of both stages die, one in the middle of an exchange.
@@ -107,17 +94,13 @@ fn assert_pipelines_survive_deaths(run: &Run) {
 #[test]
 fn workers_of_several_peers_survive_deaths() {
     let stages = [("training.stages", Value::from(2))];
-    assert_pipelines_survive_deaths(&run_with("f32", "zero", 0, &stages));
     assert_pipelines_survive_deaths(&run_with("int8", "mean", 0, &stages));
-    assert_pipelines_survive_deaths(&run_with("int4", "zero", 4, &stages));
     assert_pipelines_survive_deaths(&run_with("int4", "zero", 2, &stages));
 }
 
 #[test]
 fn workers_go_on_with_their_only_anchor_from_a_checkpoint() {
-    assert_goes_on_from_a_checkpoint(&run("int8", "zero", 0));
     assert_goes_on_from_a_checkpoint(&run("int8", "mean", 0));
-    assert_goes_on_from_a_checkpoint(&run("int8", "zero", 4));
     assert_goes_on_from_a_checkpoint(&run("int8", "zero", 2));
 }
 
@@ -134,7 +117,7 @@ fn assert_goes_on_from_a_checkpoint(run: &Run) {
     let mut again = start();
     let rewound = again.peers[0].event("rewound");
     assert!(rewound["version"].as_u64().expect("a number") >= 2, "{rewound}");
-    assert_eq!(again.finish().hash(), run.local("alone").hash());
+    assert_eq!(again.finish().hash(), run.alone().hash());
 }
 
 #[test]

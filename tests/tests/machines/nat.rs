@@ -48,7 +48,7 @@ fn train(nats: [Nat; 2]) -> Option<(u64, u64)> {
     }
     let trained = Trained::read(&out);
     assert_eq!(trained.report["microbatches"]["replayed"], 0, "no peer was expelled");
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
     let bytes = |sent: &Value, kind: &str| sent.get(kind).and_then(Value::as_u64).unwrap_or(0);
     Some((bytes(&sent[0], "relay"), bytes(&sent[1], "tensor") + bytes(&sent[2], "tensor")))
 }
@@ -95,7 +95,7 @@ fn peers_join_a_first_peer_at_home_through_the_port_that_its_router_opens() {
     for peer in [first, outside, other] {
         let _ = peer.end().success();
     }
-    assert_eq!(Trained::read(&out).hash(), run.local("alone").hash());
+    assert_eq!(Trained::read(&out).hash(), run.alone().hash());
     assert!(!homes.has_open_ports(), "the peer closed its port when it left");
 }
 

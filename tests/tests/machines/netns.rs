@@ -46,7 +46,7 @@ fn peers_in_two_network_namespaces_train_together() {
     let trained = Trained::read(&out);
     assert_eq!(trained.report["peers"], 4);
     assert_eq!(trained.report["microbatches"]["missing"], 0);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn two_members_without_a_path_train_through_a_relay() {
     end_all([first].into_iter().chain(ends));
     let trained = Trained::read(&out);
     assert_eq!(trained.report["microbatches"]["replayed"], 0, "no peer was expelled");
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn machines_train_over_slow_links_that_lose_packets() {
     assert!(counts.iter().all(|end| end.lost > 0), "every machine lost packets: {counts:?}");
     let trained = Trained::read(&out);
     assert_eq!(trained.report["microbatches"]["missing"], 0);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 /// Two distant places have two peers each, one at each stage. All-reduces, which are the largest traffic, cross the
@@ -164,5 +164,5 @@ fn distant_members_exchange_stages_and_the_bits_are_the_same() {
     end_all(peers);
     let trained = Trained::read(&out);
     assert_eq!(trained.report["microbatches"]["missing"], 0);
-    assert_eq!(trained.hash(), run.local("alone").hash());
+    assert_eq!(trained.hash(), run.alone().hash());
 }
