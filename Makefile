@@ -72,7 +72,8 @@ programs: setup
 # Checks that need root, routers, Prometheus, docker or a browser. Each prints why it is skipped where it cannot run.
 # The first line is a part of `make test`.
 test-system: programs
-	cargo test --workspace --test netns --test nat --test monitoring -- --nocapture
+	cargo test --workspace --test machines -- --nocapture
+	cargo test --workspace --test integration -- --nocapture monitoring::
 	$(MAKE) test-deployment
 
 kubernetes := $(CURDIR)/bench/results/tools/kubernetes

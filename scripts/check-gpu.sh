@@ -25,8 +25,8 @@ scripts/setup.sh --tests
 
 devices=$(sed -n 's/^GPU \([0-9]*\):.*/cuda:\1/p' <<<"$gpus" | paste -sd,)
 cargo test --quiet -p shoal-engine --lib collectives
-SHOAL_TEST_DEVICE=$devices cargo test --quiet -p shoal-engine --test islands --test slices -- compute_the_bits_of_one
-SHOAL_TEST_DEVICE=cuda:0 cargo test --quiet -p shoal-engine --test device_memory
+SHOAL_TEST_DEVICE=$devices cargo test --quiet -p shoal-engine --test integration -- compute_the_bits_of_one
+SHOAL_TEST_DEVICE=cuda:0 cargo test --quiet -p shoal-engine --test integration -- device_memory::
 
 target=${CARGO_TARGET_DIR:-target}
 cargo build --quiet --release -p shoal-node
