@@ -1,13 +1,14 @@
-//! Chooses the kernels that MKL, which is a part of libtorch, uses for f32 products on AMD's processors.
+//! Chooses the kernels that MKL, which is a part of libtorch, uses on AMD's processors.
 //!
 //! MKL asks a function of its own, `mkl_serv_intel_cpu_true`, whether Intel made the processor. If not, MKL takes
-//! its AVX2 kernels, whatever the processor can do. The function is exported and undocumented. A program that
+//! plain AVX2 kernels, whatever the processor can do: products of half the speed of AVX-512, and square roots, logarithms
+//! and exponentials of less accuracy, whose last bits depend on the place in a vector. The function is exported and undocumented. A program that
 //! exports a function of the same name is asked instead: see `engine/build/link.rs`.
 //!
 //! # The rule
 //!
-//! MKL takes its AVX-512 kernels on a processor of AMD that has AVX-512 (Zen 4 and later). All others get what MKL
-//! chooses by itself. So the answer follows from the processor alone, and all processes of one machine give the
+//! MKL takes Intel's kernels on a processor of AMD: those of AVX-512 where it has AVX-512 (Zen 4 and later), those of AVX2
+//! where it has none. All others get what MKL chooses by itself. So the answer follows from the processor alone, and all processes of one machine give the
 //! same one: a swarm of them computes the bits of `shoal local`. MKL remembers the first answer, so one process cannot
 //! try both kinds of kernels.
 //!
@@ -36,7 +37,9 @@ const LEAST_GAIN: f64 = 0.7;
 pub enum MklDispatch {
     /// Those that MKL chooses by itself.
     Stock,
-    /// Those of AVX-512, although MKL would choose others.
+    /// Intel's of AVX2, although MKL would choose others.
+    Avx2,
+    /// Intel's of AVX-512, although MKL would choose others.
     Avx512,
 }
 
@@ -53,6 +56,7 @@ impl MklDispatch {
     pub fn name(self) -> &'static str {
         match self {
             Self::Stock => "stock",
+            Self::Avx2 => "AVX2",
             Self::Avx512 => "AVX-512",
         }
     }
@@ -68,7 +72,7 @@ impl fmt::Display for MklDispatch {
 #[unsafe(no_mangle)]
 extern "C" fn mkl_serv_intel_cpu_true() -> c_int {
     let is_intel = processor::vendor() == *b"GenuineIntel";
-    c_int::from(is_intel || MklDispatch::of_this_process() == MklDispatch::Avx512)
+    c_int::from(is_intel || MklDispatch::of_this_process() != MklDispatch::Stock)
 }
 
 /// Keeps the linker from dropping the function.
@@ -85,12 +89,14 @@ fn is_asked() -> bool {
 
 fn decide() -> MklDispatch {
     let setting = std::env::var(VARIABLE).unwrap_or_default();
-    let wanted = match setting.trim() {
-        "0" => false,
-        "1" => processor::has_avx512(),
-        _ => processor::vendor() == *b"AuthenticAMD" && processor::has_fast_avx512(),
-    };
-    if wanted { MklDispatch::Avx512 } else { MklDispatch::Stock }
+    let is_amd = processor::vendor() == *b"AuthenticAMD";
+    match setting.trim() {
+        "0" => MklDispatch::Stock,
+        "1" if processor::has_avx512() => MklDispatch::Avx512,
+        _ if is_amd && processor::has_fast_avx512() => MklDispatch::Avx512,
+        _ if is_amd && processor::has_only_avx2() => MklDispatch::Avx2,
+        _ => MklDispatch::Stock,
+    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -104,6 +110,10 @@ mod processor {
     }
 
     pub(super) fn has_fast_avx512() -> bool {
+        false
+    }
+
+    pub(super) fn has_only_avx2() -> bool {
         false
     }
 }
@@ -145,6 +155,13 @@ mod processor {
             && std::arch::is_x86_feature_detected!("avx512bw")
             && std::arch::is_x86_feature_detected!("avx512dq")
             && std::arch::is_x86_feature_detected!("avx512vl")
+    }
+
+    /// Whether there is AVX2 and no AVX-512.
+    pub(super) fn has_only_avx2() -> bool {
+        !std::arch::is_x86_feature_detected!("avx512f")
+            && std::arch::is_x86_feature_detected!("avx2")
+            && std::arch::is_x86_feature_detected!("fma")
     }
 
     /// Whether there is AVX-512 and it is not slower than AVX2.
