@@ -9,7 +9,7 @@ use shoal_protocol::units::Bytes;
 use tch::{Cuda, Kind, Tensor};
 
 use crate::error::{EngineError, Result};
-use crate::mkl::MklDispatch;
+use crate::mkl::{self, MklDispatch};
 use crate::shim;
 
 /// A requested device: `auto`, `cpu` or `cuda:N`.
@@ -192,6 +192,7 @@ impl Device {
             // Its flight recorder enters the groups of all devices into one map without a lock.
             // SAFETY: `Device::open` runs before there are other threads.
             unsafe { std::env::set_var("TORCH_FR_BUFFER_SIZE", "0") };
+            mkl::be_reproducible();
         });
         shim::be_deterministic()?;
         Ok(Self { torch, has_images: false, threads: threads.max(1) })

@@ -19,6 +19,12 @@
 //! decide.
 //!
 //! [`VARIABLE`] overrides both.
+//!
+//! # Alignment
+//!
+//! The last bits of a product by MKL's AVX2 kernels depend on where its matrices begin in memory, so devices that share
+//! slices would differ from one device. MKL's strict mode of conditional numerical reproducibility (Intel's oneMKL
+//! Developer Guide, "Obtaining Numerically Reproducible Results") removes that. Its AVX-512 kernels do not need it.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -27,6 +33,9 @@ use std::sync::OnceLock;
 /// The environment variable that decides instead of the rule: `0` leaves the choice to MKL, `1` takes AVX-512 on any
 /// processor that has it.
 const VARIABLE: &str = "SHOAL_MKL_AVX512";
+
+/// MKL's own environment variable for its mode of reproducibility.
+const MKL_MODE: &str = "MKL_CBWR";
 
 /// The least throughput of AVX-512 over that of AVX2 at which MKL's AVX-512 kernels are used.
 #[cfg(target_arch = "x86_64")]
@@ -85,6 +94,20 @@ fn is_asked() -> bool {
     // SAFETY: the name ends with a zero byte; the address is compared, not used.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"mkl_serv_intel_cpu_true".as_ptr()) };
     found.addr() == std::hint::black_box(KEPT) as usize
+}
+
+/// Makes products independent of where matrices begin in memory, unless the user has chosen a mode. Call this before
+/// MKL's first use and before other threads start.
+pub(crate) fn be_reproducible() {
+    let uses_avx2 = match MklDispatch::of_this_process() {
+        MklDispatch::Avx512 => false,
+        MklDispatch::Avx2 => true,
+        MklDispatch::Stock => processor::vendor() == *b"AuthenticAMD" || !processor::has_avx512(),
+    };
+    if uses_avx2 && std::env::var_os(MKL_MODE).is_none() {
+        // SAFETY: the caller has no other threads.
+        unsafe { std::env::set_var(MKL_MODE, "AVX2,STRICT") };
+    }
 }
 
 fn decide() -> MklDispatch {
