@@ -12,7 +12,7 @@ use super::*;
 use crate::rebalance::Rebalance;
 
 /// Number of swarms without faults.
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 600;
 
 /// Number of swarms with faults. `make soak` runs thousands, of seeds that were never tried.
 const FAULTY: u64 = 1000;
