@@ -1,16 +1,16 @@
 //! Chooses the kernels that MKL, which is a part of libtorch, uses on AMD's processors.
 //!
 //! MKL asks a function of its own, `mkl_serv_intel_cpu_true`, whether Intel made the processor. If not, MKL takes
-//! plain AVX2 kernels, whatever the processor can do: products of half the speed of AVX-512, and square roots, logarithms
-//! and exponentials of less accuracy, whose last bits depend on the place in a vector. The function is exported and undocumented. A program that
-//! exports a function of the same name is asked instead: see `engine/build/link.rs`.
+//! plain AVX2 kernels, whatever the processor can do. Their products have half the speed of AVX-512, and their square
+//! roots are not all rounded correctly. The function is exported and undocumented. A program that exports a function of
+//! the same name is asked instead: see `engine/build/link.rs`.
 //!
 //! # The rule
 //!
-//! MKL takes Intel's kernels on a processor of AMD: those of AVX-512 where it has AVX-512 (Zen 4 and later), those of AVX2
-//! where it has none. All others get what MKL chooses by itself. So the answer follows from the processor alone, and all processes of one machine give the
-//! same one: a swarm of them computes the bits of `shoal local`. MKL remembers the first answer, so one process cannot
-//! try both kinds of kernels.
+//! On a processor of AMD, MKL takes Intel's kernels: for AVX-512 on Zen 4 and later, for AVX2 on processors without
+//! AVX-512. All others get what MKL chooses by itself. So the answer follows from the processor alone, and all processes
+//! of one machine give the same one: a swarm of them computes the bits of `shoal local`. MKL remembers the first answer,
+//! so one process cannot try both kinds of kernels.
 //!
 //! A measurement of 1 to 2 ms guards the rule against a processor, or an emulator, that knows AVX-512 and is slow at
 //! it: MKL keeps its own choice where multiplications by AVX-512 reach less than [`LEAST_GAIN`] of AVX2's

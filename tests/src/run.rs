@@ -158,23 +158,23 @@ impl Run {
     /// # Panics
     /// When the training fails.
     #[must_use]
-    pub fn alone(&self) -> Arc<Alone> {
+    pub fn alone(&self) -> Alone {
         let read = |name| fs::read(self.path(name)).expect("a file of the run");
         let config = String::from_utf8(read("run.toml")).expect("text");
         let mut references = REFERENCES.lock().unwrap_or_else(PoisonError::into_inner);
         let reference = references.entry((config, read("text.txt"))).or_default().clone();
-        // Whoever trains holds no lock that other runs need.
+        // Other runs need the lock while this one trains.
         drop(references);
         let train = || {
             let trained = self.local("reference");
-            Arc::new(Alone { hash: trained.hash(), losses: trained.losses() })
+            Alone { hash: trained.hash(), losses: trained.losses() }
         };
         reference.get_or_init(train).clone()
     }
 }
 
 /// The model and the losses of a run that one process trains.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Alone {
     hash: String,
     losses: Vec<f64>,
@@ -195,7 +195,7 @@ impl Alone {
 }
 
 /// What one process makes of a configuration and a text, for all tests of this program that train it.
-type References = BTreeMap<(String, Vec<u8>), Arc<OnceLock<Arc<Alone>>>>;
+type References = BTreeMap<(String, Vec<u8>), Arc<OnceLock<Alone>>>;
 
 static REFERENCES: Mutex<References> = Mutex::new(BTreeMap::new());
 

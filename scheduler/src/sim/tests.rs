@@ -318,7 +318,7 @@ fn a_member_whose_accumulator_differs_leaves() {
 /// The seeds that are tried for one that shows the lack of a rule.
 const TRIED: u64 = 6000;
 
-/// Runs faulty swarms without a rule until one is caught, that of the known seed first; returns the seed and the oracle.
+/// Runs faulty swarms without a rule until an oracle catches one; returns its seed and the oracle. The known seed runs first.
 fn first_caught(rule: Omit, known: u64) -> Option<(u64, &'static str)> {
     std::iter::once(known).chain(0..TRIED).find_map(|seed| {
         let scenario = Scenario::faulty(seed);
