@@ -128,8 +128,8 @@ label! {
         OtherEra = "other_era",
         /// From a coordinator of an earlier term.
         PastTerm = "past_term",
-        /// To or from a peer that is not the coordinator.
-        NoCoordinator = "no_coordinator",
+        /// From a peer that is not what the sender of such a message must be.
+        Sender = "sender",
         /// About a claim that the sender does not hold.
         Claim = "claim",
         /// A file with a wrong hash.

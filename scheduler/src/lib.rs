@@ -14,6 +14,7 @@ mod era_spans;
 mod ledger;
 pub mod locality;
 mod membership;
+pub mod office;
 mod paging;
 pub mod peer;
 pub mod placement;

@@ -188,10 +188,10 @@ impl Coordination {
         let stamp = Stamp { era: coordinator.era(), term: coordinator.term() };
         if to != self.me {
             out.push(Effect::Send { to, stamp, message: Message::FromCoordinator(message) });
-        } else if self.contact.accepts(to, stamp.term) {
+        } else if let Some(from) = self.contact.admit(to, stamp.term) {
             // As for any other peer, the era comes with the coordinator's message.
             self.era = stamp.era;
-            out.push(PeerInput::FromCoordinator { from: to, message }.into());
+            out.push(PeerInput::FromCoordinator { from, message }.into());
         }
     }
 
@@ -229,12 +229,11 @@ impl Coordination {
         message: FromCoordinator,
         out: &mut Effects,
     ) {
-        if self.contact.accepts(from, term) {
+        if let Some(from) = self.contact.admit(from, term) {
             self.era = era;
             out.push(PeerInput::FromCoordinator { from, message }.into());
         } else {
-            tracing::warn!(peer = %from, %term, "a message of a peer that is not the coordinator");
-            out.push(Effect::RefuseCoordinator);
+            out.push(Effect::Unentitled { from, what: "a coordinator's message" });
         }
     }
 
@@ -259,11 +258,10 @@ impl Coordination {
         }
     }
 
-    /// Takes in the answer of a peer that is not the coordinator, with the one that is.
-    pub(super) fn redirected(&mut self, coordinator: Member) {
-        if coordinator != self.me {
-            self.contact.set(coordinator);
-        }
+    /// Takes in the answer of a peer that is not the coordinator, with the one that is. Returns whether the sender may
+    /// say that.
+    pub(super) fn redirected(&mut self, from: Member, coordinator: Member) -> bool {
+        coordinator != self.me && self.contact.redirect(from.peer, coordinator)
     }
 
     /// Notes a connection to a life of a peer: an earlier one has ended.

@@ -1,11 +1,12 @@
 //! The coordinator, as far as this peer knows it: the receiver of its messages, and the sender of
 //! those that it accepts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use shoal_protocol::ids::{Incarnation, Member, PeerId, Term};
 use shoal_protocol::message::View;
+use shoal_scheduler::office::{InOffice, Office};
 
 /// How long a member waits for an unreachable coordinator.
 pub(super) const PATIENCE: Duration = Duration::from_secs(600);
@@ -15,11 +16,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 pub(super) struct CoordinatorContact {
     /// The receiver of messages to the coordinator.
     coordinator: Option<Member>,
-    /// The coordinator of the newest term, and that term. Messages of earlier terms are refused.
-    accepted: Option<Member>,
-    term: Term,
-    /// The peers that may be the coordinator.
-    anchors: BTreeSet<PeerId>,
+    office: Office,
     /// The newest known life of each peer, and whether it has ended.
     lives: BTreeMap<PeerId, (Incarnation, bool)>,
     /// The moment at which the coordinator became unreachable.
@@ -37,11 +34,11 @@ impl CoordinatorContact {
     }
 
     pub(super) fn term(&self) -> Term {
-        self.term
+        self.office.term()
     }
 
     pub(super) fn is_anchor(&self, peer: PeerId) -> bool {
-        self.anchors.contains(&peer)
+        self.office.is_anchor(peer)
     }
 
     /// Returns the end of the wait for an unreachable coordinator.
@@ -54,20 +51,22 @@ impl CoordinatorContact {
         self.unreachable_since.map(|since| since.elapsed())
     }
 
-    /// Decides whether to accept a coordinator's message. A new term needs a sender that may be the
-    /// coordinator; within a term only the first sender is accepted.
-    pub(super) fn accepts(&mut self, from: Member, term: Term) -> bool {
-        let expected = self.coordinator.is_some_and(|member| member.peer == from.peer);
-        let may = expected || self.anchors.is_empty() || self.anchors.contains(&from.peer);
-        let newer = term > self.term && may;
-        if newer {
-            (self.term, self.accepted) = (term, Some(from));
+    /// Decides whether a message is the coordinator's, which then is reachable.
+    pub(super) fn admit(&mut self, from: Member, term: Term) -> Option<InOffice> {
+        let asked = self.coordinator.map(|member| member.peer);
+        let admitted = self.office.admit(from, term, asked)?;
+        self.set(from);
+        Some(admitted)
+    }
+
+    /// Follows a peer's word on who the coordinator is, if that peer may say so. Returns whether it may.
+    pub(super) fn redirect(&mut self, from: PeerId, coordinator: Member) -> bool {
+        let asked = self.coordinator.map(|member| member.peer);
+        let may = self.office.may_redirect(from, asked);
+        if may {
+            self.set(coordinator);
         }
-        let accepted = newer || (term == self.term && self.accepted == Some(from));
-        if accepted {
-            self.set(from);
-        }
-        accepted
+        may
     }
 
     /// Sets the coordinator, which is reachable.
@@ -103,7 +102,7 @@ impl CoordinatorContact {
                 *known = (incarnation, false);
             }
             if record.duties.anchor {
-                self.anchors.insert(peer);
+                self.office.add_anchor(peer);
             }
         }
     }
@@ -128,7 +127,7 @@ impl CoordinatorContact {
     /// answers with the address of the one that is.
     pub(super) fn try_next_anchor(&mut self, me: Member) {
         let current = self.coordinator.map(|member| member.peer);
-        let others = || self.anchors.iter().copied().filter(|peer| *peer != me.peer);
+        let others = || self.office.anchors().iter().copied().filter(|peer| *peer != me.peer);
         let next = others().find(|peer| current.is_none_or(|current| *peer > current));
         if let Some(peer) = next.or_else(|| others().next()) {
             self.elected(peer);
@@ -174,18 +173,21 @@ mod tests {
         let mut contact = CoordinatorContact::new(Some(member(1)));
         let members = (1..=4).map(record).map(Into::into).collect();
         contact.members_changed(&View { number: 1, members });
-        assert!(contact.accepts(member(1), Term(5)));
+        assert!(contact.admit(member(1), Term(5)).is_some());
         contact
     }
 
     #[test]
-    fn a_later_terms_coordinator_is_accepted_and_no_earlier_one() {
+    fn messages_go_to_the_coordinator_of_the_newest_term_and_nowhere_a_stranger_says() {
         let mut contact = contact();
-        assert!(contact.accepts(member(2), Term(6)));
-        assert!(!contact.accepts(member(1), Term(5)), "its term is over");
-        assert!(!contact.accepts(member(1), Term(6)), "that term is another's");
-        assert!(!contact.accepts(member(4), Term(7)), "it is no anchor");
+        assert!(contact.admit(member(2), Term(6)).is_some());
+        assert!(contact.admit(member(4), Term(7)).is_none(), "it is no anchor");
+        for stranger in [4, 9] {
+            assert!(!contact.redirect(member(stranger).peer, member(9)));
+        }
         assert_eq!((contact.coordinator(), contact.term()), (Some(member(2)), Term(6)));
+        assert!(contact.redirect(member(2).peer, member(3)));
+        assert_eq!(contact.coordinator(), Some(member(3)));
     }
 
     #[test]
@@ -203,6 +205,6 @@ mod tests {
         let again = Member { incarnation: Incarnation(2), ..member(3) };
         assert_eq!(contact.connected(again), Some(member(3)));
         assert_eq!(contact.coordinator(), Some(again));
-        assert!(contact.accepts(again, Term(6)) && contact.wait_ends().is_none());
+        assert!(contact.admit(again, Term(6)).is_some() && contact.wait_ends().is_none());
     }
 }

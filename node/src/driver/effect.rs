@@ -33,8 +33,9 @@ pub(super) enum Effect {
     Redirect { to: Member },
     /// Drops an unusable message, and disconnects the sender if no correct peer can have sent it.
     Refuse { from: Member, error: Unusable },
-    /// Counts a message from a peer that is not the coordinator.
-    RefuseCoordinator,
+    /// Counts a message that was dropped because its sender is not what it must be for it, and disconnects a peer
+    /// that is no member and goes on.
+    Unentitled { from: Member, what: &'static str },
     /// Reports an event of the run.
     Note(RunEvent),
     /// Ends this life.

@@ -44,7 +44,12 @@ pub(super) struct PeerNetwork {
     observed_addresses: BTreeMap<PeerId, SocketAddr>,
     admission: Admission,
     own_port: PortWatch,
+    /// Messages of connected peers that they may not send.
+    strikes: BTreeMap<PeerId, u32>,
 }
+
+/// Messages that a peer which is no member may not send, after which it is disconnected.
+const STRIKES: u32 = 32;
 
 impl PeerNetwork {
     pub(super) fn new(
@@ -68,6 +73,7 @@ impl PeerNetwork {
             observed_addresses: BTreeMap::new(),
             admission: Admission::new(gate),
             own_port,
+            strikes: BTreeMap::new(),
         }
     }
 
@@ -93,7 +99,10 @@ impl PeerNetwork {
                 }
                 self.own_port.connected(member.peer, *address);
             }
-            LinkEvent::Disconnected { member, .. } => self.own_port.disconnected(member.peer),
+            LinkEvent::Disconnected { member, .. } => {
+                self.own_port.disconnected(member.peer);
+                self.strikes.remove(&member.peer);
+            }
             _ => {}
         }
         Some(event)
@@ -209,6 +218,18 @@ impl PeerNetwork {
             links.transport().reject(from.peer, &error.to_string());
         }
         error.refusal()
+    }
+
+    /// Notes a message that its sender may not send. A peer that is no member and goes on is disconnected; a member
+    /// may know a newer membership than this peer.
+    pub(super) fn strike(&mut self, from: Member, what: &str, view: &View) {
+        tracing::debug!(peer = %from, what, "dropped: its sender is not what it must be");
+        let Some(links) = self.links.as_ref().filter(|_| !view.lists(from)) else { return };
+        let strikes = self.strikes.entry(from.peer).or_insert(0);
+        *strikes += 1;
+        if *strikes >= STRIKES {
+            links.transport().reject(from.peer, "messages of a member from a peer that is none");
+        }
     }
 
     /// Takes in an access list from a peer, and disconnects a sender of a bad one. Returns the

@@ -12,6 +12,7 @@ use shoal_protocol::message::{
 use shoal_protocol::units::Bytes;
 
 use super::{Payload, PayloadId, Task, TaskResult};
+use crate::office::InOffice;
 
 /// An input of a peer's state machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,7 +20,7 @@ pub enum PeerInput {
     /// A message from the coordinator.
     FromCoordinator {
         /// The sender.
-        from: Member,
+        from: InOffice,
         /// The message.
         message: FromCoordinator,
     },
@@ -206,6 +207,13 @@ pub enum PeerEvent {
         era: Era,
         /// The version of the weights.
         version: Step,
+    },
+    /// A message was dropped because its sender is not what it must be for it.
+    Unentitled {
+        /// The sender.
+        from: Member,
+        /// The message.
+        what: &'static str,
     },
     /// It takes part in the training.
     Serving {

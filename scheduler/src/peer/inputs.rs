@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Era, Member, PeerId, StageSpan, Step, Term};
+use shoal_protocol::ids::{Era, Member, PeerId, Stage, StageSpan, Step, Term};
 use shoal_protocol::limits;
 use shoal_protocol::message::{
     CommitRecord, FromCoordinator, LinkEstimate, PeerMessage, TensorTag, ToCoordinator, ViewChange,
 };
 use shoal_protocol::units::Moment;
 
-use super::pipeline::QueuedOffer;
-use super::{Out, Peer, Status, context_of};
+use super::senders::{Host, Listed};
+use super::{Out, Peer, Status, context_of, report_unentitled};
 use crate::action::{Payload, PeerAction, PeerEvent, PeerInput, TaskResult};
 use crate::router::Routing;
 
@@ -32,12 +32,14 @@ impl Peer {
     pub(super) fn handle_input(&mut self, now: Moment, input: PeerInput, out: &mut Out) {
         match input {
             PeerInput::FromCoordinator { from, message } => {
-                self.contact.note_message(now, from);
+                self.contact.note_message(now, from.member());
                 self.handle_coordinator_message(now, message, out);
             }
             PeerInput::PeerMessage { from, message } => {
-                if self.membership.accepts(now, from) {
-                    self.handle_peer_message(now, from, message, out);
+                if let Some(early) = self.handle_peer_message(now, from, message, out)
+                    && !self.membership.wait_for_view(from, early)
+                {
+                    report_unentitled(from, "a message of a member", out);
                 }
             }
             PeerInput::Tensor { from, tag, payload } => {
@@ -170,32 +172,59 @@ impl Peer {
         }
     }
 
+    /// Handles a message of another peer. Returns it if the view does not list its sender, or not at the stage
+    /// that it needs.
     fn handle_peer_message(
         &mut self,
         now: Moment,
         from: Member,
         message: PeerMessage,
         out: &mut Out,
-    ) {
+    ) -> Option<PeerMessage> {
         let ctx = context_of!(self, now);
         let pipeline = &mut self.pipeline;
+        let Some(sender) = Listed::of(ctx.view, from) else { return Some(message) };
         match message {
             PeerMessage::Offer { key, retry, .. } => {
-                pipeline.handle_offer(&ctx, key, QueuedOffer { from, retry }, out);
+                let before = key.stage.0.checked_sub(1).map(Stage);
+                let Some(host) = Host::of(ctx.view, from, before) else { return Some(message) };
+                pipeline.handle_offer(&ctx, key, (host, retry), out);
             }
             PeerMessage::Accepted { key, wanted, service_time } => {
+                let Some(host) = Host::of(ctx.view, from, [key.stage]) else {
+                    return Some(message);
+                };
                 let key = (key, wanted);
-                pipeline.downstream.handle_accepted(&ctx, from, key, service_time, out);
+                pipeline.downstream.handle_accepted(&ctx, host, key, service_time, out);
             }
             PeerMessage::Busy { key, service_time } => {
-                pipeline.downstream.handle_busy(&ctx, from, key, service_time, out);
+                pipeline.downstream.handle_busy(&ctx, sender, key, service_time, out);
             }
             PeerMessage::HeldBy { key, holder } => {
-                pipeline.downstream.handle_redirect(&ctx, from, key, holder, out);
+                if let Some(asked) = key.upstream().and_then(|key| pipeline.asked(sender, key, out))
+                {
+                    pipeline.downstream.handle_redirect(&ctx, asked, holder, out);
+                }
             }
-            PeerMessage::Free { stage } => pipeline.downstream.handle_free(&ctx, from, stage, out),
-            PeerMessage::Withdrawn { key } => pipeline.handle_withdrawn(&ctx, from, key, out),
-            PeerMessage::Evaluated { key } => pipeline.handle_evaluated(&ctx, key, out),
+            PeerMessage::Free { stage } => {
+                pipeline.downstream.handle_free(&ctx, sender, stage, out);
+            }
+            PeerMessage::Withdrawn { key } => pipeline.handle_withdrawn(&ctx, sender, key, out),
+            PeerMessage::Evaluated { key } => {
+                if let Some(asked) = pipeline.asked(sender, key, out) {
+                    pipeline.handle_evaluated(&ctx, asked, out);
+                }
+            }
+        }
+        None
+    }
+
+    /// Handles the messages that waited for the view that has just arrived.
+    fn handle_waiting_messages(&mut self, now: Moment, out: &mut Out) {
+        for (from, message) in self.membership.take_waiting() {
+            if self.handle_peer_message(now, from, message, out).is_some() {
+                report_unentitled(from, "a message of a member", out);
+            }
         }
     }
 
@@ -207,18 +236,31 @@ impl Peer {
         payload: Payload,
         out: &mut Out,
     ) {
-        match tag {
+        let ctx = context_of!(self, now);
+        let sender = Listed::of(ctx.view, from);
+        let taken = match tag {
             TensorTag::Activation { key, exchange } => {
-                let (ctx, key) = (context_of!(self, now), (key, exchange));
-                self.pipeline.handle_activation(&ctx, from, key, payload, out);
+                let feeder = sender.and_then(|sender| self.pipeline.jobs.feeder(sender, key, out));
+                feeder.map(|feeder| {
+                    self.pipeline.handle_activation(&ctx, feeder, exchange, payload, out);
+                })
             }
             TensorTag::ActivationGradient { key, exchange } => {
-                let (ctx, key) = (context_of!(self, now), (key, exchange));
-                self.pipeline.handle_gradient(&ctx, from, key, payload, out);
+                let asked = sender.and_then(|sender| self.pipeline.asked(sender, key, out));
+                asked.map(|asked| {
+                    self.pipeline.handle_gradient(&ctx, asked, exchange, payload, out);
+                })
             }
+            // A round knows its members.
             TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => {
-                self.handle_round_piece(now, (from, tag, payload), out);
+                return self.handle_round_piece(now, (from, tag, payload), out);
             }
+        };
+        if taken.is_none() {
+            if sender.is_none() {
+                report_unentitled(from, "a tensor of a member", out);
+            }
+            out.push(PeerAction::Release(payload.id));
         }
     }
 
@@ -342,6 +384,7 @@ impl Peer {
         self.serve_when_listed(now, out);
         self.follow_assignment(now, out);
         self.remove_members(now, departed, out);
+        self.handle_waiting_messages(now, out);
     }
 
     /// Members left the run for good.

@@ -1,19 +1,21 @@
 //! Membership: the view of the members, its synchronization, and members that left or are unreachable.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use shoal_protocol::ids::{Incarnation, Member, PeerId};
-use shoal_protocol::message::{MemberRecord, ToCoordinator, View, ViewChange};
+use shoal_protocol::message::{MemberRecord, PeerMessage, ToCoordinator, View, ViewChange};
 use shoal_protocol::units::Moment;
 
 use super::Out;
 use crate::action::PeerAction;
 use crate::paging::Pages;
 
-/// Unlisted senders that are remembered: more than can join at once.
-const UNLISTED: usize = 4096;
+/// Messages that wait for the view which says who their sender is, in all and of one sender. Any other is
+/// dropped: its sender repeats it.
+const WAITING: usize = 256;
+const WAITING_OF_ONE: usize = 16;
 
 /// The members of the run as this peer knows them.
 #[derive(Debug, Default)]
@@ -24,8 +26,8 @@ pub(super) struct Membership {
     unreachable: BTreeSet<Member>,
     /// The last departed incarnation of each peer. Messages of it and of earlier ones are discarded.
     departed: BTreeMap<PeerId, Incarnation>,
-    /// Senders that no known view lists, each with the time of its first message.
-    unlisted: BTreeMap<Member, Moment>,
+    /// Messages whose sender the view does not list, or not at the stage that they need.
+    waiting: VecDeque<(Member, PeerMessage)>,
 }
 
 /// A transfer of the whole view, which follows when a change was missed.
@@ -93,29 +95,21 @@ impl Membership {
         }
     }
 
-    /// Whether a sender is a member or may become one: the view that lists it may arrive after its
-    /// first message.
-    pub(super) fn accepts(&mut self, now: Moment, from: Member) -> bool {
-        if self.view.lists(from) {
-            return true;
-        }
+    /// Keeps a message until the next view, which may list its sender where the message needs it: that view and
+    /// the message come on different connections. Returns whether it does.
+    pub(super) fn wait_for_view(&mut self, from: Member, message: PeerMessage) -> bool {
         let departed = self.departed.get(&from.peer).is_some_and(|last| from.incarnation <= *last);
-        if !departed && (self.unlisted.len() < UNLISTED || self.unlisted.contains_key(&from)) {
-            self.unlisted.entry(from).or_insert(now);
-            return true;
+        let of_one = self.waiting.iter().filter(|(sender, _)| *sender == from).count();
+        let waits = !departed && of_one < WAITING_OF_ONE && self.waiting.len() < WAITING;
+        if waits {
+            self.waiting.push_back((from, message));
         }
-        false
+        waits
     }
 
-    /// Forgets unlisted senders after this long and returns them: they joined and left between two views.
-    pub(super) fn expire_unlisted(&mut self, now: Moment, patience: Duration) -> BTreeSet<Member> {
-        self.unlisted.retain(|member, _| !self.view.lists(*member));
-        let expired = |(member, since): (&Member, &Moment)| {
-            (now.since(*since) >= patience).then_some(*member)
-        };
-        let expired: BTreeSet<Member> = self.unlisted.iter().filter_map(expired).collect();
-        self.unlisted.retain(|member, _| !expired.contains(member));
-        expired
+    /// Takes the messages that waited for a view.
+    pub(super) fn take_waiting(&mut self) -> VecDeque<(Member, PeerMessage)> {
+        std::mem::take(&mut self.waiting)
     }
 
     /// Discards later messages of members that departed.

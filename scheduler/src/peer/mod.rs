@@ -12,7 +12,8 @@
 //! | `weights` | rounds, queued commits, the start of a newcomer, the migration to another stage, snapshots |
 //!
 //! A component reads the state of others through a `context::Context`. `inputs` has the hand-over of
-//! messages and results, `progress` that of weights from step to step.
+//! messages and results, `progress` that of weights from step to step, `senders` what the sender of a
+//! message must be.
 
 mod config;
 mod contact;
@@ -22,6 +23,7 @@ mod links;
 mod membership;
 mod pipeline;
 mod progress;
+mod senders;
 #[cfg(test)]
 mod tests;
 mod weights;
@@ -41,9 +43,6 @@ use crate::action::{Fault, PeerAction, PeerEvent, PeerInput, PeerLoad};
 
 /// Retry intervals of silence after which this peer reports its presence to the coordinator.
 const SILENCE: u32 = 4;
-
-/// Retry intervals after which an unlisted sender counts as departed.
-const UNLISTED: u32 = 8;
 
 /// One peer's decisions: its part in every microbatch that passes through it, and in rounds and commits.
 #[derive(Debug)]
@@ -211,10 +210,6 @@ impl Peer {
         self.pipeline.repeat_acceptances(&ctx, out);
         self.weights.retry(&ctx, out);
         self.membership.repeat_unreachable(self.contact.current(), out);
-        let departed = self.membership.expire_unlisted(now, retry * UNLISTED);
-        if !departed.is_empty() {
-            self.remove_members(now, &departed, out);
-        }
         if self.contact.is_silent_for(now, retry * SILENCE) {
             out.push(PeerAction::ToCoordinator(ToCoordinator::KeepAlive));
         }
@@ -243,6 +238,11 @@ impl Peer {
         out.push(PeerAction::ToCoordinator(ToCoordinator::Leave));
         self.end(now, PeerEvent::Stopped { reason }, out);
     }
+}
+
+/// Reports a message whose sender is not what it must be for it.
+fn report_unentitled(from: Member, what: &'static str, out: &mut Out) {
+    out.push(PeerAction::Event(PeerEvent::Unentitled { from, what }));
 }
 
 /// Reports a message that no correct member sends.

@@ -89,6 +89,7 @@ impl Driver<'_> {
                 self.status.metrics().version(version);
                 tracing::warn!(%era, %version, "the run goes back");
             }
+            PeerEvent::Unentitled { from, what } => out.push(Effect::Unentitled { from, what }),
             PeerEvent::Serving { version } => {
                 self.status.metrics().version(version);
                 out.push(RunEvent::Serving { version: version.0 }.into());

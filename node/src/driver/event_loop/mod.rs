@@ -283,7 +283,10 @@ impl<'a> Driver<'a> {
                     let reason = self.network.refuse(from, &error);
                     self.status.metrics().refused(reason);
                 }
-                Effect::RefuseCoordinator => self.status.metrics().refused(Refusal::NoCoordinator),
+                Effect::Unentitled { from, what } => {
+                    self.network.strike(from, what, self.coordination.view());
+                    self.status.metrics().refused(Refusal::Sender);
+                }
                 Effect::Note(event) => self.status.note(&event),
                 Effect::End(ending) => self.shutdown.end(ending),
             }
@@ -351,8 +354,11 @@ impl<'a> Driver<'a> {
             // Only a process that is no member asks for one.
             Message::Checkpoint { .. } => {}
             Message::CoordinatorMoved { coordinator, addresses } => {
-                self.network.remember(coordinator.peer, &addresses);
-                self.coordination.redirected(coordinator);
+                if self.coordination.redirected(from, coordinator) {
+                    self.network.remember(coordinator.peer, &addresses);
+                } else {
+                    out.push(Effect::Unentitled { from, what: "the name of a coordinator" });
+                }
             }
         }
     }

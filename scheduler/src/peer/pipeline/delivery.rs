@@ -1,5 +1,7 @@
 //! The delivery of the activations of one job.
 
+use std::collections::BTreeSet;
+
 use shoal_protocol::ids::{ClaimKey, Exchange, Member};
 use shoal_protocol::message::TensorTag;
 use shoal_protocol::units::Moment;
@@ -7,6 +9,7 @@ use shoal_protocol::units::Moment;
 use super::exchanges::end_of_update;
 use crate::action::{Payload, PeerAction};
 use crate::peer::Out;
+use crate::peer::senders::Host;
 
 /// The delivery of one job's activations, of which almost every job has one.
 #[derive(Debug)]
@@ -24,6 +27,8 @@ pub(super) struct Delivery {
     pub(super) needs_replay: bool,
     /// The known holder of the next stage's claim.
     pub(super) next_holder: Option<Member>,
+    /// The members that the activation was offered or sent to: answers of no other count.
+    pub(super) asked: BTreeSet<Member>,
     /// The activation of each exchange so far, in the output log.
     pub(super) outputs: Vec<Payload>,
     pub(super) exchanges: Progress,
@@ -93,6 +98,7 @@ impl Delivery {
             is_answered: false,
             needs_replay: false,
             next_holder: None,
+            asked: BTreeSet::new(),
             outputs: Vec::new(),
             exchanges,
         }
@@ -120,8 +126,10 @@ impl Delivery {
 
     /// The receiver has room, and lacks the activations from `wanted` on. Those whose answer is lacking here are sent
     /// too: the receiver then answers again.
-    pub(super) fn accept(&mut self, to: Member, wanted: Exchange) {
+    pub(super) fn accept(&mut self, to: Host, wanted: Exchange) {
+        let to = to.member();
         self.route = Route::Accepted { to };
+        self.asked.insert(to);
         let wanted = wanted.0.min(self.exchanges.count - 1);
         self.exchanges.reached = wanted;
         self.exchanges.unsent = wanted.min(self.exchanges.unanswered);

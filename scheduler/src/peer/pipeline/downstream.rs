@@ -11,6 +11,7 @@ use super::next_stage::NextStage;
 use crate::action::{Payload, PeerAction};
 use crate::peer::Out;
 use crate::peer::context::Context;
+use crate::peer::senders::{Asked, Host, Listed};
 
 /// Retry intervals after which an unanswered offer is repeated, and an acceptance too.
 pub(super) const UNANSWERED: u32 = 4;
@@ -133,16 +134,22 @@ impl Downstream {
         }
     }
 
+    /// The member of the next stage that a job's activation was offered to; `None` for one that it was not.
+    pub(super) fn asked(&self, from: Listed, key: ClaimKey) -> Option<Asked> {
+        Asked::of(&self.deliveries.get(&key)?.asked, from, key)
+    }
+
     /// A receiver has answered an exchange: those after it may follow.
     pub(super) fn note_progress(
         &mut self,
         now: Moment,
-        (from, key, exchange): (Member, ClaimKey, Exchange),
+        (from, exchange): (Asked, Exchange),
         out: &mut Out,
     ) {
+        let key = from.key();
         let Some(delivery) = self.deliveries.get_mut(&key) else { return };
         let Route::Sent { to, at } = &mut delivery.route else { return };
-        if *to == from && delivery.exchanges.count > 1 {
+        if *to == from.member() && delivery.exchanges.count > 1 {
             *at = now;
             let answered = exchange.0.saturating_add(1).min(delivery.exchanges.count);
             delivery.exchanges.reached = delivery.exchanges.reached.max(answered);
@@ -226,20 +233,22 @@ impl Downstream {
         existing(&mut self.next, key.stage).unblock(key);
         let delivery = self.existing(key);
         delivery.route = Route::Offered { to, at: ctx.now };
+        delivery.asked.insert(to);
         let retry = std::mem::replace(&mut delivery.was_offered, true);
         let message = PeerMessage::Offer { key: key.downstream(), size, retry };
         out.push(PeerAction::Send { to, message });
     }
 
-    /// The receiver of an offer has room.
+    /// A replica of the next stage has room for an offered activation.
     pub(in crate::peer) fn handle_accepted(
         &mut self,
         ctx: &Context<'_>,
-        from: Member,
+        host: Host,
         (downstream, wanted): (ClaimKey, Exchange),
         service_time: u64,
         out: &mut Out,
     ) {
+        let from = host.member();
         let Some(key) = downstream.upstream() else { return };
         if key.step >= ctx.version() && !self.deliveries.contains_key(&key) {
             // The job was dropped, perhaps with its whole stage, and the receiver waits in vain.
@@ -259,7 +268,7 @@ impl Downstream {
             let is_over = !delivery.is_due() && !was_sent && route != Route::Nowhere;
             if is_lost || is_over {
                 // The activation did not arrive, or is long on its way.
-                delivery.accept(from, wanted);
+                delivery.accept(host, wanted);
                 return delivery.send(ctx.now, key, out);
             }
             // The offer may have gone elsewhere since. The receiver occupies room for it all the same,
@@ -268,7 +277,7 @@ impl Downstream {
                 && delivery.next_holder.is_none_or(|holder| holder == from);
             if is_open && delivery.is_due() {
                 next.unblock(key);
-                delivery.accept(from, wanted);
+                delivery.accept(host, wanted);
                 delivery.send(ctx.now, key, out);
             }
         }
@@ -280,11 +289,12 @@ impl Downstream {
     pub(in crate::peer) fn handle_busy(
         &mut self,
         ctx: &Context<'_>,
-        from: Member,
+        from: Listed,
         downstream: ClaimKey,
         service_time: u64,
         out: &mut Out,
     ) {
+        let from = from.member();
         let Some(key) = downstream.upstream() else { return };
         let Some(next) = self.next.get_mut(&key.stage) else { return };
         next.note_service_time(from, service_time);
@@ -303,12 +313,11 @@ impl Downstream {
     pub(in crate::peer) fn handle_redirect(
         &mut self,
         ctx: &Context<'_>,
-        from: Member,
-        downstream: ClaimKey,
+        from: Asked,
         holder: Member,
         out: &mut Out,
     ) {
-        let Some(key) = downstream.upstream() else { return };
+        let (from, key) = (from.member(), from.key());
         let Some(delivery) = self.deliveries.get_mut(&key) else { return };
         let route = delivery.route;
         let on_its_way = route.to() == Some(holder) || route == Route::Nowhere;
@@ -316,7 +325,7 @@ impl Downstream {
             return;
         }
         let next = existing(&mut self.next, key.stage);
-        if !ctx.view.lists(holder) {
+        if Host::of(ctx.view, holder, [key.stage.next()]).is_none() {
             // The holder is gone or not listed yet. The coordinator reports the fate of its claim.
             if route.to() == Some(from) {
                 delivery.route = Route::Blocked { since: ctx.now };
@@ -333,10 +342,11 @@ impl Downstream {
     pub(in crate::peer) fn handle_free(
         &mut self,
         ctx: &Context<'_>,
-        from: Member,
+        from: Listed,
         stage: Stage,
         out: &mut Out,
     ) {
+        let from = from.member();
         let Some(upstream) = stage.0.checked_sub(1).map(Stage) else { return };
         let Some(next) = self.next.get_mut(&upstream) else { return };
         next.set_free(from);

@@ -10,7 +10,8 @@ use shoal_protocol::units::{Bytes, Moment};
 
 use super::job::{Claim, Job, Report};
 use crate::action::{DeviceIndex, Payload, PeerAction};
-use crate::peer::Out;
+use crate::peer::senders::{Asked, Feeder, Listed};
+use crate::peer::{Out, report_unentitled};
 
 /// All jobs, by step, stage and microbatch.
 #[derive(Debug, Default)]
@@ -101,15 +102,30 @@ impl Jobs {
         self.by_key.iter()
     }
 
+    /// The sender of a job's activations; `None` if the job is not here, or took no offer of this member.
+    pub(in crate::peer) fn feeder(
+        &self,
+        from: Listed,
+        key: ClaimKey,
+        out: &mut Out,
+    ) -> Option<Feeder> {
+        let job = self.by_key.get(&key)?;
+        let feeder = Feeder::of(&job.upstream.senders, from, key);
+        if feeder.is_none() {
+            report_unentitled(from.member(), "an activation that was not accepted", out);
+        }
+        feeder
+    }
+
     /// Takes an activation that a job expects. Returns whether a job expects it; otherwise releases it.
     pub(super) fn receive_input(
         &mut self,
         now: Moment,
-        (key, exchange): (ClaimKey, Exchange),
+        (from, exchange): (Feeder, Exchange),
         payload: Payload,
         out: &mut Out,
     ) -> bool {
-        let job = self.by_key.get_mut(&key);
+        let job = self.by_key.get_mut(&from.key());
         if let Some(job) = job
             && job.exchanges.receive_input(exchange, payload).is_ok()
         {
@@ -127,11 +143,11 @@ impl Jobs {
     pub(super) fn receive_gradient(
         &mut self,
         now: Moment,
-        (key, exchange): (ClaimKey, Exchange),
+        (from, exchange): (Asked, Exchange),
         payload: Payload,
         out: &mut Out,
     ) -> bool {
-        let job = self.by_key.get_mut(&key);
+        let job = self.by_key.get_mut(&from.key());
         if let Some(job) = job
             && job.exchanges.receive_gradient(exchange, payload).is_ok()
         {

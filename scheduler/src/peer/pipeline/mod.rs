@@ -31,12 +31,13 @@ use self::compute_queue::{ComputeQueue, Dropped};
 use self::downstream::Downstream;
 use self::job::{Job, Pass};
 use self::jobs::Jobs;
+pub(super) use self::stage::Counted;
 use self::stage::PassTimes;
-pub(super) use self::stage::{Counted, QueuedOffer};
 use self::stages::HostedStages;
 use self::work_request::WorkRequests;
-use super::Out;
 use super::context::Context;
+use super::senders::{Asked, Listed};
+use super::{Out, report_unentitled};
 use crate::action::{DeviceIndex, Payload, PeerAction, PeerEvent, PeerLoad, Task};
 
 /// The hosted stages and the microbatches at them.
@@ -435,30 +436,42 @@ fn more_comes(
 
 /// Answers of the next stage.
 impl Pipeline {
+    /// The member of the next stage that a job was offered to; `None` if the job is not here, or was offered to
+    /// others only.
+    pub(super) fn asked(&self, from: Listed, key: ClaimKey, out: &mut Out) -> Option<Asked> {
+        let asked = self.downstream.asked(from, key);
+        if asked.is_none() && self.jobs.contains(key) {
+            report_unentitled(from.member(), "an answer that was not asked for", out);
+        }
+        asked
+    }
+
     /// The gradient of a stage's output arrived.
     pub(super) fn handle_gradient(
         &mut self,
         ctx: &Context<'_>,
-        from: Member,
-        (key, exchange): (ClaimKey, Exchange),
+        from: Asked,
+        exchange: Exchange,
         payload: Payload,
         out: &mut Out,
     ) {
+        let key = from.key();
         if ctx.is_held_out(key) {
             return out.push(PeerAction::Release(payload.id));
         }
-        if self.jobs.receive_gradient(ctx.now, (key, exchange), payload, out) {
+        if self.jobs.receive_gradient(ctx.now, (from, exchange), payload, out) {
             self.queue_passes(ctx, key);
             let unanswered = self.jobs.existing(key).exchanges.unanswered();
             self.downstream.note_answer(ctx.now, key, unanswered);
         } else {
             self.downstream.cancel_replay(key);
         }
-        self.downstream.note_progress(ctx.now, (from, key, exchange), out);
+        self.downstream.note_progress(ctx.now, (from, exchange), out);
     }
 
     /// A held-out microbatch reached the last stage.
-    pub(super) fn handle_evaluated(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
+    pub(super) fn handle_evaluated(&mut self, ctx: &Context<'_>, from: Asked, out: &mut Out) {
+        let key = from.key();
         if !ctx.is_held_out(key) {
             return;
         }

@@ -47,9 +47,9 @@ pub(in crate::peer) struct Counted {
 
 /// An offer that waits for room.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::peer) struct QueuedOffer {
-    pub(in crate::peer) from: Member,
-    pub(in crate::peer) retry: bool,
+pub(super) struct QueuedOffer {
+    pub(super) from: Member,
+    pub(super) retry: bool,
 }
 
 impl HostedStage {

@@ -12,6 +12,7 @@ use super::job::{Claim, Job, Report};
 use super::stage::QueuedOffer;
 use crate::action::{Payload, PeerAction};
 use crate::peer::context::Context;
+use crate::peer::senders::{Feeder, Host, Listed};
 use crate::peer::{Out, report_invalid};
 
 /// Offers.
@@ -21,10 +22,11 @@ impl Pipeline {
         &mut self,
         ctx: &Context<'_>,
         key: ClaimKey,
-        offer: QueuedOffer,
+        (host, retry): (Host, bool),
         out: &mut Out,
     ) {
-        let from = offer.from;
+        let from = host.member();
+        let offer = QueuedOffer { from, retry };
         if !ctx.is_serving {
             self.add_early_sender(ctx, key.stage, from);
             return self.send_busy(from, key, out);
@@ -50,7 +52,7 @@ impl Pipeline {
             return self.send_busy(from, key, out);
         }
         if self.jobs.contains(key) {
-            return self.handle_repeated_offer(ctx, from, key, out);
+            return self.handle_repeated_offer(ctx, host, key, out);
         }
         if ctx.is_draining && key.step > ctx.version() {
             return self.send_busy(from, key, out);
@@ -98,10 +100,11 @@ impl Pipeline {
     fn handle_repeated_offer(
         &mut self,
         ctx: &Context<'_>,
-        from: Member,
+        host: Host,
         key: ClaimKey,
         out: &mut Out,
     ) {
+        let from = host.member();
         let service_time = self.stages.service_time();
         let job = self.jobs.existing(key);
         if !job.upstream.senders.contains(&from) {
@@ -209,17 +212,16 @@ impl Pipeline {
     pub(in crate::peer) fn handle_activation(
         &mut self,
         ctx: &Context<'_>,
-        from: Member,
-        (key, exchange): (ClaimKey, Exchange),
+        from: Feeder,
+        exchange: Exchange,
         payload: Payload,
         out: &mut Out,
     ) {
-        if self.jobs.receive_input(ctx.now, (key, exchange), payload, out) {
+        let key = from.key();
+        if self.jobs.receive_input(ctx.now, (from, exchange), payload, out) {
             self.queue_passes(ctx, key);
-        } else if let Some(job) = self.jobs.get(key).filter(|job| job.exchanges.are_many())
-            && job.upstream.senders.contains(&from)
-        {
-            job.answer_exchange(from, key, exchange, out);
+        } else if let Some(job) = self.jobs.get(key).filter(|job| job.exchanges.are_many()) {
+            job.answer_exchange(from.member(), key, exchange, out);
         }
     }
 
@@ -227,10 +229,11 @@ impl Pipeline {
     pub(in crate::peer) fn handle_withdrawn(
         &mut self,
         ctx: &Context<'_>,
-        from: Member,
+        from: Listed,
         key: ClaimKey,
         out: &mut Out,
     ) {
+        let from = from.member();
         let Some(hosted) = self.stages.get_mut(key.stage) else { return };
         let place = (key.step, key.microbatch);
         if hosted.offers.get(&place).is_some_and(|offer| offer.from == from) {

@@ -113,7 +113,7 @@ fn a_busy_holder_released_the_claim_and_other_replicas_are_tried() {
 
 #[test]
 fn an_acceptance_of_dropped_work_is_answered_with_a_withdrawal() {
-    let (mut probe, _) = Probe::at(1, |_| {});
+    let (mut probe, _) = Probe::at(0, |_| {});
     let key = key(1, 4);
     let withdrawn = send(2, PeerMessage::Withdrawn { key });
     assert_eq!(

@@ -118,7 +118,8 @@ fn an_activation_that_comes_again_is_answered_from_the_log() {
     assert_eq!(again, [PeerAction::Release(PayloadId(40)), sent(1, gradient(0), 20)]);
     // A peer that offered nothing gets nothing.
     let stranger = probe.tensor(2, activation(0), 41);
-    assert_eq!(stranger, [PeerAction::Release(PayloadId(41))]);
+    assert_eq!(stranger.last(), Some(&PeerAction::Release(PayloadId(41))));
+    assert!(tensors(&stranger).is_empty(), "{stranger:?}");
 }
 
 #[test]

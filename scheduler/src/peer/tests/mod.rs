@@ -3,6 +3,7 @@
 mod downstream;
 mod exchanges;
 mod lifecycle;
+mod senders;
 mod upstream;
 
 use std::collections::BTreeSet;
@@ -26,6 +27,7 @@ use super::{Peer, PeerConfig, PeerLimits};
 use crate::action::{
     DeviceIndex, Payload, PayloadId, PeerAction, PeerEvent, PeerInput, Task, TaskResult,
 };
+use crate::office::InOffice;
 use crate::router::Routing;
 use crate::sim::Scenario;
 
@@ -149,7 +151,8 @@ impl Probe {
     }
 
     fn receive_from_coordinator(&mut self, message: FromCoordinator) -> Vec<PeerAction> {
-        self.input(PeerInput::FromCoordinator { from: member(COORDINATOR), message })
+        let from = InOffice::unchecked(member(COORDINATOR));
+        self.input(PeerInput::FromCoordinator { from, message })
     }
 
     fn receive_from(&mut self, from: u8, message: PeerMessage) -> Vec<PeerAction> {

@@ -15,6 +15,7 @@ use super::event::{Cargo, Event};
 use super::log::Seat;
 use super::peer_index::{index_of, peer_id, place_of};
 use super::queue::EventQueue;
+use crate::office::{InOffice, Office};
 use crate::peer::{Peer, PeerConfig};
 use crate::router::Routing;
 use crate::sim::engine::Engine;
@@ -37,10 +38,11 @@ pub(super) struct Node {
     pub(super) finished: bool,
     pub(super) me: Member,
     era: Era,
-    /// The newest coordinator's term that it knows.
-    term: Term,
+    office: Office,
     /// The coordinator that it believes in.
     pub(super) coordinator: Option<Member>,
+    /// The peer that it sent its last report to.
+    asked: Option<PeerId>,
     /// The coordinator instance on this peer.
     pub(super) seat: Option<Seat>,
     pub(super) alive: bool,
@@ -92,8 +94,9 @@ impl Node {
             finished: false,
             me,
             era: Era(0),
-            term: Term(0),
+            office: Office::default(),
             coordinator: None,
+            asked: None,
             seat: None,
             alive: true,
             paused: Moment::default(),
@@ -112,9 +115,7 @@ impl Node {
     ) -> bool {
         let any_era = deviations.omits(Omit::Eras);
         match cargo {
-            Cargo::FromCoordinator(_) => {
-                (era >= self.era || any_era) && (term >= self.term || deviations.omits(Omit::Terms))
-            }
+            Cargo::FromCoordinator(_) => era >= self.era || any_era,
             Cargo::PeerMessage(_) => era == self.era || any_era,
             Cargo::ToCoordinator(message) => self
                 .seat
@@ -124,11 +125,41 @@ impl Node {
         }
     }
 
-    /// Follows the coordinator that sent a message.
-    pub(super) fn follow(&mut self, coordinator: Member, (era, term): (Era, Term)) {
+    /// Follows the coordinator that sent a message; `None` if its sender does not hold the office.
+    pub(super) fn follow(
+        &mut self,
+        from: Member,
+        (era, term): (Era, Term),
+        deviations: &Deviations,
+    ) -> Option<InOffice> {
+        let admitted = self.office.admit(from, term, self.asked);
+        let unchecked = deviations.omits(Omit::Terms).then(|| InOffice::unchecked(from));
+        let coordinator = admitted.or(unchecked)?;
         self.era = era;
-        self.term = term.max(self.term);
-        self.coordinator = Some(coordinator);
+        self.coordinator = Some(from);
+        Some(coordinator)
+    }
+
+    /// Sends its next reports to this peer.
+    pub(super) fn ask(&mut self, coordinator: Member) {
+        self.asked = Some(coordinator.peer);
+    }
+
+    /// Follows another peer's word on who the coordinator is.
+    pub(super) fn redirect(&mut self, from: Member, coordinator: Member) {
+        if self.office.may_redirect(from.peer, self.asked) {
+            self.coordinator = Some(coordinator);
+            self.ask(coordinator);
+        }
+    }
+
+    /// Notes which members may be elected.
+    pub(super) fn note_anchors(&mut self) {
+        for record in &self.peer.view().members {
+            if record.duties.anchor {
+                self.office.add_anchor(record.member.peer);
+            }
+        }
     }
 
     /// The era and term of data that it sends.
@@ -137,7 +168,7 @@ impl Node {
             (Cargo::FromCoordinator(_), Some(seat)) => {
                 (seat.coordinator.era(), seat.coordinator.term())
             }
-            _ => (self.era, self.term),
+            _ => (self.era, self.office.term()),
         }
     }
 

@@ -258,16 +258,19 @@ impl<'a> Swarm<'a> {
                 return self.archive(index, version, stages.len(), oldest);
             }
             // Without this rule views differ from the log.
-            PeerEvent::View if !self.deviations.omits(Omit::Readiness) => {
-                return self.observation.viewed(me, self.nodes[index].peer.view());
+            PeerEvent::View => {
+                self.nodes[index].note_anchors();
+                if !self.deviations.omits(Omit::Readiness) {
+                    return self.observation.viewed(me, self.nodes[index].peer.view());
+                }
             }
-            PeerEvent::View
-            | PeerEvent::Applied { .. }
+            PeerEvent::Applied { .. }
             | PeerEvent::Serving { .. }
             | PeerEvent::Rewound { .. }
             | PeerEvent::ResultLost { .. }
             | PeerEvent::MoveBegun { .. }
             | PeerEvent::MoveCancelled { .. }
+            | PeerEvent::Unentitled { .. }
             | PeerEvent::Counted { .. } => {}
         }
         Ok(())
@@ -312,11 +315,14 @@ impl<'a> Swarm<'a> {
         }
         match cargo {
             Cargo::CoordinatorMoved(coordinator) => {
-                self.nodes[index].coordinator = Some(coordinator);
+                self.nodes[index].redirect(from, coordinator);
                 Ok(())
             }
             Cargo::FromCoordinator(mut message) => {
-                self.nodes[index].follow(from, era_and_term);
+                let node = &mut self.nodes[index];
+                let Some(from) = node.follow(from, era_and_term, &self.deviations) else {
+                    return Ok(());
+                };
                 if !self.deviations.rules.sent_to_member(to, &mut message) {
                     return Ok(());
                 }
@@ -358,6 +364,7 @@ impl<'a> Swarm<'a> {
         let coordinator =
             node.coordinator.filter(|coordinator| !node.known_dead.contains(coordinator));
         if let Some(to) = coordinator.or_else(|| self.leader()) {
+            self.nodes[index_of(me)].ask(to);
             self.send(me, to, Cargo::ToCoordinator(message));
         }
     }

@@ -9,10 +9,15 @@ use shoal_protocol::units::Bytes;
 
 use crate::action::{Payload, PeerAction};
 use crate::peer::Out;
+use crate::round::AHEAD;
 
 /// Pieces that are kept before the close of their step arrives. The coordinator's messages and the other
 /// members' pieces travel on different connections.
 const EARLY_PIECES: usize = limits::MEMBERS;
+
+/// Those of one member, and of all senders that the view does not list at these weights: the view that does may
+/// arrive later.
+const OF_ONE: usize = 4 * AHEAD as usize;
 
 /// A piece of a round: its sender, what it is, and its payload.
 pub(in crate::peer) type Piece = (Member, TensorTag, Payload);
@@ -36,22 +41,31 @@ impl EarlyPieces {
         self.results
     }
 
-    /// Keeps a piece: sums up to so many bytes of one sender, results up to so many in all. Returns whether
-    /// it does; otherwise releases the piece.
+    /// Keeps a piece: sums up to so many bytes of one sender, results up to so many in all. Senders that host none
+    /// of these weights count as one together. Returns whether it keeps the piece; otherwise releases it.
     pub(super) fn keep(
         &mut self,
         (from, tag, payload): Piece,
+        is_host: impl Fn(Member) -> bool,
         (of_sender, in_all): (Bytes, Bytes),
         out: &mut Out,
     ) -> bool {
-        self.drop_older(&tag, out);
-        let fits = if is_result(&tag) {
+        let hosts = is_host(from);
+        if hosts {
+            self.drop_older(&tag, out);
+        }
+        let of_same = |sender: Member| sender == from || !hosts && !is_host(sender);
+        let alike = |(sender, other, _): &&Piece| {
+            of_same(*sender) && (!hosts || is_result(other) == is_result(&tag))
+        };
+        let count = self.pieces.iter().filter(alike).count();
+        let held: Bytes = self.pieces.iter().filter(alike).map(|piece| piece.2.size).sum();
+        let fits = if hosts && is_result(&tag) {
             self.results + payload.size <= in_all
         } else {
-            let alike = |(sender, tag, _): &&_| *sender == from && !is_result(tag);
-            let held: Bytes = self.pieces.iter().filter(alike).map(|piece| piece.2.size).sum();
-            held + payload.size <= of_sender
+            count < OF_ONE && held + payload.size <= of_sender
         };
+        let fits = fits && (!is_result(&tag) || self.results + payload.size <= in_all);
         if self.pieces.len() >= EARLY_PIECES || !fits {
             out.push(PeerAction::Release(payload.id));
             return false;

@@ -24,8 +24,9 @@ use crate::peer::config::PeerConfig;
 use crate::peer::context::Context;
 use crate::peer::links::LinkEstimates;
 use crate::peer::pipeline::Counted;
+use crate::peer::senders::Host;
 use crate::peer::weights::step_queue::Close;
-use crate::peer::{Out, report_invalid};
+use crate::peer::{Out, report_invalid, report_unentitled};
 use crate::round::{
     AHEAD, Layout, Reduction, ahead, is_next, most_ahead, packed, piece_bytes, place_in,
 };
@@ -245,9 +246,15 @@ impl Rounds {
             return Received::Done;
         }
         let from = piece.0;
+        let stages = || ctx.config.manifest.stages_of(id.weights);
+        let is_host = |member| Host::of(ctx.view, member, stages()).is_some();
         let left = ctx.config.limits.heard - self.result_bytes();
         let most = (largest_early(ctx.config), self.early.results() + left);
-        if self.early.keep(piece, most, out) {
+        if self.early.keep(piece, is_host, most, out) {
+            return Received::Done;
+        }
+        if !is_host(from) {
+            report_unentitled(from, "a piece of a round", out);
             return Received::Done;
         }
         // No member waits for a listener, which can start over.
