@@ -110,6 +110,7 @@ impl Link {
                 }
             }
         };
+        transport.set_members([other]);
         Ok(Self { transport, events, other, early: VecDeque::new() })
     }
 

@@ -28,6 +28,15 @@ pub const SEND_QUEUE: Bytes = Bytes::mebi(32);
 /// incomplete tensors never block the reading of a complete one that would wait for them.
 pub const RECEIVE_ROOM: Bytes = Bytes(4 * SEND_QUEUE.0);
 
+/// Tensors of all peers that are no members, complete or not: those of a member that this peer has yet to hear of.
+pub const GUEST_ROOM: Bytes = Bytes::mebi(1);
+
+/// Control messages queued for all peers that are no members.
+pub const GUEST_QUEUE_BYTES: Bytes = Bytes::mebi(16);
+
+/// A message with tensors of which no part arrives for this long is given up, and its connection with it.
+pub const TENSOR_SILENCE: Duration = Duration::from_secs(40);
+
 /// Control messages queued for one peer; above it the connection counts as stuck and is closed.
 pub const CONTROL_QUEUE: usize = 4096;
 

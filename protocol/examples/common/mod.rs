@@ -1,5 +1,6 @@
 //! Functions shared by the measuring programs.
 
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,10 +29,19 @@ pub(crate) async fn take_until_input_ends(
     transport: &Transport,
     mut events: mpsc::Receiver<TransportEvent>,
 ) {
+    let mut members = BTreeSet::new();
     let mut input = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
     loop {
         tokio::select! {
-            event = events.recv() => if event.is_none() { break },
+            event = events.recv() => match event {
+                // Only members have room for large tensors.
+                Some(TransportEvent::Connected { member, .. }) => {
+                    members.insert(member.peer);
+                    transport.set_members(members.iter().copied());
+                }
+                Some(_) => {}
+                None => break,
+            },
             _ = &mut input => break,
         }
     }

@@ -1,8 +1,8 @@
-//! Limits of simultaneous handshakes, in all and per host. A flood of handshakes leaves room for
-//! other hosts, and costs connected peers little.
+//! Limits of simultaneous handshakes, in all and per network. A flood of handshakes leaves room for
+//! other networks, and costs connected peers little.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
@@ -15,8 +15,8 @@ const GRACE: Duration = Duration::from_secs(2);
 pub(super) struct ConnectionLimits {
     /// Handshakes in all.
     pub(super) all: usize,
-    /// Handshakes per host.
-    pub(super) host: usize,
+    /// Handshakes per network.
+    pub(super) network: usize,
 }
 
 /// The running handshakes.
@@ -30,7 +30,7 @@ pub(super) struct ConnectionLimiter {
 
 #[derive(Debug)]
 struct Greeting {
-    host: IpAddr,
+    network: IpAddr,
     since: Instant,
     /// Cancelled to make room for another.
     ended: CancellationToken,
@@ -60,10 +60,10 @@ impl ConnectionLimiter {
     /// Adds a handshake. If a limit is reached, the oldest handshake under that limit is cancelled,
     /// provided that it has exceeded its grace time.
     pub(super) fn enter(&mut self, address: IpAddr, now: Instant) -> Result<Place, Full> {
-        let host = host_of(address);
-        let alike = self.running.values().filter(|greeting| greeting.host == host).count();
-        let slowest = if alike >= self.limits.host {
-            Some(self.running.iter().find(|(_, greeting)| greeting.host == host))
+        let network = network_of(address);
+        let alike = self.running.values().filter(|greeting| greeting.network == network).count();
+        let slowest = if alike >= self.limits.network {
+            Some(self.running.iter().find(|(_, greeting)| greeting.network == network))
         } else if self.running.len() >= self.limits.all {
             Some(self.running.first_key_value())
         } else {
@@ -78,7 +78,7 @@ impl ConnectionLimiter {
         }
         self.count += 1;
         let ended = CancellationToken::new();
-        let greeting = Greeting { host, since: now, ended: ended.clone() };
+        let greeting = Greeting { network, since: now, ended: ended.clone() };
         self.running.insert(self.count, greeting);
         Ok(Place { number: self.count, ended })
     }
@@ -89,12 +89,20 @@ impl ConnectionLimiter {
     }
 }
 
-/// The unit of the per-host limit: an IPv4 address or an IPv6 /64 network, since a host usually has
-/// a whole /64.
+/// One host: an IPv4 address, or an IPv6 /64 network, since a host usually has a whole one.
 pub(super) fn host_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
+        IpAddr::V4(four) => four.into(),
+        six => network_of(six),
+    }
+}
+
+/// The unit of the limit per network: an IPv4 /24 or an IPv6 /64 network, the least that one who rents addresses
+/// usually gets together.
+pub(super) fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
         IpAddr::V6(six) => Ipv6Addr::from_bits(six.to_bits() & (u128::from(u64::MAX) << 64)).into(),
-        four => four,
+        IpAddr::V4(four) => Ipv4Addr::from_bits(four.to_bits() & (u32::MAX << 8)).into(),
     }
 }
 
@@ -103,13 +111,13 @@ mod tests {
     use super::*;
 
     fn host(number: u8) -> IpAddr {
-        [192, 0, 2, number].into()
+        [192, 0, number, 1].into()
     }
 
     #[test]
-    fn one_host_cannot_use_up_the_limit() {
+    fn one_network_cannot_use_up_the_limit() {
         let now = Instant::now();
-        let mut connection_limits = ConnectionLimiter::new(ConnectionLimits { all: 4, host: 2 });
+        let mut connection_limits = ConnectionLimiter::new(ConnectionLimits { all: 4, network: 2 });
         let first = connection_limits.enter(host(1), now).expect("room");
         connection_limits.enter(host(1), now).expect("room");
         assert_eq!(connection_limits.enter(host(1), now).err(), Some(Full));
@@ -124,7 +132,7 @@ mod tests {
     #[test]
     fn a_slow_handshake_makes_room_for_a_new_one() {
         let begun = Instant::now();
-        let mut connection_limits = ConnectionLimiter::new(ConnectionLimits { all: 2, host: 2 });
+        let mut connection_limits = ConnectionLimiter::new(ConnectionLimits { all: 2, network: 2 });
         let slow = connection_limits.enter(host(1), begun).expect("room");
         connection_limits.enter(host(2), begun).expect("room");
         assert!(connection_limits.enter(host(3), begun + GRACE).is_err());
@@ -132,7 +140,7 @@ mod tests {
         let new = connection_limits.enter(host(3), late).expect("the slowest was cancelled");
         assert!(slow.ended.is_cancelled() && !new.ended.is_cancelled());
         // The limit of one host cancels a handshake of that host only.
-        let mut connection_limits = ConnectionLimiter::new(ConnectionLimits { all: 9, host: 1 });
+        let mut connection_limits = ConnectionLimiter::new(ConnectionLimits { all: 9, network: 1 });
         let other = connection_limits.enter(host(1), begun).expect("room");
         let own = connection_limits.enter(host(2), begun).expect("room");
         connection_limits.enter(host(2), late).expect("its own slowest was cancelled");
@@ -140,10 +148,14 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_one_ipv6_network_are_one_host() {
-        let address = |text: &str| host_of(text.parse().expect("an address"));
+    fn addresses_of_one_network_count_together() {
+        let address = |text: &str| network_of(text.parse().expect("an address"));
         assert_eq!(address("2001:db8::1"), address("2001:db8::ffff:1"));
         assert_ne!(address("2001:db8::1"), address("2001:db8:0:1::1"));
-        assert_eq!(address("::ffff:192.0.2.1"), host(1));
+        assert_eq!(address("::ffff:192.0.2.1"), address("192.0.2.200"));
+        assert_ne!(address("192.0.2.1"), address("192.0.3.1"));
+        let hosts = ["::ffff:192.0.2.1", "192.0.2.1", "192.0.2.2"];
+        let [one, same, other] = hosts.map(|text| host_of(text.parse().expect("an address")));
+        assert!(one == same && one != other);
     }
 }

@@ -17,7 +17,7 @@ use super::address::socket_address;
 use crate::net::admission::{Gate, Reason};
 use crate::net::connection_limits::{ConnectionLimiter, ConnectionLimits};
 
-const LIMITS: ConnectionLimits = ConnectionLimits { all: 128, host: 48 };
+const LIMITS: ConnectionLimits = ConnectionLimits { all: 128, network: 48 };
 
 /// The connection limits as a libp2p behaviour.
 pub(super) struct HandshakeLimit {

@@ -9,6 +9,7 @@ use tokio::time::timeout;
 
 use super::Shared;
 use super::error::Refusal;
+use super::guests::NoPlace;
 use super::handshake::{self, Hello, Reply, Unreadable};
 use super::link::CloseCode;
 use super::peer::{CROSSING, PeerGreeting, Session, Verdict};
@@ -20,7 +21,7 @@ use crate::net::admission::{Denied, Pass, Reason, Signed, UnixTime};
 use crate::net::connection_limits::{ConnectionLimiter, ConnectionLimits};
 
 /// Maximum number of simultaneous handshakes.
-const HANDSHAKES: ConnectionLimits = ConnectionLimits { all: 128, host: 64 };
+const HANDSHAKES: ConnectionLimits = ConnectionLimits { all: 128, network: 64 };
 
 /// From this number of handshakes on, a dialler must prove its address by a QUIC retry before it
 /// takes a place. The retry costs it one round trip, and stops senders with forged addresses.
@@ -154,6 +155,11 @@ async fn settle(
         return Err(Refusal::OtherRun { ours: ours.id, theirs: theirs.id });
     }
     let certificate = admit(shared, hello, id).await?;
+    let is_member = |peer| shared.relay.is_member(peer);
+    if !is_member(id) {
+        let entered = shared.guests.enter(id, &session.connection, Instant::now(), is_member);
+        entered.map_err(|NoPlace| Refusal::Full)?;
+    }
     let peer = shared.peer(id).ok_or(Refusal::Full)?;
     let mut state = peer.state.subscribe();
     let mut crossing_over = false;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use quinn::congestion::{BbrConfig, ControllerFactory, CubicConfig};
 use quinn::crypto::{CryptoError, HmacKey};
 use quinn::{
-    Endpoint, EndpointConfig, MtuDiscoveryConfig, Runtime, ServerConfig, TokioRuntime,
+    Connection, Endpoint, EndpointConfig, MtuDiscoveryConfig, Runtime, ServerConfig, TokioRuntime,
     TransportConfig, VarInt,
 };
 use quinn_proto::HashedConnectionIdGenerator;
@@ -16,6 +16,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::class::{QUEUES, TENSOR_STREAMS};
 use super::congestion::TolerantConfig;
 use super::error::TransportError;
+use super::guests;
 use super::reachability::socket::{ProbeSocket, Probes};
 use super::relay::Relay;
 use super::sending::LANES;
@@ -161,6 +162,25 @@ impl HmacKey for ResetKey {
         let signature = blake3::Hash::from_slice(signature).map_err(|_| CryptoError)?;
         if blake3::keyed_hash(&self.0, data) == signature { Ok(()) } else { Err(CryptoError) }
     }
+}
+
+/// The parameters of connections that others dial, who are guests until they are known to be members.
+pub(super) fn of_guests(mut config: TransportConfig) -> TransportConfig {
+    config
+        .receive_window(VarInt::from_u32(guests::WINDOW))
+        .max_concurrent_uni_streams(VarInt::from_u32(guests::STREAMS));
+    config
+}
+
+/// Gives a connection the room of a member.
+pub(super) fn entitle(connection: &Connection) {
+    connection.set_receive_window(VarInt::from_u32(CONNECTION_WINDOW));
+    connection.set_max_concurrent_uni_streams(VarInt::from_u32(UNI_STREAMS as u32));
+}
+
+/// Leaves a connection the room of a guest.
+pub(super) fn restrict(connection: &Connection) {
+    connection.set_receive_window(VarInt::from_u32(guests::WINDOW));
 }
 
 /// The parameters of relayed connections, which carry no relayed packets themselves.

@@ -40,12 +40,14 @@ impl Endpoints {
         }
         let tls = Tls::new(identity)?;
         let direct_config = Arc::new(endpoint::quic(congestion));
+        let accepted = Arc::new(endpoint::of_guests(endpoint::quic(congestion)));
         let direct = listen
             .iter()
-            .map(|&address| endpoint::bind(address, identity, &tls, &direct_config, probes))
+            .map(|&address| endpoint::bind(address, identity, &tls, &accepted, probes))
             .collect::<Result<Vec<_>, _>>()?;
         let relayed_config = Arc::new(endpoint::relayed(congestion));
-        let relayed = endpoint::over(relay.clone(), identity, &tls, &relayed_config)?;
+        let accepted = Arc::new(endpoint::of_guests(endpoint::relayed(congestion)));
+        let relayed = endpoint::over(relay.clone(), identity, &tls, &accepted)?;
         Ok(Self { tls, direct, direct_config, relayed, relayed_config })
     }
 

@@ -270,6 +270,9 @@ pub enum Violation {
     /// A tensor's header or body is wrong.
     #[error(transparent)]
     Frame(#[from] FrameError),
+    /// No part of an incomplete message arrived for long.
+    #[error("no part of a tensor message arrived for {} s", limits::TENSOR_SILENCE.as_secs())]
+    TensorSilent,
     /// The stream ended within a tensor message.
     #[error("a tensor message was truncated")]
     TensorCutShort,

@@ -11,7 +11,7 @@ use futures::stream::FuturesUnordered;
 use quinn::{ConnectionError, RecvStream, SendStream, VarInt};
 use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{timeout, timeout_at};
+use tokio::time::{MissedTickBehavior, timeout, timeout_at};
 
 use super::class::Class;
 use super::dial::{self, Backoff};
@@ -24,7 +24,8 @@ use super::request::Kind as RequestKind;
 use super::send_queue::{MessageNumber, TensorJob};
 use super::sending::{self, LANES};
 use super::traffic::Kind;
-use super::{Shared, control, tensor};
+use super::{Shared, control, endpoint, tensor};
+use crate::limits;
 
 /// Time limit for the other end to receive the queued messages on close.
 const FLUSH: Duration = Duration::from_secs(5);
@@ -36,6 +37,9 @@ const SEEK_EVERY: Duration = Duration::from_secs(60);
 /// Long enough for two retransmissions of a lost packet, which QUIC sends after one and two more
 /// seconds.
 const TURN: Duration = Duration::from_secs(4);
+
+/// Looks at the incomplete messages of a connection before those that were silent throughout are given up.
+const LOOKS: u32 = 4;
 
 /// The reason of a close, as sent to the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,10 +112,13 @@ async fn next_session(shared: &Shared, peer: &Peer) -> Option<Arc<Session>> {
         if let Some(session) = peer.current() {
             return Some(session);
         }
+        if peer.is_retired() {
+            return None;
+        }
         state.mark_unchanged();
         tokio::select! {
             () = shared.lifecycle.closing() => return None,
-            _ = state.wait_for(|state| state.current.is_some()) => continue,
+            _ = state.changed() => continue,
             () = peer.send_queue.filled() => {}
         }
         let addresses = peer.state.borrow().addresses.clone();
@@ -159,6 +166,9 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
         return DisconnectReason::Lost("the answer to the hello could not be sent".to_owned());
     };
     let context = Context { shared: shared.clone(), peer: peer.clone(), session: session.clone() };
+    if shared.relay.is_member(peer.id) {
+        endpoint::entitle(&session.connection);
+    }
     peer.send_queue.connected();
     peer.rate().connection_lost();
     peer.file_rate().connection_lost();
@@ -402,6 +412,8 @@ async fn read_control(context: Context, mut stream: RecvStream) -> DisconnectRea
 async fn read_tensors(context: Context) -> DisconnectReason {
     let reassembly = Arc::new(Reassembly::new());
     let mut streams = JoinSet::new();
+    let mut looks = tokio::time::interval(limits::TENSOR_SILENCE / LOOKS);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             // Finished streams first, so that they do not accumulate.
@@ -422,6 +434,12 @@ async fn read_tensors(context: Context) -> DisconnectReason {
                     return reason_of(&error);
                 }
             },
+            _ = looks.tick() => {
+                let member = context.shared.relay.is_member(context.peer.id);
+                if let Some(silent) = reassembly.look(LOOKS, member) {
+                    return silent.into();
+                }
+            }
         }
     }
 }
@@ -432,8 +450,10 @@ async fn read_tensor(
     mut stream: RecvStream,
     reassembly: Arc<Reassembly>,
 ) -> ControlFlow<DisconnectReason> {
-    let largest = context.shared.local.largest_message();
-    let received = match reassembly.read(&mut stream, largest.0).await {
+    let Context { shared, peer, .. } = &context;
+    let guests = (!shared.relay.is_member(peer.id)).then(|| shared.guests.room());
+    let largest = shared.local.largest_message();
+    let received = match reassembly.read(&mut stream, largest.0, guests).await {
         Ok(Some(received)) => received,
         Err(ReadFailure::Violation(violation)) => return ControlFlow::Break(violation.into()),
         // Further parts of the message are in flight, or were lost with the connection.

@@ -34,6 +34,7 @@ mod fetch;
 mod file_piece;
 mod file_server;
 mod file_transfer;
+mod guests;
 mod handshake;
 mod lifecycle;
 mod link;
@@ -88,6 +89,7 @@ use crate::units;
 use endpoints::Endpoints;
 use fetch::Wanted;
 use file_server::FileServer;
+use guests::Guests;
 use lifecycle::Lifecycle;
 use local::LocalPeer;
 use peer::Peer;
@@ -140,6 +142,7 @@ pub(crate) struct Shared {
     gate: Gate,
     endpoints: Endpoints,
     relay: Arc<Relay>,
+    guests: Guests,
     reachability: Reachability,
     counters: Counters,
     upload_limit: UploadLimit,
@@ -151,7 +154,22 @@ pub(crate) struct Shared {
 impl Shared {
     /// The peer of this id, with its link running; `None` if there are too many peers.
     fn peer(self: &Arc<Self>, id: PeerId) -> Option<Arc<Peer>> {
-        self.peers.get_or_insert(id, |peer| self.lifecycle.spawn(link::run(self.clone(), peer)))
+        let members = (self.relay.members(), |peer| self.relay.is_member(peer));
+        let start = |peer| self.lifecycle.spawn(link::run(self.clone(), peer));
+        self.peers.get_or_insert(id, members, start)
+    }
+}
+
+impl Shared {
+    /// Whether a control message may be queued for a peer: guests that do not read share little room.
+    fn has_control_room(&self, peer: &Peer, bytes: usize) -> bool {
+        let queued = peer.send_queue.control_bytes() + bytes;
+        if queued <= limits::CONTROL_MESSAGE.0 as usize || self.relay.is_member(peer.id) {
+            return true;
+        }
+        let guests = self.peers.all().into_iter().filter(|other| !self.relay.is_member(other.id));
+        let all: usize = guests.map(|guest| guest.send_queue.control_bytes()).sum();
+        (all + bytes) as u64 <= limits::GUEST_QUEUE_BYTES.0
     }
 }
 
@@ -175,6 +193,7 @@ impl Transport {
             gate: config.gate,
             endpoints,
             relay,
+            guests: Guests::new(),
             reachability,
             counters: Counters::default(),
             upload_limit: UploadLimit::default(),
@@ -227,9 +246,17 @@ impl Transport {
     }
 
     /// Sets the members of the run. The transport relays packets between members that cannot reach
-    /// each other, and uses members as relays where it cannot reach a peer directly.
+    /// each other, and uses members as relays where it cannot reach a peer directly. Only members have
+    /// room for tensors: all other peers share [`limits::GUEST_ROOM`].
     pub fn set_members(&self, members: impl IntoIterator<Item = PeerId>) {
-        self.shared.relay.set_members(members.into_iter().collect());
+        let shared = &self.shared;
+        let (came, went) = shared.relay.set_members(members.into_iter().collect());
+        for session in came.into_iter().filter_map(|peer| shared.peers.session(peer)) {
+            endpoint::entitle(&session.connection);
+        }
+        for session in went.into_iter().filter_map(|peer| shared.peers.session(peer)) {
+            endpoint::restrict(&session.connection);
+        }
     }
 
     /// Connects to a peer at one of these addresses with a single attempt, and returns its
@@ -269,6 +296,10 @@ impl Transport {
     pub fn send_control(&self, peer: PeerId, message: Vec<u8>) -> Result<(), SendError> {
         check_size("a control message", message.len(), limits::CONTROL_MESSAGE)?;
         let peer = self.recipient(peer)?;
+        if !self.shared.has_control_room(&peer, message.len()) {
+            peer.send_queue.overflow();
+            return Err(SendError::QueueFull { peer: peer.id });
+        }
         if peer.send_queue.push_control(message.into()) {
             Ok(())
         } else {

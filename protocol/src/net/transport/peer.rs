@@ -148,6 +148,8 @@ pub(super) struct State {
     lost: Option<u64>,
     /// Whether the link task has ended.
     has_link_ended: bool,
+    /// Whether the table of peers has forgotten it: no connection is made any more.
+    is_retired: bool,
 }
 
 impl State {
@@ -224,6 +226,23 @@ impl Peer {
         });
     }
 
+    /// Retires the peer if nothing is connected, dialled or queued: its link ends. Returns whether it did.
+    pub(super) fn retire_if_idle(&self) -> bool {
+        let queued = !self.send_queue.is_empty();
+        let mut retired = false;
+        self.state.send_if_modified(|state| {
+            retired = !queued && state.current.is_none() && state.dial == Dial::None;
+            state.is_retired |= retired;
+            retired
+        });
+        retired
+    }
+
+    /// Whether it was retired.
+    pub(super) fn is_retired(&self) -> bool {
+        self.state.borrow().is_retired
+    }
+
     /// The current connection, if it has not ended.
     pub(super) fn session(&self) -> Option<Arc<Session>> {
         self.state.borrow().open().cloned()
@@ -250,6 +269,10 @@ impl Peer {
     ) -> Verdict {
         let mut verdict = Verdict::Accepted;
         self.state.send_if_modified(|state| {
+            if state.is_retired {
+                verdict = Verdict::Refused(Refusal::Full);
+                return false;
+            }
             let better = |current: &&Arc<Session>| !current.is_relayed() || session.is_relayed();
             let current = state.open().filter(better);
             let current = current.map(|current| (current.dialled, current.number));
@@ -275,6 +298,10 @@ impl Peer {
     pub(super) fn adopt(&self, session: Arc<Session>) -> Result<Arc<Session>, ConnectError> {
         let mut result = Ok(session.clone());
         self.state.send_if_modified(|state| {
+            if state.is_retired {
+                result = Err(ConnectError::TooManyPeers);
+                return false;
+            }
             let found = session.member.incarnation;
             if let Some(newest) = state.newest.filter(|newest| found < *newest) {
                 result = Err(ConnectError::OldIncarnation { found, newest });

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Bytes, BytesMut};
@@ -52,21 +53,28 @@ pub(super) struct Reassembly {
     /// Messages of which some part has arrived. Each has room for all of it, or a stream that waits
     /// for room.
     messages: Mutex<BTreeMap<u64, Arc<Message>>>,
+    /// Bytes that arrived, of all messages.
+    arrived: AtomicU64,
+    /// Those at the last look.
+    seen: AtomicU64,
 }
 
 impl Reassembly {
     pub(super) fn new() -> Self {
         let room = Arc::new(Semaphore::new(limits::RECEIVE_ROOM.0 as usize));
-        Self { room, messages: Mutex::default() }
+        let (arrived, seen) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { room, messages: Mutex::default(), arrived, seen }
     }
 
     /// Reads a part; returns the message if it is complete. Bodies are read only once there is room
     /// for all of them, and never if they exceed `largest` bytes. Dropping the result frees the
     /// room.
+    /// `guests` is the room that a guest shares with all others: what does not fit there is lost.
     pub(super) async fn read(
         &self,
         stream: &mut RecvStream,
         largest: u64,
+        guests: Option<&Arc<Semaphore>>,
     ) -> Result<Option<Received>, ReadFailure> {
         let mut prefix = [0; PREFIX];
         exact(stream, &mut prefix).await?;
@@ -74,13 +82,35 @@ impl Reassembly {
         let mut head = vec![0; prefix.head()];
         exact(stream, &mut head).await?;
         let message = self.message(prefix, head, largest)?;
-        let read = message.read(stream, prefix.part as usize, &self.room).await;
+        let too_large = guests.is_some() && message.bytes() > limits::GUEST_ROOM.0;
+        let read = match too_large {
+            true => Err(ReadFailure::Lost),
+            false => {
+                let room = guests.unwrap_or(&self.room);
+                message.read(stream, prefix.part as usize, room, &self.arrived).await
+            }
+        };
         if !matches!(read, Ok(None)) {
             // The message is complete, or never will be.
             self.lock().remove(&prefix.message);
         }
         let Some(bodies) = read? else { return Ok(None) };
         message.received(prefix, bodies).map(Some)
+    }
+
+    /// Looks for messages that began and of which nothing arrived since that many looks. A member's are silent only
+    /// if nothing else of it arrived either: on a slow link, one message waits for another.
+    pub(super) fn look(&self, looks: u32, is_member: bool) -> Option<Violation> {
+        let arrived = self.arrived.load(Ordering::Relaxed);
+        let others = arrived != self.seen.swap(arrived, Ordering::Relaxed);
+        let mut silent = false;
+        for message in self.lock().values().filter(|message| message.bodies.initialized()) {
+            let moved = message.moved.swap(false, Ordering::Relaxed) || is_member && others;
+            let looked = if moved { 0 } else { message.looks.load(Ordering::Relaxed) + 1 };
+            message.looks.store(looked, Ordering::Relaxed);
+            silent |= looked >= looks;
+        }
+        silent.then_some(Violation::TensorSilent)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Message>>> {
@@ -122,6 +152,9 @@ struct Message {
     lengths: Vec<usize>,
     parts: usize,
     bodies: OnceCell<Mutex<Bodies>>,
+    /// Whether bytes arrived since the last look, and the looks since they did.
+    moved: AtomicBool,
+    looks: AtomicU32,
 }
 
 /// A destination of data: the tensor, the range of its bytes, and the buffer.
@@ -150,7 +183,13 @@ type Whole = (Vec<Bytes>, OwnedSemaphorePermit);
 
 impl Message {
     fn new(head: Vec<u8>, lengths: Vec<usize>, parts: usize) -> Self {
-        Self { head, lengths, parts, bodies: OnceCell::new() }
+        let (moved, looks) = (AtomicBool::new(true), AtomicU32::new(0));
+        Self { head, lengths, parts, bodies: OnceCell::new(), moved, looks }
+    }
+
+    /// Bytes of tag, headers and bodies.
+    fn bytes(&self) -> u64 {
+        (self.head.len() + self.lengths.iter().sum::<usize>()) as u64
     }
 
     /// Reads a part once there is room; returns the bodies once all parts are complete.
@@ -159,10 +198,15 @@ impl Message {
         stream: &mut RecvStream,
         part: usize,
         room: &Arc<Semaphore>,
+        arrived: &AtomicU64,
     ) -> Result<Option<Whole>, ReadFailure> {
         let mut segments = self.take(part, room).await?;
         for segment in &mut segments {
-            body(stream, segment).await?;
+            body(stream, segment, |bytes| {
+                self.moved.store(true, Ordering::Relaxed);
+                arrived.fetch_add(bytes as u64, Ordering::Relaxed);
+            })
+            .await?;
         }
         match stream.read(&mut [0]).await {
             Ok(None) => self.put(part, segments),
@@ -184,8 +228,7 @@ impl Message {
     }
 
     async fn bodies(&self, room: &Arc<Semaphore>) -> Result<Mutex<Bodies>, ReadFailure> {
-        let bytes = (self.head.len() + self.lengths.iter().sum::<usize>()) as u64;
-        let needed = bytes.clamp(SMALLEST as u64, COUNTED) as u32;
+        let needed = self.bytes().clamp(SMALLEST as u64, COUNTED) as u32;
         let room = room.clone().acquire_many_owned(needed).await.map_err(|_| ReadFailure::Lost)?;
         // Reserves addresses; memory is used as bytes arrive.
         let mut rest: Vec<BytesMut> =
@@ -241,15 +284,58 @@ async fn exact(stream: &mut RecvStream, buffer: &mut [u8]) -> Result<(), ReadFai
     }
 }
 
-async fn body(stream: &mut RecvStream, segment: &mut Segment) -> Result<(), ReadFailure> {
+async fn body(
+    stream: &mut RecvStream,
+    segment: &mut Segment,
+    arrived: impl Fn(usize),
+) -> Result<(), ReadFailure> {
     let length = segment.range.len();
     let mut stream = stream.take(length as u64);
     while segment.bytes.len() < length {
         match stream.read_buf(&mut segment.bytes).await {
             Ok(0) => return Err(Violation::TensorCutShort.into()),
-            Ok(_) => {}
+            Ok(bytes) => arrived(bytes),
             Err(_) => return Err(ReadFailure::Lost),
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_message_that_is_silent_for_long_is_given_up_and_a_slow_one_is_not() {
+        const LOOKS: u32 = 3;
+        let reassembly = Reassembly::new();
+        let begun = || async {
+            let message = Arc::new(Message::new(vec![1], vec![100], 1));
+            let room = message.bodies(&reassembly.room).await.expect("there is room");
+            assert!(message.bodies.set(room).is_ok());
+            message
+        };
+        let message = begun().await;
+        reassembly.lock().insert(1, message.clone());
+        // It waits for room: the sender cannot help that.
+        let waiting = Arc::new(Message::new(vec![1], vec![100], 1));
+        reassembly.lock().insert(2, waiting);
+        let looks =
+            |is_member| (0..LOOKS).filter_map(|_| reassembly.look(LOOKS, is_member)).count();
+        assert_eq!(looks(true), 0, "it has just begun");
+        assert_eq!(reassembly.look(LOOKS, true), Some(Violation::TensorSilent));
+        message.moved.store(true, Ordering::Relaxed);
+        assert_eq!(looks(false), 0);
+        // Others of the same member arrive over a slow link meanwhile.
+        for _ in 0..3 * LOOKS {
+            reassembly.arrived.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(reassembly.look(LOOKS, true), None);
+        }
+        reassembly.arrived.fetch_add(1, Ordering::Relaxed);
+        let stranger = (0..LOOKS).filter_map(|_| {
+            reassembly.arrived.fetch_add(1, Ordering::Relaxed);
+            reassembly.look(LOOKS, false)
+        });
+        assert!(stranger.count() > 0, "a stranger's other messages are no excuse");
+    }
 }

@@ -98,9 +98,23 @@ impl Relay {
         Arc::new(Self { direct, members, routes, packets, arrived: Mutex::new(arrived) })
     }
 
-    /// Relays packets between these peers, and uses them as relays.
-    pub(super) fn set_members(&self, members: BTreeSet<PeerId>) {
-        *lock(&self.members) = members;
+    /// Relays packets between these peers, and uses them as relays. Returns those that came and those that went.
+    pub(super) fn set_members(&self, members: BTreeSet<PeerId>) -> (Vec<PeerId>, Vec<PeerId>) {
+        let mut known = lock(&self.members);
+        let came = members.difference(&known).copied().collect();
+        let went = known.difference(&members).copied().collect();
+        *known = members;
+        (came, went)
+    }
+
+    /// Whether a peer is a member of the run.
+    pub(super) fn is_member(&self, peer: PeerId) -> bool {
+        lock(&self.members).contains(&peer)
+    }
+
+    /// The number of members.
+    pub(super) fn members(&self) -> usize {
+        lock(&self.members).len()
     }
 
     /// A direct connection to a peer is established.

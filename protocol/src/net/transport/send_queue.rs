@@ -88,6 +88,18 @@ impl SendQueue {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Bytes of the queued control messages.
+    pub(super) fn control_bytes(&self) -> usize {
+        self.lock().control_bytes
+    }
+
+    /// No further control message may be queued: the connection counts as stuck.
+    pub(super) fn overflow(&self) {
+        let mut contents = self.lock();
+        contents.stuck = contents.connected;
+        self.wake(contents, &self.control_ready);
+    }
+
     /// Queues a control message; returns `false` if the queue is full. The connection then counts
     /// as stuck.
     pub(super) fn push_control(&self, message: Bytes) -> bool {

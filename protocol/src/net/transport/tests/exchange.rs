@@ -6,6 +6,8 @@ async fn peers_greet_and_exchange_messages_both_ways() {
     host_config.run = Some(run(1));
     let mut host = Node::with(&Identity::ephemeral(), loopback(), host_config);
     let mut guest = Node::new();
+    host.transport.set_members([guest.id()]);
+    guest.transport.set_members([host.id()]);
 
     let welcome = guest.connect(&host).await.expect("reached");
     assert_eq!(welcome.incarnation, Incarnation(7));

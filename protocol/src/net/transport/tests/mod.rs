@@ -3,6 +3,7 @@
 mod admission;
 mod exchange;
 mod files;
+mod guests;
 mod pressure;
 mod reachability;
 mod recovery;
@@ -123,6 +124,8 @@ impl Node {
 /// Two connected nodes whose first events are taken.
 async fn pair() -> (Node, Node) {
     let (mut left, mut right) = (Node::new(), Node::new());
+    left.transport.set_members([right.id()]);
+    right.transport.set_members([left.id()]);
     left.connect(&right).await.expect("they reach each other");
     assert_eq!(left.connected().await, right.member);
     assert_eq!(right.connected().await, left.member);

@@ -121,6 +121,7 @@ async fn inconsistent_parts_are_refused() {
     ] {
         let mut target = Node::new();
         let raw = Raw::greeted(&mut target).await;
+        target.transport.set_members([raw.identity.peer_id()]);
         let mut streams = Vec::new();
         for bytes in [part(7, 1), again] {
             let mut stream = raw.connection.open_uni().await.expect("open");
