@@ -95,10 +95,11 @@ fn largest_difference(ours: &[f32], theirs: &[f64]) -> f64 {
 fn adapters_train_and_merge_as_in_peft() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().to_str().expect("a plain path");
+    let names = RUNS.map(|(name, _)| name);
+    let made = python("families.py", &[&["make", path][..], &names].concat());
+    let tokens: Vec<u32> = serde_json::from_value(made["tokens"].clone()).expect("tokens");
     let mut all = BTreeMap::new();
     for (name, targets) in RUNS {
-        let made = python("families.py", &["make", path, name]);
-        let tokens: Vec<u32> = serde_json::from_value(made["tokens"].clone()).expect("tokens");
         let place = folder.path().join(format!("{name}-work"));
         fs::create_dir(&place).expect("writable");
         all.insert(name, train(&place, &folder.path().join(name), targets, &tokens));

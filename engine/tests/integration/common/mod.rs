@@ -4,13 +4,15 @@
 
 mod exchanges;
 pub(crate) mod islander;
+#[path = "../../python/serve.rs"]
+mod serve;
 #[path = "../../../src/testing.rs"]
 mod testing;
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -378,21 +380,8 @@ pub(crate) fn key(step: u64, stage: Stage, microbatch: u32) -> ClaimKey {
 
 /// Runs a script of `tests/python` and parses the JSON that it prints.
 pub(crate) fn python(script: &str, arguments: &[&str]) -> Value {
-    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let python = crate_folder.join("../.venv/bin/python");
-    assert!(
-        python.exists(),
-        "this test needs PyTorch and transformers: run scripts/setup.sh --tests"
-    );
-    let output = Command::new(python)
-        .arg(crate_folder.join("tests/python").join(script))
-        .args(arguments)
-        .env("HF_HUB_OFFLINE", "1")
-        .output()
-        .expect("python starts");
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{script}: {complaint}");
-    serde_json::from_slice(&output.stdout).expect("the script prints JSON")
+    let arguments: Vec<&OsStr> = arguments.iter().map(OsStr::new).collect();
+    serve::run(&Path::new("engine/tests/python").join(script), &arguments)
 }
 
 /// The numbers of a JSON list.
