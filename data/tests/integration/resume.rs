@@ -22,15 +22,15 @@ fn sample_texts(count: u32) -> Vec<String> {
 /// The options of a job with several shards in both lists, and several batches.
 fn job(folder: &Path) -> PrepareOptions {
     let base = base(folder);
-    let texts: Vec<_> = [sample_texts(2500), vec![String::new(); 3], sample_texts(800)].concat();
-    write(folder, "sources/a.jsonl", common::texts(&texts[..2000]));
-    write(folder, "sources/b/c.jsonl", common::texts(&texts[2000..]));
-    write(folder, "more/long.txt", "a line of a long text\n".repeat(80_000));
+    let texts: Vec<_> = [sample_texts(1600), vec![String::new(); 3], sample_texts(500)].concat();
+    write(folder, "sources/a.jsonl", common::texts(&texts[..1300]));
+    write(folder, "sources/b/c.jsonl", common::texts(&texts[1300..]));
+    write(folder, "more/long.txt", "a line of a long text\n".repeat(50_000));
     let source = |name: &str| folder.join(name).to_str().expect("UTF-8").to_owned();
     let mut options = options(&base, &source("sources"), 63);
     options.sources.push(source("more"));
     options.held_out = 0.1;
-    options.shard_bytes = 150_000;
+    options.shard_bytes = 90_000;
     options.threads = NonZero::new(2);
     options
 }
