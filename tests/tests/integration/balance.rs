@@ -12,13 +12,18 @@ fn stages(swarm: &mut Swarm) -> Vec<u64> {
     swarm.peers.iter_mut().map(Process::joined_stage).collect()
 }
 
+/// A longer one, for runs that go on for the seconds until deaths are noticed and others move: fewer steps, less work.
+const SLOW_STEPS: &[&str] = &["--slow-down", "60", "--stage", "auto:1"];
+
 #[test]
 fn a_stage_with_one_peer_left_gets_another_from_a_larger_stage() {
-    let run = Run::of_two_stages(60, 0);
-    let mut swarm =
-        Swarm::start(&run.config(), &[&["--wait-for", "6", "--rebalance", "1"], SLOW].concat());
+    let run = Run::of_two_stages(28, 0);
+    let mut swarm = Swarm::start(
+        &run.config(),
+        &[&["--wait-for", "6", "--rebalance", "1"], SLOW_STEPS].concat(),
+    );
     for _ in 1..6 {
-        swarm.join(SLOW);
+        swarm.join(SLOW_STEPS);
     }
     let stages = stages(&mut swarm);
     let starved = 1 - stages[0];
@@ -32,7 +37,7 @@ fn a_stage_with_one_peer_left_gets_another_from_a_larger_stage() {
     let moves = swarm.peers[0].event("moves");
     assert_eq!((&moves["to"][0], &moves["reason"]), (&starved.into(), &"members_gone".into()));
     let trained = swarm.finish();
-    assert_eq!(trained.report["microbatches"]["counted"], 60 * 6 * 2);
+    assert_eq!(trained.report["microbatches"]["counted"], 28 * 6 * 2);
     assert_eq!(trained.report["microbatches"]["missing"], 0);
     assert_eq!(trained.report["rewinds"], 0);
     assert_eq!(trained.report["moves"], 1);
@@ -71,13 +76,15 @@ fn two_slow_peers_do_not_share_a_stage() {
 #[test]
 fn survivors_reach_the_best_placement() {
     let run = Run::tiny(&[
-        ("training.steps", toml::Value::from(50)),
+        ("training.steps", toml::Value::from(20)),
         ("training.microbatches", toml::Value::from(12)),
     ]);
-    let mut swarm =
-        Swarm::start(&run.config(), &[&["--wait-for", "9", "--rebalance", "1"], SLOW].concat());
+    let mut swarm = Swarm::start(
+        &run.config(),
+        &[&["--wait-for", "9", "--rebalance", "1"], SLOW_STEPS].concat(),
+    );
     for _ in 1..9 {
-        swarm.join(SLOW);
+        swarm.join(SLOW_STEPS);
     }
     let stages = stages(&mut swarm);
     let hosts = |stage: u64| (1..9).filter(|peer| stages[*peer] == stage).collect::<Vec<_>>();

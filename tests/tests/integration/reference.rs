@@ -10,7 +10,7 @@ use shoal_tests::program::shoal;
 use shoal_tests::python::python;
 use shoal_tests::run::{Run, Trained};
 
-const STEPS: u64 = 20;
+const STEPS: u64 = 12;
 const MICROBATCHES: u64 = 2;
 
 fn run_of(steps: u64) -> Run {

@@ -37,8 +37,7 @@ fn assert_whole(trained: &Trained, steps: u64, microbatches: u64, stages: u64) {
 #[test]
 fn any_placement_gives_the_bits_of_one_process() {
     let run = Run::tiny(&[]);
-    let alone = run.local("alone");
-    assert_whole(&alone, 4, 6, 3);
+    let alone = run.alone();
     let shapes: [&[&[&str]]; 2] = [
         &[&["--stage", "2"], &["--stage", "0"], &["--stage", "1"], &["--stage", "all"]],
         &[&[], &[], &[], &[], &[], &[]],
@@ -72,7 +71,7 @@ fn a_run_in_bf16_gives_the_bits_of_one_process() {
     let alone = run.alone();
     assert_whole(&trained, 4, 6, 3);
     assert_eq!(trained.hash(), alone.hash());
-    assert_ne!(alone.hash(), Run::tiny(&[]).local("in-f32").hash(), "bf16 is not f32");
+    assert_ne!(alone.hash(), Run::tiny(&[]).alone().hash(), "bf16 is not f32");
 }
 
 /// Peers with one stage each, two of some stages.
@@ -97,7 +96,7 @@ fn lossy_codecs_give_the_bits_of_one_process_with_any_placement() {
             ("codec.gradient_rounding", Value::from("stochastic")),
         ])
     };
-    let mut hashes = vec![Run::tiny(&[]).local("lossless").hash()];
+    let mut hashes = vec![Run::tiny(&[]).alone().hash()];
     for (activations, gradients, peers) in
         [("int8", "int8:32", SPREAD), ("fp8", "int4:16", WHOLE), ("f16", "fp8:128", WHOLE)]
     {
@@ -127,7 +126,7 @@ fn narrow_boundaries_give_the_bits_of_one_process_with_any_placement() {
 
 #[test]
 fn rounded_sums_count_every_microbatch_once_and_stay_close() {
-    let exact = Run::tiny(&[]).local("exact");
+    let exact = Run::tiny(&[]).alone();
     let run = Run::tiny(&[("codec.all_reduce", Value::from("int8:32"))]);
     // Two replicas of each stage, which must agree after every step.
     let trained = swarm(&run.config(), &[&[], &[], &[], &[], &[], &[]]);
@@ -139,7 +138,7 @@ fn rounded_sums_count_every_microbatch_once_and_stay_close() {
 
 #[test]
 fn delayed_updates_give_the_bits_of_one_process_with_any_placement() {
-    let prompt = Run::tiny(&[]).local("prompt");
+    let prompt = Run::tiny(&[]).alone();
     let placements: [(&str, &[&[&str]]); 2] =
         [("f32", &[&[], &[], &[], &[]]), ("int8:32", &[&["--stage", "all"], &["--stage", "all"]])];
     for (codec, peers) in placements {
@@ -161,6 +160,7 @@ fn delayed_updates_give_the_bits_of_one_process_with_any_placement() {
 #[test]
 fn recomputed_graphs_give_the_bits_of_kept_ones() {
     let trained = Run::tiny(&[("training.recompute", Value::from(true))]).local("recomputed");
+    assert_whole(&trained, 4, 6, 3);
     let kept = Run::tiny(&[]).local("kept");
     assert_ne!(trained.report["run_hash"], kept.report["run_hash"], "another manifest");
     assert_eq!(trained.hash(), kept.hash());
@@ -173,7 +173,7 @@ fn a_run_without_steps_writes_the_initial_checkpoint() {
     assert_whole(&trained, 0, 6, 3);
     let alone = run.alone();
     assert_eq!(trained.hash(), alone.hash());
-    assert_ne!(alone.hash(), Run::tiny(&[]).local("trained").hash(), "training changes weights");
+    assert_ne!(alone.hash(), Run::tiny(&[]).alone().hash(), "training changes weights");
 }
 
 #[test]
