@@ -1,12 +1,13 @@
 //! Shared code of the tests of whole swarms: real processes of the built binary, real sockets, and the
-//! events, reports and exit codes that they leave. It uses no type of the other crates: the tests see what
-//! a user sees.
+//! events, reports and exit codes that they leave. Only `hostile`, which speaks the protocol, uses types of the
+//! other crates: the tests see what a user sees.
 //!
 //! Every wait ends with its event, or after [`PATIENCE`] with a message that names the missing event.
 
 pub mod cgroup;
 pub mod emulator;
 pub mod failing_disk;
+pub mod hostile;
 pub mod http;
 pub mod namespace;
 pub mod nat;

@@ -63,6 +63,12 @@ impl Process {
         Self { name: name.to_owned(), child, lines, stdout: String::new(), stderr, stderr_reader }
     }
 
+    /// The number of the process.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Waits for the next event of this kind, and discards those before it.
     ///
     /// # Panics

@@ -239,6 +239,12 @@ pub enum LossCause {
     LacksResult,
     /// It claims what it cannot hold.
     ImpossibleClaim,
+    /// It raised an alarm that no other member has confirmed.
+    Alarmed,
+    /// It came to another result than most.
+    Disproved,
+    /// It keeps work or results back that others wait for.
+    Withholds,
     /// It left in order.
     Left,
     /// A newer incarnation of the peer registered.
@@ -258,6 +264,9 @@ impl LossCause {
             Self::CannotReach => "it cannot reach another member",
             Self::LacksResult => "it lacks a result",
             Self::ImpossibleClaim => "it claims what it cannot hold",
+            Self::Alarmed => "it says that the run cannot go on, and no other has seen that",
+            Self::Disproved => "it came to another result than most",
+            Self::Withholds => "it keeps back what others wait for",
             Self::Left => "it left",
             Self::Replaced => "it started anew",
             Self::ProcessEnded => "its process ended",
@@ -267,7 +276,15 @@ impl LossCause {
     /// Whether its own message showed the loss: its process lives, and comes back as a new incarnation.
     #[must_use]
     pub fn comes_back(self) -> bool {
-        matches!(self, Self::LacksResult | Self::ImpossibleClaim | Self::CannotReach)
+        matches!(
+            self,
+            Self::LacksResult
+                | Self::ImpossibleClaim
+                | Self::CannotReach
+                | Self::Alarmed
+                | Self::Disproved
+                | Self::Withholds
+        )
     }
 }
 

@@ -7,10 +7,12 @@
 //! | `rounds` | the all-reduces of the present step |
 //! | `weights` | which members write, keep and fetch snapshots and checkpoints |
 //! | `balance` | when members change their stage |
+//! | `alarms` | whether a report that the run cannot go on is believed |
 //! | `progress`, `census`, `lost_stage` | term, era, version and phase |
 //!
 //! `steps` and `transitions` join them: steps, and changes of the membership, of the term and of the era.
 
+mod alarms;
 mod balance;
 mod census;
 mod config;
@@ -33,6 +35,7 @@ use shoal_protocol::ids::{Era, Member, Term};
 use shoal_protocol::message::{FromCoordinator, LogRecord, Round, RoundId, ToCoordinator};
 use shoal_protocol::units::Moment;
 
+use self::alarms::Alarms;
 use self::balance::Balance;
 use self::context::Context;
 use self::members::Members;
@@ -57,6 +60,7 @@ pub struct Coordinator {
     rounds: Rounds,
     weights: Weights,
     balance: Balance,
+    alarms: Alarms,
     /// A rule that is broken on purpose, to check that the simulator notices.
     #[cfg(test)]
     pub(crate) omit: Option<crate::sim::Omit>,
@@ -85,6 +89,7 @@ impl Coordinator {
             rounds: Rounds::default(),
             weights: Weights::new(config.manifest.first_version(), history.checkpoints),
             balance: Balance::default(),
+            alarms: Alarms::default(),
             context: Context {
                 config,
                 members: Members::new(membership, history.view, anchors),
@@ -133,8 +138,8 @@ impl Coordinator {
     /// Repeats messages without an effect and asks for late work, where that is due.
     fn retry(&mut self, out: &mut Out) {
         self.work.replay_when_due(&self.context, out);
-        while let Some(silent) = self.work.reclaim_late(&self.context, out) {
-            self.member_lost(silent, LossCause::Silent, out);
+        while let Some((holder, how)) = self.work.reclaim_late(&self.context, out) {
+            self.member_lost(holder, how, out);
         }
         self.retry_late_rounds(out);
         self.weights.retry_snapshots(&self.context, self.first_version(), out);
@@ -246,7 +251,10 @@ impl Coordinator {
                 self.round_refused(from, round, &reason, out);
             }
             ToCoordinator::Diverged { key, reason } => {
-                self.stop(format!("the numbers diverged at {key}: {reason}"), out);
+                if self.work.holder(key) == Some(from) {
+                    let reason = format!("the numbers diverged at {key}: {reason}");
+                    self.alarm(from, key.step, reason, out);
+                }
             }
             ToCoordinator::Stored { version, stage, files } => {
                 self.weights.stored(&self.context, from, (version, stage), files, out);
@@ -255,8 +263,16 @@ impl Coordinator {
                 self.claims_held(from, &claims, (part, last), out);
             }
             ToCoordinator::Archived { version } => {
-                self.weights.archived(version);
-                self.end_when_saved(out);
+                if self
+                    .context
+                    .members
+                    .current
+                    .with_duty(|duties| duties.archive)
+                    .any(|it| it == from)
+                {
+                    self.weights.archived(version);
+                    self.end_when_saved(out);
+                }
             }
             ToCoordinator::Kept { version, stage, whole } => {
                 self.copied(from, (version, stage, whole), out);

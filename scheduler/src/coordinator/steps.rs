@@ -7,9 +7,9 @@ use shoal_protocol::message::{
 };
 use shoal_protocol::units::Rate;
 
-use super::rounds::Inputs;
+use super::rounds::{Agreement, Inputs};
 use super::{Coordinator, Out, Phase, event};
-use crate::action::{CoordinatorAction, CoordinatorEvent};
+use crate::action::{CoordinatorAction, CoordinatorEvent, LossCause};
 
 impl Coordinator {
     /// Opens the step whose weights are committed.
@@ -57,10 +57,23 @@ impl Coordinator {
         rates: &[(u16, Rate)],
         out: &mut Out,
     ) {
+        let (id, _) = round;
         match self.rounds.reduced(from, round, outcome, rates) {
-            Ok(true) => self.commit_when_reduced(out),
-            Ok(false) => {}
-            Err(reason) => self.stop(reason, out),
+            Ok(Some(Agreement::Partial | Agreement::Whole)) => self.commit_when_reduced(out),
+            Ok(Some(Agreement::Minority(members))) => {
+                for member in members {
+                    self.member_lost(member, LossCause::Disproved, out);
+                }
+            }
+            Ok(Some(Agreement::Split)) => {
+                let reason = format!(
+                    "the replicas of weight group {} came to different results in step {}",
+                    id.weights, id.step
+                );
+                self.stop(reason, out);
+            }
+            Ok(None) => {}
+            Err(reason) => self.alarm(from, id.step, reason, out),
         }
     }
 
@@ -72,12 +85,11 @@ impl Coordinator {
         reason: &str,
         out: &mut Out,
     ) {
-        if self.rounds.round(round).is_some() {
+        if self.rounds.has_replica(round, from) {
             let weights = round.weights;
-            self.stop(
-                format!("{from} refused the all-reduce of weight group {weights}: {reason}"),
-                out,
-            );
+            let reason =
+                format!("{from} refused the all-reduce of weight group {weights}: {reason}");
+            self.alarm(from, round.step, reason, out);
         }
     }
 
@@ -109,8 +121,13 @@ impl Coordinator {
     pub(super) fn retry_late_rounds(&mut self, out: &mut Out) {
         let closing = matches!(self.context.progress.phase, Phase::Closing);
         if closing && self.rounds.is_late(self.context.now) {
-            self.rounds.discard_late(&self.context, out);
+            let withheld = self.rounds.discard_late(&self.context, out);
             self.reopen_step();
+            for member in withheld {
+                if self.context.members.is_expendable(member, self.context.config.home) {
+                    self.member_lost(member, LossCause::Withholds, out);
+                }
+            }
             self.close_when_complete(out);
         }
     }
@@ -124,6 +141,7 @@ impl Coordinator {
     /// The commit is in the log: all members apply it.
     pub(super) fn committed(&mut self, record: CommitRecord, out: &mut Out) {
         self.context.progress.commit(record.clone());
+        self.alarms.forget_through(record.step);
         self.rounds.end_step();
         self.rounds.retain_links(|member| self.context.members.current.contains(member));
         let (era, version) = (self.context.progress.era, self.context.progress.version);

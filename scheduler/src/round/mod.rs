@@ -40,6 +40,10 @@ pub(crate) use weights::{MemberRates, NumberBytes, least_time, packed, weights};
 /// them, so this bounds its memory.
 pub(crate) const AHEAD: u32 = 128;
 
+/// Pieces that a receiver which has not learned that the step is closed keeps of all senders that it does not know to
+/// host the weights.
+pub(crate) const UNPLACED: usize = 16;
+
 /// Before results come back, a member sends to another for the longer of this time and this many
 /// round trips, and at least `LEAST_AHEAD` pieces. A result exists only when all members' sums have
 /// arrived, so a fast member waits here and leaves the links to the others. Connections that meet
@@ -67,6 +71,8 @@ pub(crate) struct Reduction {
     reducing: VecDeque<Summing>,
     /// Results that the engine is storing, in the order of the tasks.
     installing: VecDeque<Installing>,
+    /// Pieces of which this member has sent its integers, or those of its island: no result can be without them.
+    gave: BTreeSet<u32>,
     /// Pieces whose result arrived.
     results: BTreeSet<u32>,
     /// Pieces of the vector that this member's result has.
@@ -168,6 +174,7 @@ impl Reduction {
             exporting: VecDeque::new(),
             reducing: VecDeque::new(),
             installing: VecDeque::new(),
+            gave: BTreeSet::new(),
             results: BTreeSet::new(),
             here: BTreeSet::new(),
             measuring: false,
@@ -262,6 +269,7 @@ impl Reduction {
             let (round, mend) = (self.round.id, self.round.mended.mend);
             let tag = TensorTag::RoundPart { round, mend, piece, proof: done.proof };
             out.push(PeerAction::SendTensor { to, tag, payload: payload.id });
+            self.gave.insert(piece);
         }
         out.push(PeerAction::Release(payload.id));
     }
@@ -343,6 +351,7 @@ impl Reduction {
             !self.aborted
                 && self.layout.parent(piece, self.place) == Some(*other)
                 && self.size_of(piece, Layout::result_bytes) == Some(payload.size)
+                && self.gave.contains(&piece)
                 && !self.results.contains(&piece)
         };
         let expected = self.other(from).filter(fits);

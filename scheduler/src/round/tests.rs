@@ -152,6 +152,7 @@ fn an_own_piece_is_summed_when_all_parts_are_in_and_goes_to_the_others() {
 #[test]
 fn the_result_is_measured_when_it_is_whole() {
     let mut reduction = of_two();
+    reduction.gave = [1, 3].into();
     for (piece, range) in [(1, 4..8), (3, 10..12)] {
         actions(|out| {
             let id = 10 + u64::from(piece);
@@ -179,6 +180,22 @@ fn the_result_is_measured_when_it_is_whole() {
 }
 
 #[test]
+fn a_result_without_this_members_integers_is_no_result() {
+    let mut reduction = of_two();
+    actions(|out| assert_eq!(reduction.start(out), Ok(())));
+    let early = actions(|out| {
+        assert_eq!(reduction.result(member(1), 1, 10, mean(2, 1), out), Ok(()));
+    });
+    assert_eq!(early, [PeerAction::Release(PayloadId(2))]);
+    actions(|out| reduction.exported(member(1), 1, part(1, 1), out));
+    let whole = actions(|out| {
+        assert_eq!(reduction.result(member(1), 1, 10, mean(3, 1), out), Ok(()));
+    });
+    let install = Task::Install { round: id(), range: 4..8, payload: PayloadId(3) };
+    assert_eq!(whole[0], PeerAction::Compute(install));
+}
+
+#[test]
 fn a_member_alone_sums_its_own() {
     let mut reduction = of_one(10);
     let started = actions(|out| assert_eq!(reduction.start(out), Ok(())));
@@ -195,7 +212,9 @@ fn a_wrong_proof_is_refused() {
     let mut out = Vec::new();
     let summed = of_two().part((member(1), Mend(0)), 0, 6, part(1, 0), &mut out);
     assert_eq!(summed, Err(differs(11)));
-    let result = of_two().result(member(1), 1, 9, mean(2, 1), &mut out);
+    let mut reduction = of_two();
+    reduction.gave = [1].into();
+    let result = reduction.result(member(1), 1, 9, mean(2, 1), &mut out);
     assert_eq!(result, Err(differs(9)));
     let mut alone = of_one(9);
     assert_eq!(alone.start(&mut out), Err(differs(9)));
@@ -269,6 +288,7 @@ fn interrupted(changed: &[u16]) -> (Reduction, Round) {
         interrupted.part((member(1), Mend(0)), 3, 5, second, out).expect("a valid round");
         interrupted.reduced(0, Payload { id: PayloadId(10), size: Bytes(16) }, out);
     });
+    interrupted.gave = interrupted.layout.numbers().collect();
     let mended = Mended { mend: Mend(1), changed: changed.iter().copied().collect() };
     (interrupted, Round { mended, ..round(&[1, 1]) })
 }
@@ -299,6 +319,7 @@ fn a_mended_round_keeps_summed_pieces_and_unchanged_sums() {
         Task::Reduce { round: id, piece: 3, range: 12..16, parts },
     ];
     assert_eq!(continued, expected.map(PeerAction::Compute));
+    interrupted.gave.extend([4, 7]);
     // A piece that member 2 reduced is released when its installation ends, and is missing.
     let installed = actions(|out| interrupted.installed(&(8..12), out));
     assert_eq!(installed, [PeerAction::Release(PayloadId(21))]);

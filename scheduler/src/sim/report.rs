@@ -44,6 +44,8 @@ pub struct Report {
     pub finished: bool,
     /// The reason why the run stopped early, if it did.
     pub stopped: Option<String>,
+    /// Lies that a member told.
+    pub lies: u64,
     /// Faults that peers reported.
     pub faults: Vec<Fault>,
 }

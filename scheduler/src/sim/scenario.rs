@@ -112,6 +112,11 @@ pub enum Fault {
         /// The peer.
         peer: usize,
     },
+    /// The last peer says something that it has no right to say.
+    Lie {
+        /// Chooses the lie.
+        number: u64,
+    },
     /// The anchors elect another leader although the present one is alive.
     Depose,
     /// When the next commit is appended to the log, all replicas of a stage die that the
@@ -200,6 +205,7 @@ impl Fault {
             | Self::Ambush { .. }
             | Self::Break { .. }
             | Self::Region { .. }
+            | Self::Lie { .. }
             | Self::Depose => Duration::ZERO,
         }
     }
@@ -378,6 +384,26 @@ impl Scenario {
             election: Duration::from_micros(rng.pick(&[20_000, 300_000, 2_000_000])),
             rebirth: Duration::from_micros(rebirth),
         };
+        scenario
+    }
+
+    /// The scenario of this seed with faults, and with one more member: it hosts nothing, and lies.
+    #[must_use]
+    pub fn with_liar(seed: u64) -> Self {
+        let mut scenario = Self::faulty(seed);
+        let mut rng = Rng::new(seed ^ 0x6c69_6172_0000_0000);
+        let cut = scenario.peers[0].limits.cut;
+        let region = scenario.peers[0].region;
+        let liar = peer(&mut rng, &scenario.manifest, cut, StageChoice::None, region);
+        // One that may be elected can pose as the coordinator.
+        scenario.anchors = scenario.anchors.min(scenario.peers.len());
+        scenario.peers.push(liar);
+        let lies = rng.pick(&[1, 10, 100, 400]);
+        let span = rng.pick(&[300_000, 3_000_000]);
+        let lie = |number| (rng.microseconds(0..=span), Fault::Lie { number });
+        let lies: Vec<_> = (0..lies).map(lie).collect();
+        scenario.faults.happen.extend(lies);
+        scenario.faults.happen.sort_by_key(|(at, _)| *at);
         scenario
     }
 

@@ -10,7 +10,8 @@
 //! | `observation` | the oracles, the trace, the report and the observer |
 //! | `swarm` | all of these; it carries out the actions of peers and coordinators |
 //!
-//! `coordination` and `incarnations` belong to the swarm. `faults` injects the scenario's faults.
+//! `coordination` and `incarnations` belong to the swarm. `faults` injects the scenario's faults, `lies` those of a
+//! hostile member.
 
 mod coordination;
 mod coverage_marks;
@@ -18,6 +19,7 @@ mod deviations;
 mod event;
 mod faults;
 mod incarnations;
+mod lies;
 mod log;
 mod nodes;
 mod observation;

@@ -11,6 +11,7 @@ mod disks;
 mod doctor;
 #[cfg(debug_assertions)]
 mod fault_points;
+mod hostile;
 mod islands;
 mod metrics;
 mod models;

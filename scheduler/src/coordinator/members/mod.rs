@@ -211,8 +211,10 @@ impl Members {
         member != home && span.is_some_and(|span| span.stages().all(replicated))
     }
 
-    /// Two members cannot reach each other: returns the one to expel, with the cause. That is the member
-    /// reported on, which has probably failed, if it is expendable; after several reports the reporter.
+    /// Two members cannot reach each other: returns the one to expel, with the cause. One word is not enough: that is the
+    /// member reported on if it is expendable and a second member that hosts a stage does not reach it either, or the
+    /// coordinator's own peer does not; after several reports of one alone, that one, or the other if this is the last
+    /// of its stage.
     pub(super) fn choose_unreachable(
         &mut self,
         from: Member,
@@ -222,13 +224,19 @@ impl Members {
         if !self.current.contains(about) {
             return None;
         }
-        if self.is_expendable(about, home) {
-            return Some((about, LossCause::Unreachable));
+        let hosts = |member| self.current.span_of(member).is_some_and(|span| !span.is_empty());
+        if from != home && !hosts(from) {
+            return None;
         }
         let count = self.complaints.entry((from, about)).or_insert(0);
         *count += 1;
-        let expel = *count >= COMPLAINTS && from != home;
-        expel.then_some((from, LossCause::CannotReach))
+        let insists = *count >= COMPLAINTS;
+        let witnesses = self.complaints.keys().filter(|(_, of)| *of == about).count();
+        let needed = insists && !self.is_expendable(from, home);
+        if self.is_expendable(about, home) && (from == home || witnesses > 1 || needed) {
+            return Some((about, LossCause::Unreachable));
+        }
+        (insists && from != home).then_some((from, LossCause::CannotReach))
     }
 
     /// The replicas of a stage in a step, those that the log lists as serving.

@@ -14,6 +14,7 @@ use shoal_protocol::message::{
 };
 use shoal_protocol::units::{Moment, Rate};
 
+pub(super) use self::open_round::Agreement;
 use self::open_round::OpenRound;
 use self::round_groups::RoundGroups;
 use super::context::Context;
@@ -26,6 +27,9 @@ use crate::ledger::Ledger;
 
 /// Doublings of a round's deadline at most.
 const DOUBLINGS: u32 = 6;
+
+/// Late rounds of a step that one member alone keeps from its commit, after which it is expelled.
+const WITHHELD: u32 = 3;
 
 /// No round is tried again sooner than this, however fast earlier rounds were, unless the configured patience
 /// is shorter.
@@ -41,6 +45,8 @@ pub(super) struct Rounds {
     failed: BTreeMap<WeightGroup, u32>,
     /// Attempts that failed because they were late. Deaths do not show how long a round takes.
     timeouts: u32,
+    /// How often the result of a member alone was lacking when a round was late, in this step.
+    withheld: BTreeMap<Member, u32>,
     /// When incomplete rounds are tried again.
     deadline: Option<Moment>,
     groups: RoundGroups,
@@ -206,24 +212,29 @@ impl Rounds {
         }
     }
 
-    /// Takes a member's result of a round. Returns whether it was expected.
+    /// Whether a round is open and this member reduces a part of it.
+    pub(super) fn has_replica(&self, id: RoundId, member: Member) -> bool {
+        self.open_round(id).is_some_and(|open| open.has_replica(member))
+    }
+
+    /// Takes a member's result of a round. Returns how far the replicas agree, if it was expected.
     ///
     /// # Errors
-    /// The reason to stop the run: a microbatch was lost or counted twice, or replicas differ.
+    /// When a microbatch was lost or counted twice, by the member's own proof.
     pub(super) fn reduced(
         &mut self,
         from: Member,
         (id, mend): (RoundId, Mend),
         outcome: RoundOutcome,
         rates: &[(u16, Rate)],
-    ) -> Result<bool, String> {
-        let Some(open) = self.open.get_mut(&id.weights) else { return Ok(false) };
+    ) -> Result<Option<Agreement>, String> {
+        let Some(open) = self.open.get_mut(&id.weights) else { return Ok(None) };
         if !open.expects(id, mend) || !open.has_replica(from) {
-            return Ok(false);
+            return Ok(None);
         }
         self.groups.measure(from, &open.round.group, rates);
         open.record(from, outcome)?;
-        Ok(true)
+        Ok(Some(open.agreement()))
     }
 
     /// The commit of the closed step and the time that its rounds took, once all replicas hold their results.
@@ -270,18 +281,27 @@ impl Rounds {
         self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
-    /// Discards incomplete rounds, which are late: a message was lost.
-    pub(super) fn discard_late(&mut self, context: &Context, out: &mut Out) {
+    /// Discards incomplete rounds, which are late: a message was lost. Returns the members whose result alone was
+    /// lacking too often.
+    pub(super) fn discard_late(&mut self, context: &Context, out: &mut Out) -> Vec<Member> {
         self.timeouts += 1;
-        let Self { open, failed, .. } = self;
+        let Self { open, failed, withheld, .. } = self;
         let before = open.len();
+        let mut lacking = BTreeSet::new();
         open.retain(|weights, round| {
             let complete = round.is_complete();
             *failed.entry(*weights).or_insert(0) += u32::from(!complete);
+            lacking.extend(round.lacking());
             complete
         });
         let (step, rounds) = (context.progress.version, before - open.len());
         event(CoordinatorEvent::RoundsAborted { step, rounds, late: true }, out);
+        let mut count = |member: &Member| {
+            let times = withheld.entry(*member).or_insert(0);
+            *times += 1;
+            *times >= WITHHELD
+        };
+        lacking.into_iter().filter(|member| count(member)).collect()
     }
 
     /// Forgets the step's rounds. Groups and measurements stay.

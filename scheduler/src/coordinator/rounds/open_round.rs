@@ -27,8 +27,21 @@ pub(super) struct OpenRound {
     pub(super) torn: bool,
 }
 
+/// How far the replicas of a round agree on its result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in super::super) enum Agreement {
+    /// Results are still to come.
+    Partial,
+    /// All have the same.
+    Whole,
+    /// More than half have the same, and these members others.
+    Minority(Vec<Member>),
+    /// No result has more than half of them.
+    Split,
+}
+
 impl OpenRound {
-    /// Whether all replicas hold the result.
+    /// Whether all replicas hold a result.
     pub(super) fn is_complete(&self) -> bool {
         self.outcomes.len() == self.round.group.members.len()
     }
@@ -46,7 +59,7 @@ impl OpenRound {
     /// Takes a replica's result.
     ///
     /// # Errors
-    /// The reason to stop the run: a microbatch was lost or counted twice, or replicas differ.
+    /// When a microbatch was lost or counted twice, by the replica's own proof.
     pub(super) fn record(&mut self, from: Member, outcome: RoundOutcome) -> Result<(), String> {
         let RoundId { step, weights, .. } = self.round.id;
         if outcome.proof != self.proof {
@@ -56,15 +69,36 @@ impl OpenRound {
                 outcome.proof, self.proof, step, weights
             ));
         }
-        // All recorded results are equal.
-        let differs = self.outcomes.values().next().is_some_and(|one| !equal_bits(one, &outcome));
-        if differs {
-            return Err(format!(
-                "the replicas of weight group {weights} came to different results in step {step}"
-            ));
-        }
         self.outcomes.insert(from, outcome);
         Ok(())
+    }
+
+    /// How far the replicas agree.
+    pub(super) fn agreement(&self) -> Agreement {
+        if !self.is_complete() {
+            return Agreement::Partial;
+        }
+        let with = |one: &RoundOutcome| {
+            self.outcomes.values().filter(|other| equal_bits(one, other)).count()
+        };
+        let Some(most) = self.outcomes.values().max_by_key(|one| with(one)) else {
+            return Agreement::Partial;
+        };
+        let differs =
+            |(member, one): (&Member, &RoundOutcome)| (!equal_bits(one, most)).then_some(*member);
+        let minority: Vec<Member> = self.outcomes.iter().filter_map(differs).collect();
+        match minority.len() {
+            0 => Agreement::Whole,
+            few if 2 * few < self.outcomes.len() => Agreement::Minority(minority),
+            _ => Agreement::Split,
+        }
+    }
+
+    /// The replicas whose result is lacking, if others have theirs.
+    pub(super) fn lacking(&self) -> Vec<Member> {
+        let replicas = self.round.group.members.iter().map(|part| part.member);
+        let lacking = replicas.filter(|member| !self.outcomes.contains_key(member));
+        lacking.filter(|_| !self.outcomes.is_empty()).collect()
     }
 
     /// The attempt and the result of a complete round.

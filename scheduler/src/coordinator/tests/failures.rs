@@ -269,10 +269,20 @@ fn a_ready_newcomer_listens_to_the_rounds_that_close_before_the_log_lists_it() {
 #[test]
 fn of_two_members_that_cannot_reach_each_other_one_is_expelled() {
     let mut run = Run::opened(1, 1);
-    run.receive(2, register(StageChoice::Auto));
-    run.receive(2, ToCoordinator::Ready { version: Step(0), view: 9 });
-    let cut = run.receive(2, ToCoordinator::CannotReach { member: member(1) });
+    for newcomer in [2, 3] {
+        run.receive(newcomer, register(StageChoice::Auto));
+        run.receive(newcomer, ToCoordinator::Ready { version: Step(0), view: 9 });
+    }
+    let cannot_reach = |number| ToCoordinator::CannotReach { member: member(number) };
+    // One word is not enough.
+    assert_eq!(run.receive(2, cannot_reach(1)), []);
+    let cut = run.receive(3, cannot_reach(1));
     assert_eq!(events(&cut)[0], lost(1, LossCause::Unreachable));
+    // One that insists, alone, goes itself.
+    for _ in 0..2 {
+        assert_eq!(run.receive(3, cannot_reach(2)), []);
+    }
+    assert_eq!(events(&run.receive(3, cannot_reach(2)))[0], lost(3, LossCause::CannotReach));
     // The other one runs in the coordinator's process, which would have failed with it.
     for _ in 0..2 {
         assert_eq!(run.receive(2, ToCoordinator::CannotReach { member: member(0) }), []);

@@ -387,30 +387,46 @@ fn stop_reason(actions: &[CoordinatorAction]) -> String {
 }
 
 #[test]
-fn a_result_that_is_not_the_whole_batch_or_differs_stops_the_run() {
+fn a_result_of_the_last_replica_that_is_not_the_whole_batch_or_differs_stops_the_run() {
     let wrong = RoundOutcome { proof: 1, ..outcome() };
     assert!(stop_reason(&Run::closed().reduce(0, wrong)).contains("lost or counted twice"));
     let mut run = Run::closed();
     run.reduce(0, outcome());
     let other = RoundOutcome { hash: ContentHash([6; 32]), ..outcome() };
     assert!(stop_reason(&run.reduce(1, other)).contains("different results"));
-    let refused = ToCoordinator::RoundRefused { round: round(), reason: "no".to_owned() };
+    let refused = || ToCoordinator::RoundRefused { round: round(), reason: "no".to_owned() };
+    let mut run = Run::closed();
+    let alone = events(&run.receive(1, refused()));
     assert!(
-        stop_reason(&Run::closed().receive(0, refused))
+        matches!(alone[0], CoordinatorEvent::Lost { how: LossCause::Alarmed, .. }),
+        "one word does not end a run: {alone:?}"
+    );
+    assert!(
+        stop_reason(&Run::closed().receive(0, refused()))
             .ends_with("refused the all-reduce of weight group 0: no")
     );
 }
 
 #[test]
-fn divergence_stops_the_run_and_names_the_place() {
-    let reason = "model.norm.weight is not finite".to_owned();
+fn divergence_of_two_replicas_stops_the_run_and_names_the_place() {
+    let diverged = || {
+        let reason = "model.norm.weight is not finite".to_owned();
+        ToCoordinator::Diverged { key: key(0), reason }
+    };
     let mut run = Run::opened(1, 1);
-    let stopped = run.receive(0, ToCoordinator::Diverged { key: key(0), reason });
+    assert_eq!(run.receive(1, diverged()), [], "it does not hold the claim");
+    run.request_work(1, 1, 0);
+    let alone = events(&run.receive(1, diverged()));
+    let span = StageSpan::one(Stage(0));
+    let lost = CoordinatorEvent::Lost { member: member(1), span, how: LossCause::Alarmed };
+    assert_eq!(alone[0], lost, "one word does not end a run: {alone:?}");
+    run.request_work(0, 1, 0);
+    let stopped = run.receive(0, diverged());
     let expected = "the numbers diverged at step 0 stage 0 microbatch 0: \
                     model.norm.weight is not finite";
     assert_eq!(stop_reason(&stopped), expected);
     // A later message is answered with the stop.
-    let late = run.request_work(1, 1, 0);
+    let late = run.request_work(0, 1, 1);
     assert_eq!(
         messages(&late, |message| matches!(message, FromCoordinator::Stopped { .. })).len(),
         1

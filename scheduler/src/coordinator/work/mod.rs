@@ -22,7 +22,7 @@ use self::replays::Replays;
 use self::stragglers::Stragglers;
 use super::context::Context;
 use super::{Out, event, send};
-use crate::action::{CoordinatorEvent, StepCounts};
+use crate::action::{CoordinatorEvent, LossCause, StepCounts};
 use crate::ledger::{ClaimAnswer, DoneAnswer, Ledger, Revoked};
 use crate::router::Routing;
 use crate::throughput::Estimates;
@@ -47,6 +47,11 @@ impl Work {
     /// The ledger of an open step.
     pub(super) fn ledger(&self, step: Step) -> Option<&Ledger> {
         self.steps.ledger(step)
+    }
+
+    /// The member that holds a claim.
+    pub(super) fn holder(&self, key: ClaimKey) -> Option<Member> {
+        self.ledger(key.step)?.holder(key)
     }
 
     /// The number of claims that members hold.
@@ -261,9 +266,13 @@ impl Work {
         self.stragglers.steal(context, &self.steps, place, idle, out);
     }
 
-    /// Asks the holders of late claims for them. Returns a holder that does not answer; the caller removes it
-    /// and calls again.
-    pub(super) fn reclaim_late(&mut self, context: &Context, out: &mut Out) -> Option<Member> {
+    /// Asks the holders of late claims for them. Returns a holder that does not answer, or never ends, with the cause;
+    /// the caller removes it and calls again.
+    pub(super) fn reclaim_late(
+        &mut self,
+        context: &Context,
+        out: &mut Out,
+    ) -> Option<(Member, LossCause)> {
         self.stragglers.reclaim_late(context, &self.steps, out)
     }
 

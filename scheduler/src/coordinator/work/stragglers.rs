@@ -12,13 +12,17 @@ use super::super::context::Context;
 use super::super::{Out, event, send};
 use super::open_steps::OpenSteps;
 use super::stealing::Stealing;
-use crate::action::CoordinatorEvent;
+use crate::action::{CoordinatorEvent, LossCause};
 use crate::deadline::Times;
 use crate::ledger::Ledger;
 use crate::throughput::{Estimates, ServiceTimes};
 
 /// Requests for a claim without an answer, a retry apart, after which the holder is expelled.
 const UNANSWERED: u32 = 8;
+
+/// Answers that a claim is being worked on, before its end or the next stage's, after which the holder is expelled. The
+/// time between two doubles up to [`DOUBLINGS`] times.
+const KEPT: u32 = 16;
 
 /// Doublings of patience at most.
 const DOUBLINGS: u32 = 6;
@@ -207,13 +211,14 @@ impl Stragglers {
         }
     }
 
-    /// Asks the holders of late claims for them. Returns a holder that does not answer, if there is one.
+    /// Asks the holders of late claims for them. Returns a holder that does not answer, or that has said too often
+    /// that it works on a claim, if there is one, with the cause.
     pub(super) fn reclaim_late(
         &mut self,
         context: &Context,
         steps: &OpenSteps,
         out: &mut Out,
-    ) -> Option<Member> {
+    ) -> Option<(Member, LossCause)> {
         let members = &context.members;
         while let Some((key, watch)) = self.next_late(context.now) {
             let ledger = steps.ledger(key.step);
@@ -228,9 +233,15 @@ impl Stragglers {
                 self.set_watch(key, Watch { at, unanswered: 0, ..watch });
                 continue;
             }
-            let silent = watch.unanswered >= UNANSWERED;
-            if silent && members.is_expendable(watch.holder, context.config.home) {
-                return Some(watch.holder);
+            let gives_up = match (watch.unanswered >= UNANSWERED, watch.kept >= KEPT) {
+                (true, _) => Some(LossCause::Silent),
+                (_, true) => Some(LossCause::Withholds),
+                _ => None,
+            };
+            if let Some(how) = gives_up
+                && members.is_expendable(watch.holder, context.config.home)
+            {
+                return Some((watch.holder, how));
             }
             let grant = watch.grant;
             send(watch.holder, FromCoordinator::Reclaim { key, grant, patience }, out);

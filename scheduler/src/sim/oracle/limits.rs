@@ -3,7 +3,7 @@
 use shoal_protocol::units::Bytes;
 
 use crate::action::PeerLoad;
-use crate::round::{most_ahead, piece_bytes};
+use crate::round::{UNPLACED, most_ahead, piece_bytes};
 use crate::sim::scenario::Scenario;
 
 /// The limits of every peer.
@@ -46,7 +46,7 @@ impl Limits {
                 logged: scenario.manifest.stages().map(logged).collect(),
                 heard: limits.heard,
                 // The engine may still use an aborted round when the next one begins.
-                rounds: Bytes(groups * pieces * piece.0 * 2),
+                rounds: Bytes(groups * pieces * piece.0 * 2 + UNPLACED as u64 * piece.0.max(32)),
             }
         };
         Self { peers: scenario.peers.iter().map(limit).collect() }

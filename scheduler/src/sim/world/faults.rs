@@ -19,6 +19,7 @@ impl World<'_> {
         let now = swarm.queue.now();
         swarm.observation.advanced(grace_period(self.scenario, now, fault));
         match fault {
+            Fault::Lie { number } => swarm.lie(number),
             Fault::Depose => swarm.log.elect_soon(&mut swarm.queue),
             Fault::Crash { peer, restart, disk } => swarm.crash(peer, restart, disk),
             Fault::Drain { peer } => return drain(swarm, peer),

@@ -9,15 +9,11 @@ use shoal_protocol::units::Bytes;
 
 use crate::action::{Payload, PeerAction};
 use crate::peer::Out;
-use crate::round::AHEAD;
+use crate::round::UNPLACED;
 
 /// Pieces that are kept before the close of their step arrives. The coordinator's messages and the other
 /// members' pieces travel on different connections.
 const EARLY_PIECES: usize = limits::MEMBERS;
-
-/// Those of one member, and of all senders that the view does not list at these weights: the view that does may
-/// arrive later.
-const OF_ONE: usize = 4 * AHEAD as usize;
 
 /// A piece of a round: its sender, what it is, and its payload.
 pub(in crate::peer) type Piece = (Member, TensorTag, Payload);
@@ -41,8 +37,8 @@ impl EarlyPieces {
         self.results
     }
 
-    /// Keeps a piece: sums up to so many bytes of one sender, results up to so many in all. Senders that host none
-    /// of these weights count as one together. Returns whether it keeps the piece; otherwise releases it.
+    /// Keeps a piece: sums up to so many bytes of one sender, results up to so many in all; of all senders that host
+    /// none of these weights a few. Returns whether it keeps the piece; otherwise releases it.
     pub(super) fn keep(
         &mut self,
         (from, tag, payload): Piece,
@@ -54,16 +50,14 @@ impl EarlyPieces {
         if hosts {
             self.drop_older(&tag, out);
         }
-        let of_same = |sender: Member| sender == from || !hosts && !is_host(sender);
-        let alike = |(sender, other, _): &&Piece| {
-            of_same(*sender) && (!hosts || is_result(other) == is_result(&tag))
-        };
-        let count = self.pieces.iter().filter(alike).count();
-        let held: Bytes = self.pieces.iter().filter(alike).map(|piece| piece.2.size).sum();
-        let fits = if hosts && is_result(&tag) {
+        let fits = if !hosts {
+            self.pieces.iter().filter(|(sender, ..)| !is_host(*sender)).count() < UNPLACED
+        } else if is_result(&tag) {
             self.results + payload.size <= in_all
         } else {
-            count < OF_ONE && held + payload.size <= of_sender
+            let alike = |(sender, tag, _): &&Piece| *sender == from && !is_result(tag);
+            let held: Bytes = self.pieces.iter().filter(alike).map(|piece| piece.2.size).sum();
+            held + payload.size <= of_sender
         };
         let fits = fits && (!is_result(&tag) || self.results + payload.size <= in_all);
         if self.pieces.len() >= EARLY_PIECES || !fits {

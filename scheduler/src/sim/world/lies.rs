@@ -1,0 +1,168 @@
+//! A liar: a member without a stage that says anything of the protocol to anyone.
+//!
+//! It otherwise does what a member does, so that it stays one as long as its lies do no harm. What it says concerns
+//! the work under way, since other messages are late or early to anyone.
+
+use shoal_protocol::ids::{
+    Attempt, ClaimKey, ContentHash, Era, Exchange, Grant, Member, Mend, Microbatch, Stage,
+    StageSpan, Step, Term, WeightGroup,
+};
+use shoal_protocol::message::{
+    FromCoordinator, HeldClaim, PassTimes, PeerMessage, RoundId, RoundOutcome, StoredFile,
+    TensorTag, ToCoordinator, ViewChange,
+};
+use shoal_protocol::units::Bytes;
+
+use super::event::Cargo;
+use super::swarm::Swarm;
+use crate::rng::Rng;
+use crate::sim::payloads::Content;
+
+impl Swarm<'_> {
+    /// The liar, the last peer of the scenario, says something.
+    pub(super) fn lie(&mut self, number: u64) {
+        let mut rng = Rng::new(self.scenario.seed ^ number.rotate_left(32) ^ 0x6c69_6172);
+        let liar = self.nodes.len() - 1;
+        let alive = (0..liar).filter(|index| self.nodes[*index].alive);
+        let alive: Vec<usize> = alive.collect();
+        if !self.nodes[liar].alive || alive.is_empty() {
+            return;
+        }
+        let victim = rng.pick(&alive);
+        let mut to = self.nodes[victim].me;
+        let from = self.nodes[liar].me;
+        let about = self.about(&mut rng, victim);
+        let cargo = match rng.within(0..=9) {
+            0 => Cargo::CoordinatorMoved(from),
+            1 | 2 => Cargo::FromCoordinator(order(&mut rng, about)),
+            3 | 4 => Cargo::PeerMessage(said(&mut rng, about)),
+            5 | 6 => self.tensor(&mut rng, about),
+            _ => {
+                to = self.leader().unwrap_or(to);
+                Cargo::ToCoordinator(reported(&mut rng, about))
+            }
+        };
+        let (mut era, mut term) = self.nodes[victim].era_and_term(&cargo);
+        if matches!(cargo, Cargo::FromCoordinator(_)) {
+            term = Term(term.0 + rng.within(0..=1));
+            era = Era(era.0 + rng.within(0..=1) as u32);
+        }
+        self.observation.report.lies += 1;
+        self.traffic.send(from, to, (era, term), cargo, &mut self.queue);
+    }
+
+    /// What a lie is about: work near that of the victim, and any members.
+    fn about(&self, rng: &mut Rng, victim: usize) -> About {
+        let training = &self.scenario.manifest.training;
+        let step = self.nodes[victim].peer.version().0 + rng.pick(&[0, 0, 0, 1, 2]);
+        let stage = Stage(rng.within(0..=u64::from(training.stages) - 1) as u16);
+        let microbatch = Microbatch(rng.within(0..=u64::from(training.microbatches) - 1) as u32);
+        let key = ClaimKey { step: Step(step), stage, microbatch };
+        let groups = self.scenario.manifest.weight_groups().count() as u64;
+        let (era, term) =
+            self.nodes[victim].era_and_term(&Cargo::CoordinatorMoved(self.nodes[victim].me));
+        let weights = WeightGroup(rng.within(0..=groups - 1) as u16);
+        let round = RoundId { era, term, step: key.step, weights, attempt: Attempt(0) };
+        let members: Vec<Member> = self.nodes.iter().map(|node| node.me).collect();
+        let grant = Grant { term, number: rng.within(0..=100) };
+        About { key, round, grant, other: rng.pick(&members) }
+    }
+
+    /// A tensor of the right size with a content that nobody computed.
+    fn tensor(&self, rng: &mut Rng, about: About) -> Cargo {
+        let About { key, round, .. } = about;
+        let (exchange, mend) = (Exchange(rng.within(0..=1) as u32), Mend(0));
+        let piece = rng.within(0..=3) as u32;
+        let proof = self.scenario.manifest.whole_proof(round.step, round.weights);
+        let word = Content::Word(rng.number());
+        let sums = Content::Sums(vec![1; rng.within(1..=4) as usize]);
+        let manifest = &self.scenario.manifest;
+        let (tag, content, size) = match rng.within(0..=3) {
+            0 => (TensorTag::Activation { key, exchange }, word, manifest.activation_bytes()),
+            1 => {
+                let size = manifest.activation_bytes();
+                (TensorTag::ActivationGradient { key, exchange }, word, size)
+            }
+            2 => (TensorTag::RoundPart { round, mend, piece, proof }, sums, Bytes(32)),
+            _ => (TensorTag::RoundResult { round, mend, piece, proof }, sums, Bytes(16)),
+        };
+        Cargo::Tensor { tag, content, size }
+    }
+}
+
+/// What a lie is about.
+#[derive(Debug, Clone, Copy)]
+struct About {
+    key: ClaimKey,
+    round: RoundId,
+    grant: Grant,
+    other: Member,
+}
+
+fn order(rng: &mut Rng, About { key, grant, .. }: About) -> FromCoordinator {
+    let reason = "a lie".to_owned();
+    let span = StageSpan::one(key.stage);
+    let version = key.step;
+    match rng.within(0..=11) {
+        0 => FromCoordinator::Stopped { reason },
+        1 => FromCoordinator::Finished,
+        2 => FromCoordinator::Expelled { reason },
+        3 => FromCoordinator::Refused { reason },
+        4 => FromCoordinator::Rewind { era: Era(rng.within(0..=9) as u32), version, span },
+        5 => FromCoordinator::TakenOver,
+        6 => FromCoordinator::View(ViewChange { number: 1 << 40, ..ViewChange::default() }),
+        7 => FromCoordinator::Work { step: key.step, grants: vec![(key.microbatch, grant)] },
+        8 => FromCoordinator::Granted { key, grant, next_holder: None },
+        9 => FromCoordinator::Reclaim { key, grant, patience: PassTimes::default() },
+        10 => FromCoordinator::Store { version, stage: key.stage },
+        _ => FromCoordinator::Noted { key, grant },
+    }
+}
+
+fn said(rng: &mut Rng, About { key, other, .. }: About) -> PeerMessage {
+    let (wanted, service_time) = (Exchange(0), rng.within(0..=1_000));
+    match rng.within(0..=6) {
+        0 => PeerMessage::Offer { key, size: Bytes(8), retry: rng.chance(500) },
+        1 => PeerMessage::Accepted { key, wanted, service_time },
+        2 => PeerMessage::Busy { key, service_time },
+        3 => PeerMessage::HeldBy { key, holder: other },
+        4 => PeerMessage::Free { stage: key.stage },
+        5 => PeerMessage::Withdrawn { key },
+        _ => PeerMessage::Evaluated { key },
+    }
+}
+
+fn reported(rng: &mut Rng, About { key, round, grant, other }: About) -> ToCoordinator {
+    let outcome = RoundOutcome { hash: ContentHash([7; 32]), square_norm: 1.0, proof: 1 };
+    let reason = "a lie".to_owned();
+    let (version, stage, mend) = (key.step, key.stage, Mend(0));
+    match rng.within(0..=15) {
+        0 => ToCoordinator::Claim { key },
+        1 => ToCoordinator::Done { key, grant, loss: None, pass_times: PassTimes::default() },
+        2 => ToCoordinator::Working { key, grant },
+        3 => ToCoordinator::Released { key, grant },
+        4 => ToCoordinator::Reduced { round, mend, outcome, rates: Vec::new() },
+        5 => ToCoordinator::RoundRefused { round, reason },
+        6 => ToCoordinator::Diverged { key, reason },
+        7 => {
+            let hash = ContentHash([9; 32]);
+            let files = vec![StoredFile { name: "lie".to_owned(), hash, size: Bytes(1) }];
+            ToCoordinator::Stored { version, stage, files }
+        }
+        8 => ToCoordinator::Kept { version, stage, whole: rng.chance(500) },
+        9 => ToCoordinator::Archived { version },
+        10 => ToCoordinator::Ready { version, view: rng.within(0..=9) },
+        11 => ToCoordinator::Stale { there: rng.chance(500) },
+        12 => ToCoordinator::CannotReach { member: other },
+        13 => {
+            let claim = HeldClaim { key, grant, done: rng.chance(500), loss: None };
+            ToCoordinator::Held { claims: vec![claim], part: 0, last: true }
+        }
+        14 => ToCoordinator::WorkRequest {
+            rooms: vec![(key.step, 9)],
+            through: grant,
+            service_time: 1,
+        },
+        _ => ToCoordinator::RoundGroupRequest { round },
+    }
+}
