@@ -1,5 +1,8 @@
 //! The tokenizer of a model's folder, as Hugging Face lays it out.
 
+mod scan;
+mod steps;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read};
@@ -8,10 +11,11 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use shoal_protocol::ids::ContentHash;
+use shoal_protocol::limits;
 use tokenizers::Tokenizer;
 
-/// Largest `tokenizer.json`, in bytes.
-const MAX_TOKENIZER_BYTES: u64 = 512 << 20;
+/// Largest `tokenizer.json`, in bytes: three times the largest of known models.
+const MAX_TOKENIZER_BYTES: u64 = 128 << 20;
 /// Largest other file of a model's folder, in bytes.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
@@ -27,7 +31,7 @@ pub enum TokenizerError {
         source: io::Error,
     },
     /// A file is too large.
-    #[error("{path} has more than {most} bytes: it is not a file of a model's folder", path = path.display())]
+    #[error("{path} has more than {most} bytes, the most for such a file: fetch the model again, or use another", path = path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
@@ -49,6 +53,18 @@ pub enum TokenizerError {
         path: PathBuf,
         /// The error of the library.
         reason: String,
+    },
+    /// `tokenizer.json` would take far more memory or time than its bytes.
+    #[error("{path}: {key} is {value}, and must be {range}; use the tokenizer of another model", path = path.display())]
+    OutOfRange {
+        /// The file.
+        path: PathBuf,
+        /// The key, with dots between levels.
+        key: String,
+        /// The value.
+        value: String,
+        /// The range.
+        range: String,
     },
     /// The tokenizer has more tokens than the model.
     #[error(
@@ -104,6 +120,9 @@ impl TextTokenizer {
         let path = base.join("tokenizer.json");
         let bytes = read_capped(&path, MAX_TOKENIZER_BYTES)?;
         let invalid = |reason: String| TokenizerError::Tokenizer { path: path.clone(), reason };
+        scan::scan(&bytes).map_err(|scan::OutOfRange { key, value, range }| {
+            TokenizerError::OutOfRange { path: path.clone(), key, value, range }
+        })?;
         let mut tokenizer = guarded(|| Tokenizer::from_bytes(&bytes)).map_err(invalid)?;
         // Rows are cut and padded here, not by the tokenizer.
         tokenizer.with_padding(None);
@@ -117,15 +136,26 @@ impl TextTokenizer {
         let used = largest.map_or(0, |id| u64::from(id) + 1);
         let model =
             config.get("vocab_size").or_else(|| config.get("text_config")?.get("vocab_size"));
+        let most = u64::from(limits::VOCABULARY);
+        let out_of_range = |path: &Path, key: &str, value: u64, most: u64| {
+            let scan::OutOfRange { key, value, range } = scan::OutOfRange::above(key, value, most);
+            TokenizerError::OutOfRange { path: path.to_owned(), key, value, range }
+        };
         let vocabulary = match model.and_then(Value::as_u64) {
+            Some(model) if model > most => {
+                return Err(out_of_range(&base.join("config.json"), "vocab_size", model, most));
+            }
+            _ if used > most => {
+                return Err(out_of_range(&path, "the largest id", used - 1, most - 1));
+            }
             Some(model) if model < used => {
                 return Err(TokenizerError::Vocabulary { tokenizer: used, model });
             }
             Some(model) => model,
             None => used,
         };
-        let vocabulary = u32::try_from(vocabulary)
-            .map_err(|_| invalid(format!("a vocabulary of {vocabulary} is too large")))?;
+        // It is at most 2^20.
+        let vocabulary = vocabulary as u32;
 
         let id = |name: &str| {
             let by_text = special.get(&format!("{name}_token")).map(String::as_str);

@@ -50,6 +50,15 @@ pub enum BaseError {
         /// The damage.
         reason: String,
     },
+    /// A file of the model's folder is a link to a file elsewhere.
+    #[error("{path} is a link to {target}, outside of the model's folder: copy the file there if it belongs to the model",
+            path = path.display(), target = target.display())]
+    Link {
+        /// The link.
+        path: PathBuf,
+        /// The file that it leads to.
+        target: PathBuf,
+    },
     /// A file of weights that the index of the model names is missing.
     #[error("{path} is missing: fetch the whole model", path = path.display())]
     MissingShard {

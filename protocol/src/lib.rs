@@ -14,6 +14,7 @@ pub mod decoders;
 pub mod frame;
 pub mod history;
 pub mod ids;
+pub mod inside;
 pub mod island_name;
 pub mod label;
 pub mod limits;

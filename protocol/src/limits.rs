@@ -55,6 +55,24 @@ pub const MICROBATCHES: u32 = 1 << 16;
 /// Complete checkpoints that a run keeps.
 pub const CHECKPOINTS: u32 = 64;
 
+/// Tokens of a vocabulary.
+pub const VOCABULARY: u32 = 1 << 20;
+
+/// Width of a model.
+pub const HIDDEN: u32 = 1 << 16;
+
+/// Layers of a model.
+pub const LAYERS: u32 = 1024;
+
+/// Heads of a layer.
+pub const HEADS: u32 = 1024;
+
+/// Inner width of a layer's feed-forward part.
+pub const INTERMEDIATE: u32 = 1 << 18;
+
+/// Width of a head.
+pub const HEAD_SIZE: u32 = 1 << 12;
+
 /// Stages of one run.
 pub const STAGES: u16 = 1024;
 

@@ -4,9 +4,12 @@ use std::fs;
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
+
+use shoal_protocol::inside;
 
 use super::SourceError;
+use super::compressed::{Bounded, Counted, MOST_RATIO, RatioExceeded, WINDOW_LOG};
 use super::glob;
 
 /// Buffer between a file and its reader, in bytes.
@@ -77,35 +80,29 @@ impl SourceFile {
     pub(super) fn reader(&self, counter: &Arc<AtomicU64>) -> Result<Box<dyn Read>, SourceError> {
         let file = fs::File::open(&self.path).map_err(read_error(&self.path))?;
         let file = BufReader::with_capacity(BUFFER_BYTES, file);
-        let file = Counted { inner: file, counter: counter.clone() };
-        Ok(match self.compression {
-            Compression::None => Box::new(file),
+        let packed = Arc::new(AtomicU64::new(0));
+        let file = Counted { inner: file, of_file: packed.clone(), of_all: counter.clone() };
+        let unpacked: Box<dyn Read> = match self.compression {
+            Compression::None => return Ok(Box::new(file)),
             Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(file)),
             Compression::Zstd => {
-                Box::new(zstd::stream::read::Decoder::new(file).map_err(read_error(&self.path))?)
+                let error = || read_error(&self.path);
+                let mut decoder = zstd::stream::read::Decoder::new(file).map_err(error())?;
+                decoder.window_log_max(WINDOW_LOG).map_err(error())?;
+                Box::new(decoder)
             }
-        })
-    }
-}
-
-/// Counts the bytes that are read.
-struct Counted<R> {
-    inner: R,
-    counter: Arc<AtomicU64>,
-}
-
-impl<R: Read> Read for Counted<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.inner.read(buffer)?;
-        self.counter.fetch_add(count as u64, Ordering::Relaxed);
-        Ok(count)
+        };
+        Ok(Box::new(Bounded { inner: unpacked, packed, unpacked: 0 }))
     }
 }
 
 /// Adds the path to an error of the file system.
 pub(super) fn read_error(path: &Path) -> impl FnOnce(io::Error) -> SourceError {
     let path = path.to_owned();
-    move |source| SourceError::Read { path, source }
+    move |source| match source.get_ref().is_some_and(|error| error.is::<RatioExceeded>()) {
+        true => SourceError::Ratio { path, most: MOST_RATIO },
+        false => SourceError::Read { path, source },
+    }
 }
 
 /// The files of `sources`, in order. A source is a file, a folder, or a pattern with `*`, `?`,
@@ -115,6 +112,10 @@ pub(super) fn read_error(path: &Path) -> impl FnOnce(io::Error) -> SourceError {
 /// unknown kinds are left out. A folder with tables (JSON lines or Parquet) yields only these: its
 /// texts describe them.
 ///
+/// A link in a folder or behind a pattern is followed to a file of the same folder. One that leads out
+/// of the folder is refused: the folder may be a download, and its author does not choose what is read
+/// here. A link that is itself the source is followed anywhere.
+///
 /// # Errors
 /// If a source cannot be read, is of no known kind, or has no file.
 pub fn find(sources: &[String]) -> Result<Vec<SourceFile>, SourceError> {
@@ -122,7 +123,7 @@ pub fn find(sources: &[String]) -> Result<Vec<SourceFile>, SourceError> {
     for source in sources {
         let path = Path::new(source);
         if path.is_dir() {
-            let mut found = describe(&walk(path)?)?;
+            let mut found = describe(path, &walk(path)?)?;
             if found.iter().any(|file| file.container != Container::Text) {
                 found.retain(|file| file.container != Container::Text);
             }
@@ -131,9 +132,10 @@ pub fn find(sources: &[String]) -> Result<Vec<SourceFile>, SourceError> {
             }
             files.extend(found);
         } else if glob::is_pattern(source) && !path.exists() {
-            let mut paths = walk(&glob::fixed_folder(source))?;
+            let folder = glob::fixed_folder(source);
+            let mut paths = walk(&folder)?;
             paths.retain(|path| glob::matches(source, &path.to_string_lossy()));
-            let found = describe(&paths)?;
+            let found = describe(&folder, &paths)?;
             if found.is_empty() {
                 return Err(SourceError::NoFile(source.clone()));
             }
@@ -147,12 +149,30 @@ pub fn find(sources: &[String]) -> Result<Vec<SourceFile>, SourceError> {
     Ok(files)
 }
 
-fn describe(paths: &[PathBuf]) -> Result<Vec<SourceFile>, SourceError> {
+/// Describes the files of a folder that are of a known kind.
+fn describe(folder: &Path, paths: &[PathBuf]) -> Result<Vec<SourceFile>, SourceError> {
     let mut files = Vec::new();
     for path in paths {
-        files.extend(SourceFile::of(path)?);
+        if let Some(file) = SourceFile::of(path)? {
+            refuse_outside(folder, path)?;
+            files.push(file);
+        }
     }
     Ok(files)
+}
+
+/// Refuses a file of a folder that is a link to a file elsewhere.
+fn refuse_outside(folder: &Path, path: &Path) -> Result<(), SourceError> {
+    if !fs::symlink_metadata(path).map_err(read_error(path))?.is_symlink() {
+        return Ok(());
+    }
+    let target = fs::canonicalize(path).map_err(read_error(path))?;
+    let root = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let root = fs::canonicalize(root).map_err(read_error(root))?;
+    if inside::holds(&root, &target) {
+        return Ok(());
+    }
+    Err(SourceError::Link { path: path.to_owned(), target, folder: root })
 }
 
 /// The files under a folder in the byte order of their paths, without hidden ones.

@@ -1,5 +1,6 @@
 //! JSON whose objects keep the order of their keys, as chat templates see them in Python.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -68,11 +69,48 @@ impl Object {
 
 impl FromIterator<(String, Json)> for Object {
     fn from_iter<I: IntoIterator<Item = (String, Json)>>(pairs: I) -> Self {
-        let mut object = Self::default();
+        let mut builder = Builder::default();
         for (key, value) in pairs {
-            object.insert(key, value);
+            builder.insert(key, value);
         }
-        object
+        builder.finish()
+    }
+}
+
+/// Most keys that are compared one by one.
+const FEW_KEYS: usize = 16;
+
+/// Collects the pairs of an object. A foreign row may have as many keys as fit into a line, so that
+/// from [`FEW_KEYS`] on an index finds the ones that occur twice.
+#[derive(Default)]
+struct Builder {
+    object: Object,
+    /// Positions of the keys; empty while there are few.
+    positions: BTreeMap<String, usize>,
+}
+
+impl Builder {
+    fn insert(&mut self, key: String, value: Json) {
+        let pairs = &mut self.object.0;
+        if pairs.len() < FEW_KEYS {
+            self.object.insert(key, value);
+            return;
+        }
+        if self.positions.is_empty() {
+            let keys = pairs.iter().enumerate();
+            self.positions = keys.map(|(position, (key, _))| (key.clone(), position)).collect();
+        }
+        match self.positions.get(&key) {
+            Some(position) => pairs[*position].1 = value,
+            None => {
+                self.positions.insert(key.clone(), pairs.len());
+                pairs.push((key, value));
+            }
+        }
+    }
+
+    fn finish(self) -> Object {
+        self.object
     }
 }
 
@@ -193,17 +231,19 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut pairs: A) -> Result<Json, A::Error> {
-        let mut object = Object::default();
+        let mut builder = Builder::default();
         while let Some((key, value)) = pairs.next_entry()? {
-            object.insert(key, value);
+            builder.insert(key, value);
         }
-        Ok(Json::Object(object))
+        Ok(Json::Object(builder.finish()))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Json;
+    use std::time::{Duration, Instant};
+
+    use super::{Json, Object};
 
     #[test]
     fn keys_keep_their_order() {
@@ -213,6 +253,19 @@ mod tests {
         assert!(json.contains('é') && json.contains('y') && !json.contains('x'));
         let twice: Json = serde_json::from_str(r#"{"a":1,"b":2,"a":3}"#).expect("JSON");
         assert_eq!(serde_json::to_string(&twice).expect("JSON"), r#"{"a":3,"b":2}"#);
+    }
+
+    #[test]
+    fn the_time_of_an_object_grows_with_its_keys() {
+        let begun = Instant::now();
+        let keys = (0..200_000).map(|key| format!("\"{}\":{key}", key % 100_000));
+        let text = format!("{{{}}}", keys.collect::<Vec<_>>().join(","));
+        let object: Object = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(object.iter().count(), 100_000);
+        assert_eq!(object.iter().next(), Some(("0", &Json::Number(100_000.into()))));
+        assert_eq!(object.iter().last(), Some(("99999", &Json::Number(199_999.into()))));
+        // Comparisons of all pairs of keys took minutes.
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     }
 
     #[test]

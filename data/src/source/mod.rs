@@ -1,5 +1,6 @@
 //! Reads rows of files, in constant memory.
 
+mod compressed;
 mod files;
 mod glob;
 mod json;
@@ -42,6 +43,28 @@ pub enum SourceError {
     /// A folder or pattern without a file of a known kind.
     #[error("{0} has no .txt, .md, .jsonl or .parquet file: name another file, folder or pattern")]
     NoFile(String),
+    /// A file of a folder that is a link to a file elsewhere.
+    #[error(
+        "{path} is a link to {target}, which is not in {folder}: remove the link, and name {target} as a source of its own if it is training text", path = path.display(), target = target.display(), folder = folder.display()
+    )]
+    Link {
+        /// The link.
+        path: PathBuf,
+        /// The file that it leads to.
+        target: PathBuf,
+        /// The folder that is a source.
+        folder: PathBuf,
+    },
+    /// A compressed file that is far larger than it looks.
+    #[error(
+        "{path} has more than {most} bytes of text for each compressed byte, as no training text has: if it is meant, decompress it and name the result", path = path.display()
+    )]
+    Ratio {
+        /// The file.
+        path: PathBuf,
+        /// The cap.
+        most: u64,
+    },
     /// A line that is longer than the cap.
     #[error("{path}, line {line}: more than {most} bytes; shorten it, or raise --line-bytes", path = path.display())]
     LongLine {

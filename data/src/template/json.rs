@@ -1,7 +1,9 @@
 //! The filter `tojson`, as transformers defines it: Python's `json.dumps`.
 
 use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::{Error, ErrorKind, State, Value};
+
+use super::limits;
 
 /// Deepest nesting of a value.
 const MAX_DEPTH: usize = 128;
@@ -16,7 +18,7 @@ struct Style {
 }
 
 /// The filter.
-pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
+pub(super) fn tojson(state: &State, value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<Value> = options.get("indent")?;
     let indent = indent.filter(|indent| !indent.is_none()).map(|indent| {
         let width = indent.as_usize().unwrap_or(0).min(64);
@@ -38,12 +40,22 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     };
     options.assert_all_used()?;
     let mut text = String::new();
-    style.write(value, 0, &mut text)?;
+    style.write(state, value, 0, &mut text)?;
     Ok(Value::from_safe_string(text))
 }
 
 impl Style {
-    fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+    fn write(
+        &self,
+        state: &State,
+        value: &Value,
+        depth: usize,
+        out: &mut String,
+    ) -> Result<(), Error> {
+        // A value in a list costs its text, and the separators and indents before and behind it.
+        let indent = self.indent.as_ref().map_or(0, |indent| indent.len() * (depth + 1));
+        let around = self.between.len() + self.colon.len() + indent;
+        limits::charge(state, around + value.as_str().map_or(0, str::len))?;
         if depth > MAX_DEPTH {
             return Err(Error::new(ErrorKind::InvalidOperation, "tojson: nested too deeply"));
         }
@@ -54,7 +66,7 @@ impl Style {
             ValueKind::String => self.write_text(value.as_str().unwrap_or_default(), out),
             ValueKind::Seq | ValueKind::Iterable => {
                 let items = value.try_iter()?.map(|item| (None, item)).collect();
-                self.write_items(('[', ']'), items, depth, out)?;
+                self.write_items(state, ('[', ']'), items, depth, out)?;
             }
             ValueKind::Map => {
                 let mut items = Vec::new();
@@ -65,7 +77,7 @@ impl Style {
                 if self.sorted {
                     items.sort_by(|(one, _), (other, _)| one.cmp(other));
                 }
-                self.write_items(('{', '}'), items, depth, out)?;
+                self.write_items(state, ('{', '}'), items, depth, out)?;
             }
             kind => {
                 let reason = format!("tojson: a value of type {kind} is not JSON");
@@ -77,6 +89,7 @@ impl Style {
 
     fn write_items(
         &self,
+        state: &State,
         (open, close): (char, char),
         items: Vec<(Option<String>, Value)>,
         depth: usize,
@@ -90,10 +103,11 @@ impl Style {
             }
             self.new_line(depth + 1, out);
             if let Some(key) = key {
+                limits::charge(state, key.len())?;
                 self.write_text(&key, out);
                 out.push_str(&self.colon);
             }
-            self.write(&item, depth + 1, out)?;
+            self.write(state, &item, depth + 1, out)?;
         }
         if !empty {
             self.new_line(depth, out);

@@ -3,9 +3,11 @@
 mod date;
 mod generation;
 mod json;
+mod limits;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -20,12 +22,6 @@ pub use date::{Date, DateError};
 
 /// Name of the template in the environment.
 const NAME: &str = "chat";
-
-/// Most instructions of the template engine for one chat.
-const FUEL: u64 = 20_000_000;
-
-/// Largest file of a template, in bytes.
-const MAX_BYTES: u64 = 16 << 20;
 
 /// Why a chat cannot be rendered.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +48,47 @@ pub enum TemplateError {
     /// The template is not valid.
     #[error("the chat template is invalid: {0}; give another with --chat-template FILE")]
     Syntax(String),
+    /// The template is larger than any of a known model.
+    #[error(
+        "the chat template has {found} {what}, and may have {most}: give another with --chat-template FILE"
+    )]
+    Large {
+        /// What is counted.
+        what: &'static str,
+        /// How many there are.
+        found: u64,
+        /// The cap.
+        most: u64,
+    },
+    /// The template works too long on a chat.
+    #[error(
+        "the chat template takes more than {fuel} units of work for the chat: shorten the row, or give another template with --chat-template FILE"
+    )]
+    Work {
+        /// The cap.
+        fuel: u64,
+    },
+    /// The template does not end.
+    #[error(
+        "the chat template takes more than {seconds} s for the chat: shorten the row, or give another template with --chat-template FILE"
+    )]
+    Time {
+        /// The cap.
+        seconds: u64,
+    },
+    /// The template makes too much text of a chat.
+    #[error(
+        "the chat template makes more than {most} bytes of the chat: shorten the row, or give another template with --chat-template FILE"
+    )]
+    Output {
+        /// The cap.
+        most: u64,
+    },
+    /// The system gives no thread to render in.
+    #[error(
+        "no thread for the chat template: {0}; raise the limits of memory (ulimit -v) or threads (ulimit -u)"
+    )]
+    Thread(std::io::Error),
     /// The template does not mark the assistant's text.
     #[error(
         "the chat template does not mark the assistant's text with {{% generation %}}, so it cannot be masked: use --train-on all, or a template with the mark via --chat-template FILE"
@@ -94,14 +131,21 @@ impl ChatTemplate {
         special: &BTreeMap<String, String>,
         date: Option<Date>,
     ) -> Result<Self, TemplateError> {
+        limits::check_source(source)?;
+        limits::with_deep_stack(|| Self::compile(source, special, date))
+    }
+
+    fn compile(
+        source: &str,
+        special: &BTreeMap<String, String>,
+        date: Option<Date>,
+    ) -> Result<Self, TemplateError> {
         let (translated, marked) = generation::translate(source);
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|error| TemplateError::Syntax(describe(&error)))?);
-        environment.set_fuel(Some(FUEL));
         environment.set_formatter(format);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(limits::call_method);
         environment.add_filter(generation::FILTER, generation::mark);
         environment.add_filter("tojson", json::tojson);
         environment.add_function("raise_exception", raise_exception);
@@ -184,28 +228,53 @@ impl ChatTemplate {
     }
 
     fn render_marked(&self, messages: &Messages, prompt: bool) -> Result<Rendered, TemplateError> {
+        let texts = messages.iter().flat_map(Object::iter);
+        let bytes = texts.map(|(key, value)| (key.len() + value.text_bytes()) as u64).sum();
+        let (fuel, most) = (limits::fuel(bytes), limits::output(bytes));
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(fuel));
         let messages: Vec<_> = messages.iter().map(alias_reasoning).collect();
         let markers = generation::Markers::unused_in(&messages);
-        let special = self.special.iter();
-        let mut context: BTreeMap<&str, Value> =
-            special.map(|(name, text)| (name.as_str(), Value::from(text.as_str()))).collect();
-        context.insert("messages", Value::from(Serde(&messages)));
-        context.insert("tools", Value::from(()));
-        context.insert("documents", Value::from(()));
-        context.insert("add_generation_prompt", Value::from(prompt));
-        context.insert(generation::OPEN, Value::from(markers.open.to_string()));
-        context.insert(generation::CLOSE, Value::from(markers.close.to_string()));
-        let template = self.environment.get_template(NAME);
-        let rendered = template.and_then(|template| template.render(context));
-        let rendered = rendered.map_err(|error| {
-            let text = describe(&error);
-            if text.contains("strftime_now") && error.kind() == ErrorKind::UnknownFunction {
-                return TemplateError::Date;
-            }
-            TemplateError::Render(text)
+        let special = self.special.clone();
+        let text = limits::until_deadline(move || {
+            let context = context(&special, &messages, markers, prompt);
+            let mut out = limits::Rendering { bytes: Vec::new(), most };
+            let template = environment.get_template(NAME);
+            let rendered = template
+                .and_then(|template| template.render_captured_to(context, &mut out).map(|_| ()));
+            rendered.map_err(|error| match error.kind() {
+                ErrorKind::OutOfFuel => TemplateError::Work { fuel },
+                ErrorKind::WriteFailure => TemplateError::Output { most },
+                ErrorKind::UnknownFunction if describe(&error).contains("strftime_now") => {
+                    TemplateError::Date
+                }
+                _ => TemplateError::Render(describe(&error)),
+            })?;
+            Ok(String::from_utf8_lossy(&out.bytes).into_owned())
         })?;
-        Ok(markers.extract(&rendered))
+        Ok(markers.extract(&text))
     }
+}
+
+/// The variables of a template.
+fn context(
+    special: &BTreeMap<String, String>,
+    messages: &[Object],
+    markers: generation::Markers,
+    prompt: bool,
+) -> BTreeMap<String, Value> {
+    let mut context: BTreeMap<String, Value> =
+        special.iter().map(|(name, text)| (name.clone(), Value::from(text.as_str()))).collect();
+    let own = [
+        ("messages", Value::from(Serde(messages))),
+        ("tools", Value::from(())),
+        ("documents", Value::from(())),
+        ("add_generation_prompt", Value::from(prompt)),
+        (generation::OPEN, Value::from(markers.open.to_string())),
+        (generation::CLOSE, Value::from(markers.close.to_string())),
+    ];
+    context.extend(own.map(|(name, value)| (name.to_owned(), value)));
+    context
 }
 
 /// The tokens that the assistant generates: as transformers' `return_assistant_tokens_mask`, from
@@ -244,10 +313,10 @@ fn alias_reasoning(message: &Object) -> Object {
 }
 
 fn read(path: &Path) -> std::io::Result<String> {
-    if fs::metadata(path)?.len() > MAX_BYTES {
-        return Err(std::io::Error::other("it is too large"));
-    }
-    fs::read_to_string(path)
+    let mut source = String::new();
+    // One more byte than is allowed, so that a larger file is refused by its size.
+    fs::File::open(path)?.take(limits::SOURCE_BYTES + 1).read_to_string(&mut source)?;
+    Ok(source)
 }
 
 /// Writes a value as Python does.
@@ -257,7 +326,8 @@ fn format(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Erro
         ValueKind::Bool => {
             out.write_str(if value.is_true() { "True" } else { "False" }).map_err(Error::from)
         }
-        _ => minijinja::escape_formatter(out, state, value),
+        ValueKind::String => minijinja::escape_formatter(out, state, value),
+        _ => limits::write_value(out, state, value),
     }
 }
 
@@ -273,3 +343,6 @@ fn describe(error: &Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,7 @@
 
 mod common;
 mod golden;
+mod hostile;
 mod inputs;
 mod order;
 mod packing;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 use shoal_protocol::ids::ContentHash;
+use shoal_protocol::inside::holds;
 use shoal_protocol::manifest::{Base, Model};
 
 use super::index::{BaseFile, BaseIndex, FORMAT, INDEX};
@@ -123,6 +124,7 @@ fn copy_others(source: &Path, to: &Path, config: &Value) -> Result<Vec<BaseFile>
         if name == "config.json" {
             fs::write(&path, format!("{config:#}\n")).map_err(BaseError::io(&path))?;
         } else if from.exists() {
+            refuse_outside(source, &from)?;
             fs::copy(&from, &path).map_err(BaseError::io(&from))?;
         } else {
             continue;
@@ -130,6 +132,16 @@ fn copy_others(source: &Path, to: &Path, config: &Value) -> Result<Vec<BaseFile>
         files.push(describe_file(to, name.to_owned())?);
     }
     Ok(files)
+}
+
+/// Refuses a link out of the folder: peers fetch the copy, and the folder may be a stranger's.
+fn refuse_outside(folder: &Path, file: &Path) -> Result<()> {
+    let folder = fs::canonicalize(folder).map_err(BaseError::io(folder))?;
+    let target = fs::canonicalize(file).map_err(BaseError::io(file))?;
+    match holds(&folder, &target) {
+        true => Ok(()),
+        false => Err(BaseError::Link { path: file.to_owned(), target }),
+    }
 }
 
 /// Size and hash of a file.

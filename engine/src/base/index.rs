@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::{ContentHash, Stage};
+use shoal_protocol::inside::is_plain_name;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{Base, Manifest, Model};
 
@@ -63,8 +64,8 @@ impl BaseIndex {
             return Err(format!("it has {} files and not {expected}", index.weights.len()));
         }
         let mut files = index.weights.iter().chain(&index.others);
-        match files.find(|file| Path::new(&file.name).file_name() != Some(file.name.as_ref())) {
-            Some(file) => Err(format!("it lists {:?}", file.name)),
+        match files.find(|file| !is_plain_name(&file.name)) {
+            Some(file) => Err(format!("it lists {:?}, which is no plain file name", file.name)),
             None => Ok(index),
         }
     }

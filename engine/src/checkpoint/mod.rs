@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::{ContentHash, RunId, Stage, Step};
+use shoal_protocol::inside::is_plain_name;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
 
@@ -94,6 +95,11 @@ impl Description {
             return Err("it has been changed".to_owned());
         }
         description.manifest.check().map_err(|error| error.to_string())?;
+        // The names are joined to folders, and the files are offered to peers.
+        let mut files = description.files.iter();
+        if let Some(file) = files.find(|file| !is_plain_name(&file.name)) {
+            return Err(format!("it lists {:?}, which is no plain file name", file.name));
+        }
         match description.manifest.run_id() == description.run {
             true => Ok(description),
             false => Err("its manifest is not that of its run".to_owned()),
@@ -212,4 +218,32 @@ pub(crate) fn hash_tensors(context: &str, vectors: &[(&[Parameter], &[f32])]) ->
         }
     }
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_description_lists_plain_names_alone() {
+        let manifest = shoal_protocol::manifest::example::small();
+        let hash = ContentHash([1; 32]);
+        let parse = |name: &str| {
+            let mut description = Description {
+                format: FORMAT,
+                run: manifest.run_id(),
+                step: Step(3),
+                manifest: manifest.clone(),
+                files: vec![CheckpointFile { name: name.to_owned(), bytes: 8, hash }],
+                seal: hash,
+            };
+            description.seal = description.expected_seal();
+            Description::parse(&description.to_bytes())
+        };
+        parse("config.json").expect("plain");
+        for name in ["../identity", "/etc/passwd", "a/b", "..", "", ".hidden", "a.part"] {
+            let error = parse(name).expect_err(name);
+            assert!(error.contains("is no plain file name"), "{error}");
+        }
+    }
 }

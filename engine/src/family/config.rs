@@ -41,6 +41,28 @@ impl<'a> Config<'a> {
         self.optional_number(key)?.ok_or_else(|| ConfigJsonError::Missing { key: key.to_owned() })
     }
 
+    /// A number from 1 to `most`: what is allocated for it later has a bound.
+    pub(super) fn size(&self, key: &str, most: u32) -> Result<u32, ConfigJsonError> {
+        self.within(key, self.number(key)?, most)
+    }
+
+    /// As [`Config::size`], or a default where the key is absent.
+    pub(super) fn size_or(
+        &self,
+        key: &str,
+        default: u32,
+        most: u32,
+    ) -> Result<u32, ConfigJsonError> {
+        self.within(key, self.number_or(key, default)?, most)
+    }
+
+    fn within(&self, key: &str, number: u32, most: u32) -> Result<u32, ConfigJsonError> {
+        match (1..=most).contains(&number) {
+            true => Ok(number),
+            false => Err(self.unsupported(key, &format!("it must be from 1 to {most}"))),
+        }
+    }
+
     pub(super) fn real_or(&self, key: &str, default: f64) -> Result<f64, ConfigJsonError> {
         let Some(value) = self.present(key) else { return Ok(default) };
         value.as_f64().ok_or_else(|| self.unsupported(key, "it must be a number"))

@@ -8,6 +8,7 @@ mod rope;
 pub(crate) mod tensors;
 
 use serde_json::Value;
+use shoal_protocol::limits;
 use shoal_protocol::manifest::{
     Activation, Biases, Block, LayerAttention, Model, Norm, Placement, QueryKeyNorm,
 };
@@ -238,22 +239,23 @@ impl Family {
         // GPT-2 has names of its own for everything.
         let old = self.naming == Naming::Gpt2;
         let key = |new, older| if old { older } else { new };
-        let hidden = config.number(key("hidden_size", "n_embd"))?;
-        let heads = config.number(key("num_attention_heads", "n_head"))?;
-        let layers = config.number(key("num_hidden_layers", "n_layer"))?;
-        let context = config.number(key("max_position_embeddings", "n_positions"))?;
-        let key_value_heads = config.number_or("num_key_value_heads", heads)?;
+        // Every size has a bound before anything is allocated for it.
+        let hidden = config.size(key("hidden_size", "n_embd"), limits::HIDDEN)?;
+        let heads = config.size(key("num_attention_heads", "n_head"), limits::HEADS)?;
+        let layers = config.size(key("num_hidden_layers", "n_layer"), limits::LAYERS)?;
+        let context = config.size(key("max_position_embeddings", "n_positions"), u32::MAX)?;
+        let key_value_heads = config.size_or("num_key_value_heads", heads, limits::HEADS)?;
         let inner = key("intermediate_size", "n_inner");
         let intermediate = match config.get(inner).is_none_or(Value::is_null) && old {
             true => 4 * hidden,
-            false => config.number(inner)?,
+            false => config.size(inner, limits::INTERMEDIATE)?,
         };
-        if heads == 0 || hidden % heads != 0 && self.head_size.is_none() {
+        if hidden % heads != 0 && self.head_size.is_none() {
             let key = key("num_attention_heads", "n_head");
             return Err(config.unsupported(key, "it must divide the hidden size"));
         }
         let default = self.head_size.unwrap_or(hidden / heads);
-        let head_size = config.number_or("head_dim", default)?;
+        let head_size = config.size_or("head_dim", default, limits::HEAD_SIZE)?;
         let epsilon = match self.norm {
             Norm::Layer => key("layer_norm_eps", "layer_norm_epsilon"),
             Norm::Rms | Norm::RmsPlusOne => "rms_norm_eps",
@@ -262,7 +264,7 @@ impl Family {
         self.fill_layers(config, &mut block, layers, head_size)?;
         block.learned_positions = self.theta.is_none().then_some(context);
         Ok(Model {
-            vocabulary: config.number("vocab_size")?,
+            vocabulary: config.size("vocab_size", limits::VOCABULARY)?,
             hidden,
             layers,
             heads,
@@ -393,5 +395,52 @@ impl Family {
             }
         };
         Ok(applies.into_iter().map(|applies| window.filter(|_| applies)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::describe;
+
+    fn config() -> Value {
+        json!({
+            "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
+            "max_position_embeddings": 128, "intermediate_size": 128, "vocab_size": 300,
+        })
+    }
+
+    #[test]
+    fn sizes_have_bounds_before_anything_is_allocated() {
+        describe(&config()).expect("a small model");
+        for (key, most) in [
+            ("num_hidden_layers", 1024),
+            ("hidden_size", 65_536),
+            ("num_attention_heads", 1024),
+            ("num_key_value_heads", 1024),
+            ("intermediate_size", 262_144),
+            ("vocab_size", 1_048_576),
+            ("head_dim", 4096),
+        ] {
+            for value in [0, 4_000_000_000u64] {
+                let mut config = config();
+                config[key] = value.into();
+                let error = describe(&config).expect_err(key).to_string();
+                assert!(error.contains(key) && error.contains(&value.to_string()), "{error}");
+                assert!(error.contains(&format!("it must be from 1 to {most}")), "{error}");
+            }
+        }
+        for family in ["gpt2", "gemma3_text", "smollm3", "qwen2"] {
+            let mut config = config();
+            config["model_type"] = family.into();
+            config["n_embd"] = 64.into();
+            config["n_head"] = 4.into();
+            config["n_positions"] = 128.into();
+            config["n_layer"] = 4_000_000_000u64.into();
+            config["num_hidden_layers"] = 4_000_000_000u64.into();
+            let error = describe(&config).expect_err(family).to_string();
+            assert!(error.contains("it must be from 1 to 1024"), "{error}");
+        }
     }
 }

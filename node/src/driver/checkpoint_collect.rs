@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use shoal_engine::{Checkpoint, CheckpointFile, EngineError, checkpoint};
 use shoal_protocol::ids::{ContentHash, PeerId, Step};
+use shoal_protocol::inside::is_plain_name;
 use shoal_protocol::message::{StoredFile, StoredStage};
-use shoal_protocol::net::transport::{PARTIAL_SUFFIX, Transport};
+use shoal_protocol::net::transport::Transport;
 
 use super::checkpoint_staging::Staging;
 use super::chunks;
@@ -146,11 +147,7 @@ async fn fetch(
 /// # Errors
 /// When it is no plain file name.
 pub(crate) fn checked_name(name: &str) -> anyhow::Result<&str> {
-    let plain = !name.is_empty()
-        && !name.starts_with('.')
-        && !name.ends_with(PARTIAL_SUFFIX)
-        && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'));
-    anyhow::ensure!(plain, "a peer named a file {name:?}: no plain file name");
+    anyhow::ensure!(is_plain_name(name), "a peer named a file {name:?}: no plain file name");
     Ok(name)
 }
 

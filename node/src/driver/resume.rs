@@ -104,7 +104,25 @@ fn offer_checkpoint(folder: &Path, run: RunId, files: &Files) -> bool {
         }
     };
     for file in checkpoint.files() {
-        files.offer(file.hash, folder.join(&file.name));
+        let path = folder.join(&file.name);
+        match std::fs::symlink_metadata(&path) {
+            // The folder may be a stranger's: a link in it would offer a file from elsewhere.
+            Ok(found) if found.is_file() && found.len() == file.bytes => {
+                files.offer(file.hash, path);
+            }
+            Ok(found) => {
+                let (path, expected) = (path.display(), file.bytes);
+                let (link, bytes) = (found.is_symlink(), found.len());
+                tracing::warn!(
+                    %path, link, bytes, expected,
+                    "a file of a checkpoint is a link or has another size: it is not offered"
+                );
+            }
+            Err(error) => {
+                let path = path.display();
+                tracing::warn!(%path, %error, "a file of a checkpoint is not offered");
+            }
+        }
     }
     true
 }

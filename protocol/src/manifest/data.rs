@@ -139,7 +139,11 @@ impl Manifest {
         let context = prepared.context;
         within("model.context (of prepared data)", self.model.context, context..=context)?;
         let least = prepared.vocabulary;
-        within("model.vocabulary (of prepared data)", self.model.vocabulary, least..=1 << 20)?;
+        within(
+            "model.vocabulary (of prepared data)",
+            self.model.vocabulary,
+            least..=limits::VOCABULARY,
+        )?;
         within("rows of the data", prepared.rows, 1..=1 << 50)?;
         within("held-out rows of the data", prepared.held_out_rows, 0..=1 << 50)?;
         within("bytes of the data's index", prepared.bytes, 1..=limits::DATA_INDEX.0)?;
@@ -151,7 +155,7 @@ impl Manifest {
 
     fn check_tokens(&self, tokens: &Tokens) -> Result<(), ManifestError> {
         let vocabulary = tokens.tokenizer.vocabulary();
-        within("model.vocabulary", self.model.vocabulary, vocabulary..=1 << 20)?;
+        within("model.vocabulary", self.model.vocabulary, vocabulary..=limits::VOCABULARY)?;
         // A sample consists of `context` tokens and the token that follows them.
         let sample = u64::from(self.model.context) + 1;
         let held_out = self.held_out_tokens();

@@ -80,12 +80,12 @@ impl Model {
     pub fn check(&self) -> Result<(), ManifestError> {
         // Each slice has a part of the vocabulary.
         let least = u32::from(self.slices).max(2);
-        within("model.vocabulary", self.vocabulary, least..=1 << 20)?;
-        within("model.hidden", self.hidden, 2..=1 << 16)?;
-        within("model.layers", self.layers, 1..=1024)?;
-        within("model.heads", self.heads, 1..=1024)?;
+        within("model.vocabulary", self.vocabulary, least..=limits::VOCABULARY)?;
+        within("model.hidden", self.hidden, 2..=limits::HIDDEN)?;
+        within("model.layers", self.layers, 1..=limits::LAYERS)?;
+        within("model.heads", self.heads, 1..=limits::HEADS)?;
         within("model.key_value_heads", self.key_value_heads, 1..=self.heads)?;
-        within("model.intermediate", self.intermediate, 1..=1 << 18)?;
+        within("model.intermediate", self.intermediate, 1..=limits::INTERMEDIATE)?;
         within("model.context", self.context, 1..=1 << 20)?;
         within("model.rope_theta", self.rope_theta, 1.0..=1e12)?;
         within("model.norm_epsilon", self.norm_epsilon, 1e-12..=1.0)?;
@@ -149,7 +149,7 @@ impl Model {
     /// Checks the block against the rest of the model.
     fn check_block(&self) -> Result<(), ManifestError> {
         let block = &self.block;
-        within("model.block.head_size", self.head_size(), 2..=1 << 12)?;
+        within("model.block.head_size", self.head_size(), 2..=limits::HEAD_SIZE)?;
         let rotaries = self.rotaries();
         within("model.block.rotary (number)", rotaries.len(), 1..=8)?;
         for rotary in &rotaries {

@@ -17,7 +17,7 @@ use super::Wanted;
 use crate::pieces::{PieceHashes, piece_at, pieces};
 
 /// The suffix of a partial file's name.
-pub const SUFFIX: &str = ".part";
+pub const SUFFIX: &str = crate::inside::PARTIAL_SUFFIX;
 
 /// An open partial file.
 pub(super) struct Partial {
