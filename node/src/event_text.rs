@@ -200,7 +200,13 @@ pub(crate) fn currency(units: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use shoal_protocol::ids::{ContentHash, PeerId};
+    use shoal_protocol::message::MoveReason;
+
     use super::*;
+    use crate::driver::observer::Observer;
+    use crate::observers::{EventSink, Observers};
+    use crate::terminal::{self, tests::HOSTILE};
 
     #[test]
     fn waiting_names_what_is_missing() {
@@ -234,6 +240,69 @@ mod tests {
         let text = describe(&started(Some(30))).expect("it is shown");
         assert!(text.contains("4 workers make 30 steps of their own"), "{text}");
         assert!(text.ends_with("with fewer devices in the swarm some are done in turn"), "{text}");
+    }
+
+    /// Every event with a text, each from elsewhere.
+    fn with_hostile_texts() -> Vec<RunEvent> {
+        let text = || HOSTILE.to_owned();
+        let (version, peer, span) = (1, PeerId([1; 32]), StageSpan::all(2));
+        vec![
+            RunEvent::Listening { address: text() },
+            RunEvent::MoveCancelled {
+                peer,
+                to: span,
+                reason: MoveReason::Uneven,
+                obstacle: text(),
+            },
+            RunEvent::Checkpoint { version, directory: text(), hash: ContentHash([1; 32]) },
+            RunEvent::Uploaded { version, archive: text() },
+            RunEvent::UploadFailed { version, archive: text(), reason: text() },
+            RunEvent::Continued { version, archive: text() },
+            RunEvent::Lost { peer, span, how: text() },
+            RunEvent::ConnectionRefused {
+                peer: Some(peer),
+                address: None,
+                reason: text(),
+                text: text(),
+            },
+            RunEvent::Draining { source: text() },
+            RunEvent::Stopped { reason: text() },
+        ]
+    }
+
+    /// The number of texts in the definition of events, so that a new one is added above.
+    #[test]
+    fn no_event_reaches_a_screen_with_what_it_obeys() {
+        let definition = include_str!("events.rs");
+        let (_, events) = definition.split_once("pub enum RunEvent {").expect("it is defined");
+        let (events, _) = events.split_once("\n}").expect("it ends");
+        let texts = events.matches(": String").count();
+        let all = with_hostile_texts();
+        let written = all.iter().map(|event| serde_json::to_string(event).expect("plain data"));
+        let written: Vec<String> = written.collect();
+        let found: usize = written.iter().map(|line| line.matches("[2J").count()).sum();
+        assert_eq!(found, texts, "with_hostile_texts lacks an event");
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("events");
+        let sink = EventSink::File(path.clone());
+        let mut observers = Observers::new(Some(&sink), None, "test").expect("a file");
+        for event in &all {
+            observers.note(event);
+        }
+        let stream = std::fs::read_to_string(&path).expect("written");
+        assert_eq!(stream.lines().count(), all.len());
+        let status = observers.status_watch().status();
+        let logged = status.events.iter().map(|event| event.text.clone());
+        let described =
+            all.iter().filter_map(describe).map(|text| terminal::visible(&text).into_owned());
+        for text in stream.lines().map(str::to_owned).chain(logged).chain(described) {
+            let obeyed =
+                |letter: char| letter.is_control() || "\u{202e}\u{2066}\u{2028}".contains(letter);
+            assert!(!text.contains(obeyed), "{text:?}");
+        }
+        for (line, event) in stream.lines().zip(&all) {
+            assert_eq!(&serde_json::from_str::<RunEvent>(line).expect("an event"), event);
+        }
     }
 
     #[test]

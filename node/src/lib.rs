@@ -7,6 +7,9 @@
 //! ([`tensorboard`]). A command that
 //! trains reads a run configuration ([`config`]).
 
+// Texts of peers and files reach a terminal through `terminal` alone, which escapes them.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 pub mod address;
 mod admission;
 mod anchor;

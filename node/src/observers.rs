@@ -14,6 +14,7 @@ use crate::progress::{self, Progress};
 use crate::report::Report;
 use crate::status::StatusWatch;
 use crate::tensorboard::TensorBoard;
+use crate::terminal;
 
 /// The destination of a run's typed events.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,6 +101,8 @@ impl Observer for Observers {
         }
         if let Some(sink) = &mut self.events {
             let line = serde_json::to_string(event).expect("an event is plain data");
+            // JSON allows characters that a terminal obeys.
+            let line = terminal::visible(&line);
             if writeln!(sink, "{line}").and_then(|()| sink.flush()).is_err() {
                 tracing::warn!("nobody reads the events any more");
                 self.events = None;

@@ -88,7 +88,7 @@ impl Progress {
         let text = describe(event).filter(|text| *text != self.waiting);
         let Some(text) = text else { return };
         match &self.bar {
-            Some(bar) => bar.set_message(text.clone()),
+            Some(bar) => bar.set_message(terminal::visible(&text).into_owned()),
             None => self.say(&text),
         }
         self.waiting = text;

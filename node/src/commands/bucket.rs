@@ -12,6 +12,7 @@ use crate::bucket::{
 };
 use crate::driver::Staging;
 use crate::exit::{Exit, ExitWith};
+use crate::terminal::outln;
 
 /// The exit code of an error.
 pub(super) fn exit(error: &BucketError) -> Exit {
@@ -82,7 +83,7 @@ pub(super) fn fetch_checkpoint(url: &BucketUrl, out: &Path) -> anyhow::Result<()
         let hash = fetch(&bucket, &found, out).await?;
         Ok((found.index.step(), hash))
     })?;
-    println!("version {version} of the weights: {} ({hash})", out.display());
+    outln!("version {version} of the weights: {} ({hash})", out.display());
     Ok(())
 }
 
@@ -97,7 +98,7 @@ pub(super) fn verify_checkpoint(url: &BucketUrl) -> anyhow::Result<()> {
         Ok(found)
     })?;
     let (version, run) = (found.index.step(), found.index.run());
-    println!("whole: version {version} of the weights of run {run}");
+    outln!("whole: version {version} of the weights of run {run}");
     Ok(())
 }
 

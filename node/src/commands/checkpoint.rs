@@ -6,6 +6,7 @@ use super::{bucket, fetch, reshape};
 use crate::bucket::ArchivePlace;
 use crate::cli::{CheckpointCommand, FetchArgs, FetchSource, VerifyArgs};
 use crate::exit::{Exit, ExitWith};
+use crate::terminal::outln;
 
 /// Prints the hash, or that the checkpoint is whole.
 ///
@@ -22,7 +23,7 @@ pub(super) fn run(command: CheckpointCommand) -> anyhow::Result<()> {
         CheckpointCommand::Reshape(args) => reshape::run(&args)?,
         CheckpointCommand::Hash(args) => {
             let hash = Checkpoint::open(&args.directory).and_then(|checkpoint| checkpoint.hash());
-            println!("{}", hash.exit_with(Exit::Corrupt)?);
+            outln!("{}", hash.exit_with(Exit::Corrupt)?);
         }
         CheckpointCommand::Verify(VerifyArgs { place: ArchivePlace::Bucket(url) }) => {
             bucket::verify_checkpoint(&url)?;
@@ -30,7 +31,7 @@ pub(super) fn run(command: CheckpointCommand) -> anyhow::Result<()> {
         CheckpointCommand::Verify(VerifyArgs { place: ArchivePlace::Folder(folder) }) => {
             let checkpoint = Checkpoint::open(&folder).exit_with(Exit::Corrupt)?;
             checkpoint.verify().exit_with(Exit::Corrupt)?;
-            println!(
+            outln!(
                 "whole: version {} of the weights of run {}",
                 checkpoint.step(),
                 checkpoint.run()

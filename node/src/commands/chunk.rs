@@ -15,6 +15,7 @@ use crate::cli::{ChunkCommand, ChunkGetArgs, ListFormat};
 use crate::data_dir::Files;
 use crate::driver::chunks::{self, Chunk, Content, State};
 use crate::exit::{Exit, ExitWith};
+use crate::terminal::outln;
 
 /// Runs the subcommand.
 ///
@@ -40,8 +41,8 @@ fn held(data_dir: &Path) -> anyhow::Result<Vec<Chunk>> {
 fn list(data_dir: &Path, format: ListFormat) -> anyhow::Result<()> {
     let all = held(data_dir)?;
     match format {
-        ListFormat::Json => println!("{}", serde_json::to_string_pretty(&all)?),
-        ListFormat::Text => all.iter().for_each(|chunk| println!("{}", line(chunk))),
+        ListFormat::Json => outln!("{}", serde_json::to_string_pretty(&all)?),
+        ListFormat::Text => all.iter().for_each(|chunk| outln!("{}", line(chunk))),
     }
     Ok(())
 }
@@ -96,13 +97,13 @@ fn verify(data_dir: &Path) -> anyhow::Result<()> {
     for chunk in &all {
         let verdict = judge(chunk);
         if let Verdict::Bad(defect) = &verdict {
-            println!("bad: {}: {defect}", chunk.path.display());
+            outln!("bad: {}: {defect}", chunk.path.display());
         }
         verdicts.push(verdict);
     }
     let count = |of: fn(&Verdict) -> bool| verdicts.iter().filter(|verdict| of(verdict)).count();
     let bad = count(|verdict| matches!(verdict, Verdict::Bad(_)));
-    println!(
+    outln!(
         "{} right, {bad} bad, {} without a known hash, {} partial",
         count(|verdict| *verdict == Verdict::Right),
         count(|verdict| *verdict == Verdict::Unknown),
@@ -129,7 +130,7 @@ async fn get(args: &ChunkGetArgs) -> anyhow::Result<()> {
     let fetched = fetch(&client, *hash, from, &out).await;
     client.transport.close().await;
     let length = fetched?;
-    println!("{hash}: {} ({})", out.display(), Bytes(length));
+    outln!("{hash}: {} ({})", out.display(), Bytes(length));
     Ok(())
 }
 

@@ -23,6 +23,7 @@ use crate::config::RunConfig;
 use crate::dataset::{self, Dataset};
 use crate::exit::{Exit, ExitWith};
 use crate::progress;
+use crate::terminal::outln;
 
 /// The label of a token that does not count, as in PyTorch.
 const IGNORED: i64 = -100;
@@ -85,7 +86,7 @@ fn prepare_data(args: DataPrepareArgs) -> anyhow::Result<()> {
     })?;
     let (train, held_out) = (index.train_totals, index.held_out_totals);
     let out = args.out.display();
-    println!(
+    outln!(
         "{out}: {} documents; {} rows of {} tokens to train on, {} held out; {} targets, {} masked, {} padded",
         index.documents.train + index.documents.held_out,
         train.rows,
@@ -96,13 +97,13 @@ fn prepare_data(args: DataPrepareArgs) -> anyhow::Result<()> {
         train.padded
     );
     if index.held_out.is_empty() && args.held_out > 0.0 {
-        println!("no document was held out: give more documents, or a larger --held-out");
+        outln!("no document was held out: give more documents, or a larger --held-out");
     }
     if index.documents.empty > 0 {
-        println!("{} empty documents were left out", index.documents.empty);
+        outln!("{} empty documents were left out", index.documents.empty);
     }
     let base = options.base.display();
-    println!("train on it: shoal init --from {base} --data {out} -o run.toml");
+    outln!("train on it: shoal init --from {base} --data {out} -o run.toml");
     Ok(())
 }
 
@@ -127,7 +128,7 @@ fn show(args: &DataShowArgs) -> anyhow::Result<()> {
         labels: targets.chunks(context).map(<[i64]>::to_vec).collect(),
         documents: labels.chunks(context).map(documents).collect(),
     };
-    println!("{}", serde_json::to_string(&shown)?);
+    outln!("{}", serde_json::to_string(&shown)?);
     Ok(())
 }
 
@@ -195,27 +196,32 @@ fn show_text(args: &DataShowArgs, config: &RunConfig, manifest: &Manifest) -> an
     let tokenizer = TextTokenizer::load(base).exit_with(Exit::Usage)?;
     for row in &rows {
         let spans = spans(row, &tokenizer)?;
-        println!("{}", spans.iter().map(ToString::to_string).collect::<String>());
+        outln!("{}", spans.iter().map(ToString::to_string).collect::<String>());
     }
     Ok(())
 }
 
 fn stats(args: &DataStatsArgs) -> anyhow::Result<()> {
     let index = Index::read(&args.data).exit_with(Exit::Usage)?;
-    println!(
+    outln!(
         "{} rows of {} tokens, packed {}; vocabulary {}",
-        index.train_totals.rows, index.context, index.packing, index.vocabulary
+        index.train_totals.rows,
+        index.context,
+        index.packing,
+        index.vocabulary
     );
     let documents = index.documents;
-    println!(
+    outln!(
         "{} documents, {} held out, {} empty",
-        documents.train, documents.held_out, documents.empty
+        documents.train,
+        documents.held_out,
+        documents.empty
     );
     for (name, shards, totals) in [
         ("training", &index.train, index.train_totals),
         ("held out", &index.held_out, index.held_out_totals),
     ] {
-        println!(
+        outln!(
             "{name}: {} rows in {} shards; {} targets, {} masked, {} padded",
             totals.rows,
             shards.len(),
@@ -226,7 +232,7 @@ fn stats(args: &DataStatsArgs) -> anyhow::Result<()> {
     }
     let stats = read_stats(&args.data, &index, args.rows)?;
     let lengths = &stats.documents;
-    println!(
+    outln!(
         "of {} rows: documents of {:.0} tokens on average, {} at most; {} rows without a target",
         stats.rows,
         lengths.mean(),
@@ -234,7 +240,7 @@ fn stats(args: &DataStatsArgs) -> anyhow::Result<()> {
         stats.without_targets
     );
     for (from, to, count) in lengths.ranges() {
-        println!("  {from:>8} to {to:<8} {count:>10}");
+        outln!("  {from:>8} to {to:<8} {count:>10}");
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use crate::cli::{DoctorArgs, ListFormat};
 use crate::data_dir::Files;
 use crate::doctor::{self, Finding, Owner, State};
 use crate::exit::{Exit, ExitWith};
+use crate::terminal::outln;
 
 /// Known peers that are contacted if no address is given.
 const PEERS: usize = 4;
@@ -22,8 +23,8 @@ const PEERS: usize = 4;
 pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     let findings = training::runtime()?.block_on(look(args))?;
     match args.output {
-        ListFormat::Json => println!("{}", serde_json::to_string_pretty(&findings)?),
-        ListFormat::Text => findings.iter().for_each(|finding| println!("{finding}")),
+        ListFormat::Json => outln!("{}", serde_json::to_string_pretty(&findings)?),
+        ListFormat::Text => findings.iter().for_each(|finding| outln!("{finding}")),
     }
     let wrong = findings.iter().filter(|finding| finding.state == State::Wrong).count();
     if wrong > 0 {

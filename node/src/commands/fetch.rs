@@ -19,6 +19,7 @@ use crate::address::JoinAddress;
 use crate::data_dir::Files;
 use crate::driver::{FileHolders, RunFiles, Scattered, collect};
 use crate::exit::{Exit, ExitWith};
+use crate::terminal::outln;
 
 /// Timeout of a request.
 const ANSWER: Duration = Duration::from_secs(15);
@@ -61,7 +62,7 @@ async fn fetch(address: &JoinAddress, out: &Path) -> anyhow::Result<()> {
         holders,
     };
     let collected = collect(scattered, run_files).await?;
-    println!("version {version} of the weights: {} ({})", out.display(), collected.hash);
+    outln!("version {version} of the weights: {} ({})", out.display(), collected.hash);
     transport.close().await;
     Ok(())
 }

@@ -5,6 +5,7 @@ use anyhow::bail;
 use super::training;
 use crate::cli::HealthcheckArgs;
 use crate::http::client;
+use crate::terminal::outln;
 
 /// Asks the peer whether it is alive, or ready.
 ///
@@ -19,6 +20,6 @@ pub(super) fn run(args: &HealthcheckArgs) -> anyhow::Result<()> {
     if !answer.code.is_success() {
         bail!("the peer at {address} is not healthy: {state}");
     }
-    println!("{state}");
+    outln!("{state}");
     Ok(())
 }

@@ -12,6 +12,7 @@ use shoal_protocol::manifest::{Adam, Base, Dtype, Lora, LoraTarget, Model, Rule,
 use crate::cli::InitArgs;
 use crate::config::RunConfig;
 use crate::exit::{Exit, ExitWith};
+use crate::terminal::outln;
 
 /// Writes the default run configuration. Never overwrites a file.
 ///
@@ -40,7 +41,7 @@ pub(super) fn write_new(config: &RunConfig, output: &Path) -> anyhow::Result<()>
     }
     .exit_with(Exit::Usage)?;
     file.write_all(config.to_toml().as_bytes()).with_context(|| path.to_string())?;
-    println!("wrote {path}; train it with `shoal start {path}` or `shoal local {path} --out DIR`");
+    outln!("wrote {path}; train it with `shoal start {path}` or `shoal local {path} --out DIR`");
     Ok(())
 }
 

@@ -18,6 +18,7 @@ use crate::cli::{
     Invited, ListFormat,
 };
 use crate::exit::{Exit, ExitWith};
+use crate::terminal::{out, outln};
 
 /// Runs the subcommand.
 ///
@@ -92,7 +93,7 @@ fn new(args: &InviteNewArgs) -> anyhow::Result<()> {
         }
     }
     let ticket = admission::issue(&issuer.folder, &issuer.identity, args.ttl, args.uses)?;
-    println!("{ticket}");
+    outln!("{ticket}");
     Ok(())
 }
 
@@ -105,7 +106,7 @@ fn revoke(args: &InviteRevokeArgs) -> anyhow::Result<()> {
             let missing = || format!("there is no ticket {id}: `shoal invite ls` lists them");
             let expires = ticket.with_context(missing).exit_with(Exit::Usage)?.expires;
             issuer.change(|access_list| Ok(access_list.revoke(id, expires)?))?;
-            println!("ticket {id} and every certificate issued for it are revoked");
+            outln!("ticket {id} and every certificate issued for it are revoked");
         }
         Invited::Peer(peer) => {
             issuer.change(|access_list| {
@@ -116,7 +117,7 @@ fn revoke(args: &InviteRevokeArgs) -> anyhow::Result<()> {
                 );
                 Ok(())
             })?;
-            println!("{peer} is not listed any more");
+            outln!("{peer} is not listed any more");
         }
     }
     Ok(())
@@ -131,7 +132,7 @@ fn allow(args: &InviteAllowArgs) -> anyhow::Result<()> {
         Ok(())
     })?;
     for peer in &args.peers {
-        println!("{peer} is listed");
+        outln!("{peer} is listed");
     }
     Ok(())
 }
@@ -146,7 +147,7 @@ pub(super) fn ban(args: &BanArgs) -> anyhow::Result<()> {
         return Err(anyhow::anyhow!("the issuer cannot ban itself")).exit_with(Exit::Usage);
     }
     issuer.change(|access_list| Ok(access_list.ban(args.peer)?))?;
-    println!("{} is banned", args.peer);
+    outln!("{} is banned", args.peer);
     Ok(())
 }
 
@@ -160,7 +161,7 @@ pub(super) fn unban(args: &BanArgs) -> anyhow::Result<()> {
         anyhow::ensure!(access_list.unban(args.peer), "peer {} is not banned", args.peer);
         Ok(())
     })?;
-    println!("{} is no longer banned", args.peer);
+    outln!("{} is no longer banned", args.peer);
     Ok(())
 }
 
@@ -190,8 +191,8 @@ fn list(args: &InviteLsArgs) -> anyhow::Result<()> {
     let issuer = Issuer::open(&args.data_dir)?;
     let listed = listed(&issuer, UnixTime::now())?;
     match args.output {
-        ListFormat::Json => println!("{}", serde_json::to_string_pretty(&listed)?),
-        ListFormat::Text => print!("{}", table(&listed, UnixTime::now())?),
+        ListFormat::Json => outln!("{}", serde_json::to_string_pretty(&listed)?),
+        ListFormat::Text => out!("{}", table(&listed, UnixTime::now())?),
     }
     Ok(())
 }

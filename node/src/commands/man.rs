@@ -5,6 +5,7 @@ use clap::CommandFactory;
 
 use crate::cli::{Cli, ManArgs};
 use crate::exit::{Exit, ExitWith};
+use crate::terminal::outln;
 
 /// Writes the pages.
 pub(super) fn run(args: &ManArgs) -> anyhow::Result<()> {
@@ -15,6 +16,6 @@ pub(super) fn run(args: &ManArgs) -> anyhow::Result<()> {
     write()
         .with_context(|| format!("cannot write man pages to {}", args.dir.display()))
         .exit_with(Exit::Usage)?;
-    println!("man pages are in {}; try: man -l {}/shoal.1", args.dir.display(), args.dir.display());
+    outln!("man pages are in {}; try: man -l {}/shoal.1", args.dir.display(), args.dir.display());
     Ok(())
 }

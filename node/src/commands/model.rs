@@ -6,6 +6,7 @@ use shoal_engine::{BaseFiles, Checkpoint};
 use super::hub;
 use crate::cli::{ExportArgs, ImportArgs, PushArgs};
 use crate::exit::{Exit, ExitWith};
+use crate::terminal::outln;
 
 /// Imports a model as a base.
 ///
@@ -15,11 +16,13 @@ pub(super) fn import(args: &ImportArgs) -> anyhow::Result<()> {
     let imported = checked(base::import(&hub::local_model(&args.model)?, &args.out, args.untie))?;
     let out = args.out.display();
     let (index, millions) = (&imported.index, imported.parameters as f64 / 1e6);
-    println!(
+    outln!(
         "{out}: {} with {millions:.1} million weights in {} layers, base {}",
-        index.family, index.model.layers, imported.base.index
+        index.family,
+        index.model.layers,
+        imported.base.index
     );
-    println!("start a run from it: shoal init --from {out} -o run.toml");
+    outln!("start a run from it: shoal init --from {out} -o run.toml");
     Ok(())
 }
 
@@ -63,7 +66,7 @@ pub(super) fn export(args: &ExportArgs) -> anyhow::Result<()> {
         }
     };
     let (out, family) = (out.display(), &base.index.family);
-    println!("{out}: {what}{family}, version {} of the weights", checkpoint.step());
+    outln!("{out}: {what}{family}, version {} of the weights", checkpoint.step());
     Ok(())
 }
 
@@ -80,7 +83,7 @@ pub(super) fn push(args: &PushArgs) -> anyhow::Result<()> {
         );
         return Err(problem).exit_with(Exit::Usage);
     }
-    println!("{}", hub::push(&args.folder, &args.repository, args.private, &args.message)?);
+    outln!("{}", hub::push(&args.folder, &args.repository, args.private, &args.message)?);
     Ok(())
 }
 

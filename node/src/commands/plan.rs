@@ -21,6 +21,7 @@ use crate::cli::{ListFormat, PlanArgs, PlanOrder};
 use crate::config::read_text;
 use crate::event_text::with_prefix;
 use crate::exit::{Exit, ExitWith};
+use crate::terminal::{out, outln};
 
 /// Random placements whose mean cost is printed for comparison.
 const RANDOM: usize = 100;
@@ -34,8 +35,8 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let Some(training) = fleet.training() else {
         let plans = plans(&fleet, args.seed).exit_with(Exit::Usage)?;
         match args.output {
-            ListFormat::Json => println!("{}", serde_json::to_string_pretty(&plans)?),
-            ListFormat::Text => print!("{}", text(&plans)),
+            ListFormat::Json => outln!("{}", serde_json::to_string_pretty(&plans)?),
+            ListFormat::Text => out!("{}", text(&plans)),
         }
         return Ok(());
     };
@@ -54,9 +55,9 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
         match args.output {
             ListFormat::Json => {
                 let all = json!({ "spans": spans, "machines": machines });
-                println!("{}", serde_json::to_string_pretty(&all)?);
+                outln!("{}", serde_json::to_string_pretty(&all)?);
             }
-            ListFormat::Text => print!("{}{}", spans::text(&spans), machines::text(&machines)),
+            ListFormat::Text => out!("{}{}", spans::text(&spans), machines::text(&machines)),
         }
         return Ok(());
     };
@@ -72,12 +73,12 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
             let all = json!({
                 "choices": choices, "spans": spans, "machines": machines, "plans": plans
             });
-            println!("{}", serde_json::to_string_pretty(&all)?);
+            outln!("{}", serde_json::to_string_pretty(&all)?);
         }
         ListFormat::Text => {
             let advice = advice(&choices, training.budget);
             let machines = machines::text(&machines);
-            print!("{advice}{}{machines}\n{}", spans::text(&spans), text(&plans));
+            out!("{advice}{}{machines}\n{}", spans::text(&spans), text(&plans));
         }
     }
     Ok(())

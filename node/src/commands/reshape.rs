@@ -12,6 +12,7 @@ use crate::cli::ReshapeArgs;
 use crate::config::RunConfig;
 use crate::dataset;
 use crate::exit::{Exit, ExitWith};
+use crate::terminal::outln;
 
 /// Settings that do not change what is trained, or that the summary has anyway.
 const UNMENTIONED: [&str; 2] = ["admission", "start"];
@@ -34,13 +35,13 @@ pub(super) fn run(args: &ReshapeArgs) -> anyhow::Result<()> {
     let scratch = tempfile::tempdir().context("no temporary folder")?;
     let manifest = dataset::prepare(&config, scratch.path())?.manifest;
     let hash = checkpoint.hash().exit_with(Exit::Corrupt)?;
-    println!("from version {} of run {}", checkpoint.step(), checkpoint.run());
-    println!("kept: weights {hash}, and the optimizer's state of each");
+    outln!("from version {} of run {}", checkpoint.step(), checkpoint.run());
+    outln!("kept: weights {hash}, and the optimizer's state of each");
     for line in changes(checkpoint.manifest(), &manifest) {
-        println!("{line}");
+        outln!("{line}");
     }
     if let Some(Start { step, samples, .. }) = manifest.start {
-        println!("steps {step} to {}, from sample {samples} on", manifest.training.steps - 1);
+        outln!("steps {step} to {}, from sample {samples} on", manifest.training.steps - 1);
     }
     write_new(&config, &args.out)
 }

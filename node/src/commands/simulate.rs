@@ -15,6 +15,7 @@ use crate::cli::{Seeds, SimulateArgs};
 use crate::config::read_text;
 use crate::event_text::counted;
 use crate::exit::{Exit, ExitWith};
+use crate::terminal::outln;
 
 /// Simulates a swarm for each seed and prints the result.
 ///
@@ -77,7 +78,7 @@ fn print_report(seed: u64, scenario: &Scenario, report: &Report) {
     let median = steps.get(steps.len() / 2).copied().unwrap_or_default();
     let longest = steps.last().copied().unwrap_or_default();
     let recovery = &report.recovery;
-    println!(
+    outln!(
         "seed {seed}: {} steps in {:.1} s of simulated time, engines busy {:.0}%; a step took \
          {:.2} s (median), {:.2} s (longest)",
         steps.len(),
@@ -86,7 +87,7 @@ fn print_report(seed: u64, scenario: &Scenario, report: &Report) {
         median.as_secs_f64(),
         longest.as_secs_f64()
     );
-    println!(
+    outln!(
         "  {} deaths, {} expelled, {} caught up later; {} claims revoked, {} released late, {} activations \
          requested again, {} rounds repaired, {} retried, {} rewinds",
         recovery.crashes,
@@ -100,14 +101,14 @@ fn print_report(seed: u64, scenario: &Scenario, report: &Report) {
         recovery.rewinds
     );
     if report.swapped.loaded > Bytes(0) {
-        println!(
+        outln!(
             "  {} of stages loaded onto devices, which waited {:.1} s for them",
             report.swapped.loaded,
             report.swapped.waited.as_secs_f64()
         );
     }
     for (reason, migrations) in &report.migrations {
-        println!(
+        outln!(
             "  {} to another stage begun ({}): {} done, {} cancelled",
             counted(migrations.begun, "move"),
             reason.words(),

@@ -7,6 +7,7 @@ use crate::cli::{ListFormat, StatusArgs};
 use crate::http::client;
 use crate::status::Status;
 use crate::status::labels::{TITLES, age, rows_of, standing};
+use crate::terminal::{out, outln};
 
 /// Newest events that are printed.
 const NEWEST: usize = 12;
@@ -19,8 +20,8 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<()> {
     let address = args.node.address()?;
     let status = training::runtime()?.block_on(client::status(address))?;
     match args.output {
-        ListFormat::Json => println!("{}", serde_json::to_string_pretty(&status)?),
-        ListFormat::Text => print!("{}", table(&status)?),
+        ListFormat::Json => outln!("{}", serde_json::to_string_pretty(&status)?),
+        ListFormat::Text => out!("{}", table(&status)?),
     }
     Ok(())
 }

@@ -10,9 +10,11 @@ use hyper::client::conn::http1;
 use hyper::header::{CONNECTION, HOST};
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
+use serde_json::Value;
 use tokio::net::TcpStream;
 
 use crate::status::Status;
+use crate::terminal::visible;
 
 /// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -49,8 +51,27 @@ pub async fn status(address: SocketAddr) -> anyhow::Result<Status> {
     if code != StatusCode::OK {
         bail!("{address} answers with {code}: it may not be a Shoal node");
     }
-    Status::parse(&body)
+    parse(&body)
         .with_context(|| format!("{address} does not answer like a Shoal node of this version"))
+}
+
+/// Parses a status. Its texts are escaped: the node and its peers may be strangers, and they go to this
+/// terminal.
+fn parse(body: &[u8]) -> serde_json::Result<Status> {
+    let shown = escaped(serde_json::from_slice(body)?);
+    Status::parse(&serde_json::to_vec(&shown)?)
+}
+
+fn escaped(value: Value) -> Value {
+    match value {
+        Value::String(text) => visible(&text).into(),
+        Value::Array(list) => list.into_iter().map(escaped).collect(),
+        Value::Object(map) => {
+            let pairs = map.into_iter();
+            pairs.map(|(key, value)| (visible(&key).into_owned(), escaped(value))).collect()
+        }
+        other => other,
+    }
 }
 
 async fn ask(address: SocketAddr, path: &str) -> anyhow::Result<Answer> {

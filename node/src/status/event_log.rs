@@ -1,5 +1,6 @@
 //! The recent history of a run: events as text, and training figures as curves.
 
+use crate::terminal::visible;
 use std::collections::{BTreeMap, VecDeque};
 
 use shoal_protocol::ids::{ContentHash, PeerId, RunId};
@@ -237,11 +238,9 @@ impl EventLog {
     }
 }
 
-/// Cuts a text to one short line without control characters. The text may come from a peer, and a
-/// terminal would execute escape sequences.
+/// Cuts a text to one short line without what a terminal would obey. The text may come from a peer.
 fn plain(text: &str) -> String {
-    let characters = text.chars().take(CHARACTERS);
-    characters.map(|c| if c.is_control() { ' ' } else { c }).collect()
+    visible(text).chars().take(CHARACTERS).collect()
 }
 
 fn tone(event: &RunEvent) -> Tone {

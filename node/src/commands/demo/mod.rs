@@ -24,6 +24,7 @@ use crate::plot::LossCurve;
 use crate::progress::{self, Progress};
 use crate::report::Report;
 use crate::tensorboard::TensorBoard;
+use crate::terminal::out;
 use folder::Folder;
 use process::Process;
 use rand_chacha::ChaCha8Rng;
@@ -73,7 +74,7 @@ pub(super) fn run(args: &DemoArgs, log_format: LogFormat) -> anyhow::Result<()> 
         unigram_entropy,
         sample,
     };
-    print!("{summary}");
+    out!("{summary}");
     compare(&report, reference.as_ref())
 }
 
