@@ -5,10 +5,12 @@
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 use shoal_protocol::ids::ContentHash;
+use shoal_protocol::inside::holds;
 use shoal_protocol::manifest::{TokenWidth, Tokenizer, Tokens};
 
 use crate::tokenizer;
@@ -23,6 +25,18 @@ pub enum DataError {
         path: PathBuf,
         /// The error of the file system.
         source: std::io::Error,
+    },
+    /// A file of a folder is a link to a file elsewhere.
+    #[error(
+        "{path} is a link to {target}, which is not in {folder}: remove the link, or copy the file there if it is training text", path = path.display(), target = target.display(), folder = folder.display()
+    )]
+    Link {
+        /// The link.
+        path: PathBuf,
+        /// The file that it leads to.
+        target: PathBuf,
+        /// The folder with the text.
+        folder: PathBuf,
     },
     /// There is no text.
     #[error("{path} holds no text", path = path.display())]
@@ -51,7 +65,8 @@ impl DataError {
 const SEPARATOR: &[u8] = b"\n";
 
 /// Reads the text of a file, or of all files of a folder and its subfolders in the byte order of
-/// their paths, separated by newlines. Files and folders whose names start with a dot are skipped.
+/// their paths, separated by newlines. Files and folders whose names start with a dot are skipped. A
+/// link is followed to a file of the same folder, and refused where it leads out of it.
 ///
 /// # Errors
 /// If a file cannot be read, or there is no text.
@@ -59,6 +74,13 @@ pub fn read_text(path: &Path) -> Result<Vec<u8>, DataError> {
     let mut files = Vec::new();
     if fs::metadata(path).map_err(DataError::io(path))?.is_dir() {
         collect_files(path, &mut files)?;
+        let folder = fs::canonicalize(path).map_err(DataError::io(path))?;
+        for link in files.iter().filter(|file| file.is_symlink()) {
+            let target = fs::canonicalize(link).map_err(DataError::io(link))?;
+            if !holds(&folder, &target) {
+                return Err(DataError::Link { path: link.clone(), target, folder });
+            }
+        }
     } else {
         files.push(path.to_owned());
     }
@@ -109,7 +131,8 @@ pub fn write_tokens(text: &[u8], tokenizer: Tokenizer, path: &Path) -> Result<To
         _ => TokenWidth::U32,
     };
     let unfinished = path.with_extension("unfinished");
-    let file = File::create(&unfinished).map_err(DataError::io(&unfinished))?;
+    // The text may be private: its tokens are for this user alone.
+    let file = create_private(&unfinished)?;
     let mut file = BufWriter::new(file);
     let mut hasher = blake3::Hasher::new();
     let mut count = 0;
@@ -125,9 +148,17 @@ pub fn write_tokens(text: &[u8], tokenizer: Tokenizer, path: &Path) -> Result<To
     let tokens = Tokens { hash: hasher.finalize().into(), count, width, tokenizer };
     let description = description_path(path);
     let text = serde_json::to_string_pretty(&tokens).expect("it has only string keys");
-    fs::write(&description, text + "\n").map_err(DataError::io(&description))?;
+    let mut described = create_private(&description)?;
+    described.write_all((text + "\n").as_bytes()).map_err(DataError::io(&description))?;
     fs::rename(&unfinished, path).map_err(DataError::io(path))?;
     Ok(tokens)
+}
+
+/// Creates a file that only its owner can read.
+fn create_private(path: &Path) -> Result<File, DataError> {
+    let mut options = File::options();
+    let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
+    file.map_err(DataError::io(path))
 }
 
 fn description_path(path: &Path) -> PathBuf {

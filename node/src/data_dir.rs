@@ -1,13 +1,15 @@
 //! A peer's data directory: identity, lives and files, for one process at a time.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read as _};
 use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use anyhow::Context as _;
+use nix::fcntl::OFlag;
 use shoal_protocol::ids::{ContentHash, Incarnation};
 use shoal_protocol::net::identity::{Identity, IdentityError};
 use shoal_protocol::net::transport::{FileSource, OpenFile};
@@ -17,6 +19,12 @@ use crate::whole_file;
 
 /// The most bytes that are read of a file with an address.
 const ADDRESS: u64 = 256;
+
+/// The file that a process of the directory locks.
+const LOCK: &str = "lock";
+
+/// Rights of a data directory: its owner's alone.
+const PRIVATE: u32 = 0o700;
 
 /// A data directory that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +44,12 @@ pub enum DataDirError {
     )]
     Locked {
         /// The directory.
+        path: PathBuf,
+    },
+    /// The lock of the directory is a link, which could lead to any file.
+    #[error("{path} is a link, and must be a file: remove it", path = path.display())]
+    LinkedLock {
+        /// The lock's file.
         path: PathBuf,
     },
     /// A counter in the directory is no number.
@@ -61,14 +75,20 @@ pub struct DataDir {
 }
 
 impl DataDir {
-    /// Opens and locks a data directory; makes a missing one.
+    /// Opens and locks a data directory; makes a missing one. What is in it (a key, a text, weights) is
+    /// for its owner alone, and so is the directory: see [`make`] and [`tighten`].
     ///
     /// # Errors
     /// When the directory cannot be used, or another process uses it.
     pub fn open(path: &Path) -> Result<Self, DataDirError> {
         let unusable = |error| DataDirError::Unusable { path: path.to_owned(), error };
-        fs::create_dir_all(path).map_err(unusable)?;
-        let lock = File::create(path.join("lock")).map_err(unusable)?;
+        make(path).map_err(unusable)?;
+        tighten(path).map_err(unusable)?;
+        let file = path.join(LOCK);
+        let lock = open_lock(&file).map_err(|error| match file.is_symlink() {
+            true => DataDirError::LinkedLock { path: file.clone() },
+            false => unusable(error),
+        })?;
         match lock.try_lock() {
             Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
             Err(TryLockError::WouldBlock) => Err(DataDirError::Locked { path: path.to_owned() }),
@@ -120,6 +140,47 @@ impl DataDir {
         File::open(&self.path).and_then(|folder| folder.sync_all()).map_err(unusable)?;
         Ok(next)
     }
+}
+
+/// Makes a missing data directory that only its owner can enter.
+///
+/// # Errors
+/// If it cannot be made.
+pub(crate) fn make(path: &Path) -> io::Result<()> {
+    match path.is_dir() {
+        true => Ok(()),
+        false => DirBuilder::new().recursive(true).mode(PRIVATE).create(path),
+    }
+}
+
+/// Takes the rights of other users on a data directory away, as an earlier version or a person made it.
+/// A folder with other things is left as it is, with a warning: somebody may need it open.
+fn tighten(path: &Path) -> io::Result<()> {
+    let mode = fs::metadata(path)?.permissions().mode() & 0o777;
+    if mode & !PRIVATE == 0 {
+        return Ok(());
+    }
+    let is_own = ["identity", LOCK].iter().any(|name| path.join(name).exists())
+        || fs::read_dir(path)?.next().is_none();
+    let closed = is_own && fs::set_permissions(path, Permissions::from_mode(PRIVATE)).is_ok();
+    let (path, mode) = (path.display(), format!("{mode:03o}"));
+    if closed {
+        tracing::info!(%path, %mode, "the data directory was open to other users, and is no longer");
+    } else {
+        tracing::warn!(%path, %mode, "other users can read the data directory: chmod 700 {path}");
+    }
+    Ok(())
+}
+
+/// Opens a file to lock it. It keeps what it holds, and a link to another file is refused: in a
+/// directory that others can write, that file would be locked or emptied.
+///
+/// # Errors
+/// If it cannot be opened or made.
+pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    options.custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
 }
 
 /// Returns the file with the address at which the peer of a data directory answers over HTTP.
@@ -196,6 +257,45 @@ mod tests {
         assert!(matches!(DataDir::open(folder.path()), Err(DataDirError::Locked { .. })));
         drop(home);
         DataDir::open(folder.path()).expect("free again");
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).expect("it exists").permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn a_data_directory_is_for_its_owner() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let new = folder.path().join("above/new");
+        drop(DataDir::open(&new).expect("made"));
+        assert_eq!((mode(&new), mode(&new.join("lock"))), (0o700, 0o600));
+        // One of an earlier version is closed; a folder with other things stays open.
+        fs::set_permissions(&new, Permissions::from_mode(0o755)).expect("changed");
+        drop(DataDir::open(&new).expect("free"));
+        assert_eq!(mode(&new), 0o700);
+        let other = folder.path().join("other");
+        fs::create_dir(&other).expect("a folder");
+        fs::write(other.join("notes"), "mine").expect("written");
+        fs::set_permissions(&other, Permissions::from_mode(0o755)).expect("changed");
+        drop(DataDir::open(&other).expect("free"));
+        assert_eq!(mode(&other), 0o755);
+    }
+
+    #[test]
+    fn a_lock_empties_no_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let home = folder.path().join("home");
+        let (precious, lock) = (folder.path().join("precious"), home.join("lock"));
+        fs::write(&precious, "text").expect("written");
+        fs::create_dir(&home).expect("a folder");
+        std::os::unix::fs::symlink(&precious, &lock).expect("a link");
+        let error = DataDir::open(&home).expect_err("a link");
+        assert!(matches!(error, DataDirError::LinkedLock { .. }), "{error}");
+        fs::remove_file(&lock).expect("removed");
+        fs::write(&lock, "kept").expect("written");
+        DataDir::open(&home).expect("a file");
+        let read = |path: &Path| fs::read_to_string(path).expect("it exists");
+        assert_eq!((read(&precious), read(&lock)), ("text".to_owned(), "kept".to_owned()));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use shoal_protocol::ids::ContentHash;
 use shoal_protocol::manifest::{Base, Data, Manifest, Tokens};
 
 use crate::config::RunConfig;
-use crate::data_dir::Files;
+use crate::data_dir::{self, Files};
 use crate::exit::{Exit, ExitWith};
 
 /// The text of a run that names none: this project's documentation and sources.
@@ -137,7 +137,7 @@ pub fn text_of(config: &RunConfig) -> anyhow::Result<Vec<u8>> {
 fn store(text: &[u8], config: &RunConfig, folder: &Path) -> anyhow::Result<(Tokens, PathBuf)> {
     let folder = folder.join("tokens");
     let failed = || format!("cannot write tokens to {}", folder.display());
-    fs::create_dir_all(&folder).with_context(failed)?;
+    data_dir::make(&folder).with_context(failed)?;
     let scratch = tempfile::tempdir_in(&folder).with_context(failed)?;
     let written = scratch.path().join("tokens");
     let tokens = data::write_tokens(text, config.data.tokenizer, &written)?;

@@ -424,7 +424,9 @@ impl<'a> Work<'a> {
 /// Keeps other processes from preparing data in the same folder.
 fn lock(unfinished: &Path) -> Result<File, PrepareError> {
     let path = unfinished.join("lock");
-    let file = File::create(&path).map_err(WriteError::at(&path))?;
+    // What the file holds stays: it may be a link, and only its lock is needed.
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(&path);
+    let file = file.map_err(WriteError::at(&path))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(PrepareError::Busy { folder: unfinished.to_owned() }),

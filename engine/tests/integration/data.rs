@@ -69,6 +69,22 @@ fn labels_are_the_inputs_shifted_by_one() {
 }
 
 #[test]
+fn a_link_out_of_a_folder_is_no_text() {
+    let folder = tempfile::tempdir().expect("writable");
+    let text = folder.path().join("text");
+    std::fs::create_dir(&text).expect("writable");
+    std::fs::write(text.join("a.txt"), "a").expect("writable");
+    std::fs::write(folder.path().join("secret"), "key").expect("writable");
+    std::os::unix::fs::symlink("a.txt", text.join("b.txt")).expect("a link");
+    assert_eq!(data::read_text(&text).expect("a link inside"), b"a\na");
+    std::os::unix::fs::symlink("../secret", text.join("c.txt")).expect("a link");
+    let error = data::read_text(&text).expect_err("a link outside").to_string();
+    assert!(error.contains("c.txt is a link to ") && error.contains("secret"), "{error}");
+    // The link is the user's own choice here.
+    assert_eq!(data::read_text(&text.join("c.txt")).expect("a text"), b"key");
+}
+
+#[test]
 fn a_folder_is_read_in_the_order_of_its_paths() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     fs::create_dir(folder.path().join("b")).expect("writable");

@@ -1,6 +1,6 @@
 //! The files of a run's admission.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,7 @@ use shoal_protocol::net::admission::{Rules, Signed, TicketId, UnixTime};
 use shoal_protocol::net::discovery::PeerAddress;
 use shoal_protocol::wire;
 
+use crate::data_dir::{self, open_lock};
 use crate::whole_file;
 
 /// The most bytes of a file.
@@ -92,7 +93,7 @@ impl Store {
     /// Stores the run's rules, and makes it the current run.
     pub(super) fn remember(&self, rules: &Rules) -> anyhow::Result<()> {
         let failed = || format!("cannot create {}", self.path.display());
-        fs::create_dir_all(&self.path).with_context(failed)?;
+        data_dir::make(&self.path).with_context(failed)?;
         let Rules { run, admission } = rules.clone();
         let kept = serde_json::to_vec_pretty(&KeptRules { run, admission })?;
         write_whole(&self.path.join("rules.json"), &kept)?;
@@ -179,7 +180,7 @@ impl Store {
     /// If the folder cannot be written.
     pub(crate) fn lock(&self) -> anyhow::Result<File> {
         let path = self.path.join("lock");
-        let lock = File::create(&path).with_context(|| path.display().to_string())?;
+        let lock = open_lock(&path).with_context(|| path.display().to_string())?;
         lock.lock().with_context(|| path.display().to_string())?;
         Ok(lock)
     }

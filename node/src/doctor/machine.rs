@@ -1,6 +1,6 @@
 //! Checks of this machine: data directory, disk, device, and the run's certificate.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{File, TryLockError};
 use std::path::Path;
 
 use nix::sys::statvfs::statvfs;
@@ -11,6 +11,7 @@ use shoal_protocol::units::Bytes;
 
 use super::{Finding, Owner};
 use crate::admission::{Store, access_list_of};
+use crate::data_dir;
 
 /// Free disk space below which no run fits.
 const LEAST: Bytes = Bytes::mebi(256);
@@ -22,7 +23,7 @@ const LITTLE: Bytes = Bytes::mebi(4096);
 pub(crate) fn data_dir(path: &Path) -> (Vec<Finding>, Owner) {
     const ABOUT: &str = "data directory";
     let shown = path.display();
-    let writable = fs::create_dir_all(path).and_then(|()| tempfile::tempfile_in(path));
+    let writable = data_dir::make(path).and_then(|()| tempfile::tempfile_in(path));
     if let Err(error) = writable {
         let fix = format!("make {shown} writable for this user, or choose another --data-dir");
         return (vec![Finding::wrong(ABOUT, format!("{shown}: {error}"), fix)], Owner::None);

@@ -183,7 +183,33 @@ pub(crate) fn forget_parts(data_dir: &Path, files: &Files, old: impl Fn(Step) ->
 
 #[cfg(test)]
 mod tests {
+    use shoal_engine::{CheckpointFile, checkpoint};
+    use shoal_protocol::ids::ContentHash;
+    use shoal_protocol::manifest::example;
+
     use super::*;
+
+    #[test]
+    fn a_link_in_a_checkpoint_is_not_offered() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (archive, secret) = (folder.path().join("archive"), folder.path().join("secret"));
+        let version = archive.join("checkpoints/version-3");
+        std::fs::create_dir_all(&version).expect("a folder");
+        std::fs::write(&secret, "key").expect("a file");
+        let file = |name: &str| {
+            let hash = ContentHash::of(name.as_bytes());
+            CheckpointFile { name: name.to_owned(), bytes: 3, hash }
+        };
+        let (manifest, listed) = (example::small(), [file("a"), file("b"), file("c")]);
+        checkpoint::write_index(&version, &manifest, Step(3), &listed, None).expect("written");
+        std::fs::write(version.join("a"), "abc").expect("a file");
+        std::os::unix::fs::symlink(&secret, version.join("b")).expect("a link");
+        std::fs::write(version.join("c"), "longer").expect("a file");
+        let files = Files::default();
+        assert_eq!(offer_kept(folder.path(), Some(&archive), manifest.run_id(), &files), 0);
+        assert_eq!(files.path(&listed[0].hash), Some(version.join("a")));
+        assert_eq!([&listed[1], &listed[2]].map(|file| files.path(&file.hash)), [None, None]);
+    }
 
     #[test]
     fn a_folder_that_is_no_checkpoint_of_this_run_is_counted_and_stays() {

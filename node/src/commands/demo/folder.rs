@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 
+use crate::data_dir::open_lock;
 use crate::exit::{Exit, ExitWith};
 
 /// Marks a folder as a demo's; locked while the demo runs.
@@ -53,7 +54,7 @@ impl Folder {
                 path.display()
             );
         }
-        let lock = File::create(&marker).with_context(tell)?;
+        let lock = open_lock(&marker).with_context(tell)?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
