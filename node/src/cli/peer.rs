@@ -139,6 +139,10 @@ pub struct PeerArgs {
     /// machine can connect; `none` turns it off.
     #[arg(long, visible_alias = "metrics", value_name = "ADDR", default_value_t = HttpAddress::default())]
     http: HttpAddress,
+    /// Further name of this machine by which browsers may ask for the web page and /status, as a reverse proxy passes
+    /// it on; once for each. IP addresses, localhost and names without a dot need none.
+    #[arg(long = "http-host", value_name = "NAME")]
+    http_hosts: Vec<String>,
     /// Stages to host: `auto` takes those with the least throughput, as many in a row as make steps shortest and
     /// memory holds, and `auto:N` at most N; `none` computes nothing (with --anchor or --archive; with neither, the
     /// peer observes). Chosen stages that memory does not hold at once are swapped.
@@ -218,6 +222,8 @@ pub struct PeerOptions {
     pub links: LinkOptions,
     /// Where it is shown over HTTP, if anywhere.
     pub http: HttpAddress,
+    /// Further names by which it may be asked there.
+    pub http_hosts: Vec<String>,
     /// Which stages to host.
     pub stage: StageChoice,
     /// How many stages in a row the coordinator may choose at most.
@@ -259,6 +265,7 @@ impl PeerArgs {
                 upnp: !self.no_upnp,
             },
             http: self.http,
+            http_hosts: self.http_hosts,
             stage: self.stage.choice,
             longest: self.stage.longest.get(),
             island: self.island,

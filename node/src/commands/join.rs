@@ -59,7 +59,7 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
         "training",
     )?;
     let serving = Serving::start(
-        options.http,
+        (options.http, &options.http_hosts),
         observer.status_watch(),
         &home,
         &options.compute.each_device()?.0,

@@ -59,7 +59,7 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
         "training",
     )?;
     let serving = Serving::start(
-        options.peer.http,
+        (options.peer.http, &options.peer.http_hosts),
         observer.status_watch(),
         &home,
         &options.peer.compute.each_device()?.0,

@@ -47,9 +47,9 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    /// Starts the server if an address is set, and writes the address to the data directory.
+    /// Starts the server, with further names of this machine, if an address is set, and writes the address to the data directory.
     pub(super) async fn start(
-        address: HttpAddress,
+        (address, hosts): (HttpAddress, &[String]),
         status: &StatusWatch,
         home: &DataDir,
         devices: &[DeviceChoice],
@@ -59,7 +59,7 @@ impl Serving {
         metrics.node.state.choose(NodeState::Searching);
         let mut at = None;
         if let Some(address) = address.0 {
-            let server = HttpServer::bind(address).await?;
+            let server = HttpServer::bind(address).await?.with_hosts(hosts.to_vec());
             let path = home.http_file();
             let address = server.address()?;
             publish(&path, &address.to_string())?;

@@ -1,13 +1,17 @@
 //! One HTTP connection: one request, within limits.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
+
+use super::places::{Place, Room};
 
 /// The most bytes of a request's head.
 pub(super) const HEAD_BYTES: usize = 16 << 10;
@@ -21,8 +25,8 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Limits on the server's clients.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Concurrent connections. Further ones wait in the system's queue.
-    pub(super) connections: usize,
+    /// Concurrent connections.
+    pub(super) room: Room,
     /// Timeout from the connection to the end of the request's head.
     pub(super) head: Duration,
     /// Timeout from the connection to the end of the answer.
@@ -31,18 +35,32 @@ pub(super) struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections: 64, head: Duration::from_secs(2), whole: Duration::from_secs(10) }
+        Self {
+            room: Room { connections: 128, of_address: 16 },
+            head: Duration::from_secs(1),
+            whole: Duration::from_secs(10),
+        }
     }
 }
 
-/// Answers one request. Its body is not read.
+/// Answers one request, unless the connection gives way to another. Its body is not read.
 pub(super) async fn answer(
     stream: TcpStream,
+    place: Place,
     router: Router,
     limits: Limits,
     stop: CancellationToken,
 ) {
-    let service = TowerToHyperService::new(router);
+    let give_way = place.give_way.clone();
+    let place = Arc::new(place);
+    let router = TowerToHyperService::new(router);
+    let service = service_fn({
+        let place = place.clone();
+        move |request| {
+            place.is_asked();
+            router.call(request)
+        }
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head)
@@ -60,6 +78,7 @@ pub(super) async fn answer(
             Ok(Err(error)) => tracing::debug!(%error, "an HTTP request failed"),
             Err(_) => tracing::debug!("an HTTP client did not read the answer in time"),
         },
+        () = give_way.cancelled() => tracing::debug!("a slow HTTP client gave way to another"),
         () = stopped => {}
     }
 }
@@ -72,6 +91,7 @@ mod tests {
     use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;
 
+    use super::super::places::Places;
     use super::*;
 
     #[tokio::test]
@@ -89,7 +109,8 @@ mod tests {
         let limits = Limits { whole: Duration::from_millis(300), ..Limits::default() };
         let (stream, _) = accepted.expect("it came");
         let begun = tokio::time::Instant::now();
-        answer(stream, router, limits, CancellationToken::new()).await;
+        let place = Places::new(limits.room).take(address.ip());
+        answer(stream, place, router, limits, CancellationToken::new()).await;
         assert!(begun.elapsed() >= limits.whole, "the client did not read");
         drop(asking);
     }

@@ -4,7 +4,9 @@
 
 pub mod client;
 mod connection;
+mod hosts;
 mod machine;
+mod places;
 mod routes;
 mod server;
 

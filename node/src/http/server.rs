@@ -1,18 +1,18 @@
 //! The HTTP server of a node.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use shoal_metrics::Metrics;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::connection::{self, Limits};
+use super::hosts::Hosts;
 use super::machine::Machine;
+use super::places::Places;
 use super::routes::router;
 use crate::exit::{Exit, ExitWith};
 use crate::status::StatusWatch;
@@ -35,6 +35,7 @@ pub struct Shown {
 #[derive(Debug)]
 pub struct HttpServer {
     listener: TcpListener,
+    hosts: Vec<String>,
 }
 
 impl HttpServer {
@@ -49,7 +50,13 @@ impl HttpServer {
                 format!("cannot serve HTTP at {address}: choose another --http, or none")
             })
             .exit_with(Exit::Usage)?;
-        Ok(Self { listener })
+        Ok(Self { listener, hosts: Vec::new() })
+    }
+
+    /// Allows further names by which the node may be asked.
+    #[must_use]
+    pub fn with_hosts(self, hosts: Vec<String>) -> Self {
+        Self { hosts, ..self }
     }
 
     /// The bound address.
@@ -67,29 +74,25 @@ impl HttpServer {
 
     async fn serve_within(self, limits: Limits, shown: Shown, stop: CancellationToken) {
         let only_here = self.address().is_ok_and(|address| address.ip().is_loopback());
-        let router = router(shown, only_here);
-        let (slots, tracker) = (Arc::new(Semaphore::new(limits.connections)), TaskTracker::new());
+        let router = router(shown, Hosts { only_here, allowed: self.hosts.clone() });
+        let (places, tracker) = (Places::new(limits.room), TaskTracker::new());
         loop {
-            let (stream, slot) = tokio::select! {
+            let (stream, from) = tokio::select! {
                 () = stop.cancelled() => break,
-                next = self.next(&slots) => next,
+                next = self.next() => next,
             };
-            let answer = connection::answer(stream, router.clone(), limits, stop.clone());
-            tracker.spawn(async move {
-                answer.await;
-                drop(slot);
-            });
+            let place = places.take(from.ip());
+            tracker.spawn(connection::answer(stream, place, router.clone(), limits, stop.clone()));
         }
         tracker.close();
         tracker.wait().await;
     }
 
-    /// The next connection, once there is a free slot.
-    async fn next(&self, slots: &Arc<Semaphore>) -> (TcpStream, OwnedSemaphorePermit) {
-        let slot = slots.clone().acquire_owned().await.expect("it is never closed");
+    /// The next connection, and its address.
+    async fn next(&self) -> (TcpStream, SocketAddr) {
         loop {
             match self.listener.accept().await {
-                Ok((stream, _)) => return (stream, slot),
+                Ok(accepted) => return accepted,
                 Err(error) => {
                     tracing::debug!(%error, "cannot accept an HTTP connection");
                     tokio::time::sleep(PAUSE).await;

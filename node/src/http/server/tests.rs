@@ -6,6 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::super::client;
 use super::super::connection::{HEAD_BYTES, Limits};
+use super::super::places::Room;
 use super::*;
 use crate::events::RunEvent;
 use crate::status::{NodeState, NodeStatus, Observation};
@@ -14,7 +15,8 @@ const ANY_PORT: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 0);
 
 /// Limits that are short enough for a test.
 fn strict() -> Limits {
-    Limits { connections: 4, head: Duration::from_millis(400), whole: Duration::from_secs(5) }
+    let room = Room { connections: 8, of_address: 4 };
+    Limits { room, head: Duration::from_millis(400), whole: Duration::from_secs(5) }
 }
 
 /// Runs a server until `asked` ends.
@@ -160,15 +162,18 @@ async fn a_client_that_sends_its_head_slowly_is_disconnected() {
 }
 
 #[tokio::test]
-async fn silent_clients_block_others_only_until_their_timeout() {
+async fn silent_clients_give_way_to_a_probe() {
     with_server(|address, _| async move {
         let mut idle = Vec::new();
-        for _ in 0..strict().connections {
-            idle.push(connect(address).await);
+        for _ in 0..400 {
+            let mut slow = connect(address).await;
+            slow.write_all(b"GET / HTTP/1.1\r\nX: ").await.expect("sent");
+            idle.push(slow);
         }
+        let begun = Instant::now();
         let answer = get(address, "/livez").await;
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-        // There was no free slot before one of them was disconnected.
+        assert!(begun.elapsed() < strict().head, "{:?}", begun.elapsed());
         let mut cut_off = 0;
         for stream in &mut idle {
             let mut byte = [0];
