@@ -14,6 +14,8 @@ use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use tokenizers::Tokenizer;
 
+pub use self::scan::OutOfRange;
+
 /// Largest `tokenizer.json`, in bytes: three times the largest of known models.
 const MAX_TOKENIZER_BYTES: u64 = 128 << 20;
 /// Largest other file of a model's folder, in bytes.
@@ -55,16 +57,12 @@ pub enum TokenizerError {
         reason: String,
     },
     /// `tokenizer.json` would take far more memory or time than its bytes.
-    #[error("{path}: {key} is {value}, and must be {range}; use the tokenizer of another model", path = path.display())]
+    #[error("{path}: {problem}; use the tokenizer of another model", path = path.display())]
     OutOfRange {
         /// The file.
         path: PathBuf,
-        /// The key, with dots between levels.
-        key: String,
-        /// The value.
-        value: String,
-        /// The range.
-        range: String,
+        /// The key, its value and its range.
+        problem: Box<OutOfRange>,
     },
     /// The tokenizer has more tokens than the model.
     #[error(
@@ -120,9 +118,7 @@ impl TextTokenizer {
         let path = base.join("tokenizer.json");
         let bytes = read_capped(&path, MAX_TOKENIZER_BYTES)?;
         let invalid = |reason: String| TokenizerError::Tokenizer { path: path.clone(), reason };
-        scan::scan(&bytes).map_err(|scan::OutOfRange { key, value, range }| {
-            TokenizerError::OutOfRange { path: path.clone(), key, value, range }
-        })?;
+        scan::scan(&bytes).map_err(out_of_range(&path))?;
         let mut tokenizer = guarded(|| Tokenizer::from_bytes(&bytes)).map_err(invalid)?;
         // Rows are cut and padded here, not by the tokenizer.
         tokenizer.with_padding(None);
@@ -137,16 +133,14 @@ impl TextTokenizer {
         let model =
             config.get("vocab_size").or_else(|| config.get("text_config")?.get("vocab_size"));
         let most = u64::from(limits::VOCABULARY);
-        let out_of_range = |path: &Path, key: &str, value: u64, most: u64| {
-            let scan::OutOfRange { key, value, range } = scan::OutOfRange::above(key, value, most);
-            TokenizerError::OutOfRange { path: path.to_owned(), key, value, range }
-        };
         let vocabulary = match model.and_then(Value::as_u64) {
             Some(model) if model > most => {
-                return Err(out_of_range(&base.join("config.json"), "vocab_size", model, most));
+                let problem = OutOfRange::above("vocab_size", model, most);
+                return Err(out_of_range(&base.join("config.json"))(problem));
             }
             _ if used > most => {
-                return Err(out_of_range(&path, "the largest id", used - 1, most - 1));
+                let problem = OutOfRange::above("the largest id", used - 1, most - 1);
+                return Err(out_of_range(&path)(problem));
             }
             Some(model) if model < used => {
                 return Err(TokenizerError::Vocabulary { tokenizer: used, model });
@@ -276,6 +270,12 @@ impl TextTokenizer {
     pub const fn special(&self) -> &BTreeMap<String, String> {
         &self.special
     }
+}
+
+/// Adds the path to a value that is out of range.
+fn out_of_range(path: &Path) -> impl FnOnce(OutOfRange) -> TokenizerError {
+    let path = path.to_owned();
+    move |problem| TokenizerError::OutOfRange { path, problem: Box::new(problem) }
 }
 
 /// Turns an error of the library, or a panic that an unusual tokenizer causes, into its text.

@@ -25,14 +25,15 @@ const MERGES: u64 = 2 * limits::VOCABULARY as u64;
 const VALUES: u64 = 100_000;
 
 /// A key of `tokenizer.json` whose value is out of range.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct OutOfRange {
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{key} is {value}, and must be {range}")]
+pub struct OutOfRange {
     /// The key, with dots between levels.
-    pub(super) key: String,
+    pub key: String,
     /// The value.
-    pub(super) value: String,
+    pub value: String,
     /// The range.
-    pub(super) range: String,
+    pub range: String,
 }
 
 impl OutOfRange {
