@@ -33,8 +33,8 @@ fn a_stranger_neither_stops_nor_changes_nor_fills_a_run() {
     let victim = UdpSocket::bind("127.0.0.1:0").expect("a port");
     victim.set_nonblocking(true).expect("a socket");
     let at = victim.local_addr().expect("bound");
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all();
-    let runtime = { runtime }.build().expect("threads");
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(1).enable_all().build().expect("threads");
     runtime.block_on(async {
         for target in &targets {
             let mut stranger = Stranger::connect(target).await;
