@@ -6,7 +6,7 @@ use std::time::Duration;
 use shoal_tests::hostile::Stranger;
 use shoal_tests::process::Process;
 use shoal_tests::run::Run;
-use shoal_tests::swarm::{SLOW, Swarm};
+use shoal_tests::swarm::{SLOW, Swarm, own_address};
 
 /// The memory that a process has in use, in bytes.
 fn resident(process: &Process) -> u64 {
@@ -23,10 +23,15 @@ fn a_stranger_neither_stops_nor_changes_nor_fills_a_run() {
     let flags = [&["--wait-for", "3"], SLOW].concat();
     let mut swarm = Swarm::start(&run.config(), &flags);
     let mut targets = vec![swarm.address.clone()];
-    for _ in 0..2 {
-        swarm.join(SLOW);
-        let peer = swarm.peers.last_mut().expect("it joined");
-        targets.push(peer.event("listening")["address"].as_str().expect("text").to_owned());
+    for index in 1..3 {
+        let at = own_address();
+        let listen = at.to_string();
+        let flags = [&["--listen", &listen], SLOW].concat();
+        let mut peer = swarm.newcomer(&swarm.address, index, &flags);
+        peer.event("joined");
+        swarm.peers.push(peer);
+        let id = swarm.peer_id(index);
+        targets.push(format!("/ip4/{}/tcp/{}/p2p/{id}", at.ip(), at.port()));
     }
     swarm.reach(3);
     let before: Vec<u64> = swarm.peers.iter().map(resident).collect();
