@@ -16,7 +16,6 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::class::{QUEUES, TENSOR_STREAMS};
 use super::congestion::TolerantConfig;
 use super::error::TransportError;
-use super::guests;
 use super::reachability::socket::{ProbeSocket, Probes};
 use super::relay::Relay;
 use super::sending::LANES;
@@ -59,6 +58,13 @@ const CONNECTION_WINDOW: u32 = 64 << 20;
 
 /// Bytes sent before the first acknowledgement.
 const INITIAL_WINDOW: u64 = 1 << 20;
+
+/// Bytes in flight on all streams of a guest's connection (`guests`).
+pub(super) const GUEST_WINDOW: u32 = 64 << 10;
+
+/// Streams with tensors that a guest may have open: its tensors are taken only as a courtesy to members that
+/// this peer has yet to hear of.
+const GUEST_STREAMS: u32 = 4;
 
 const UNI_STREAMS: usize = QUEUES * TENSOR_STREAMS + LANES;
 
@@ -167,8 +173,8 @@ impl HmacKey for ResetKey {
 /// The parameters of connections that others dial, who are guests until they are known to be members.
 pub(super) fn of_guests(mut config: TransportConfig) -> TransportConfig {
     config
-        .receive_window(VarInt::from_u32(guests::WINDOW))
-        .max_concurrent_uni_streams(VarInt::from_u32(guests::STREAMS));
+        .receive_window(VarInt::from_u32(GUEST_WINDOW))
+        .max_concurrent_uni_streams(VarInt::from_u32(GUEST_STREAMS));
     config
 }
 
@@ -180,7 +186,7 @@ pub(super) fn entitle(connection: &Connection) {
 
 /// Leaves a connection the room of a guest.
 pub(super) fn restrict(connection: &Connection) {
-    connection.set_receive_window(VarInt::from_u32(guests::WINDOW));
+    connection.set_receive_window(VarInt::from_u32(GUEST_WINDOW));
 }
 
 /// The parameters of relayed connections, which carry no relayed packets themselves.

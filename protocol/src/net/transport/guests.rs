@@ -22,13 +22,6 @@ const CONNECTIONS: ConnectionLimits = ConnectionLimits { all: 256, network: 128 
 /// Time after which the connection of a guest may be closed to make room for another.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Bytes in flight on all streams of a guest's connection.
-pub(super) const WINDOW: u32 = 64 << 10;
-
-/// Streams with tensors that a guest may have open: its tensors are taken only as a courtesy to members that
-/// this peer has yet to hear of.
-pub(super) const STREAMS: u32 = 4;
-
 /// The connections of guests, and the room for their tensors.
 pub(super) struct Guests {
     room: Arc<Semaphore>,

@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use super::*;
-use crate::net::transport::guests::{NoPlace, WINDOW};
+use crate::net::transport::endpoint::GUEST_WINDOW;
+use crate::net::transport::guests::NoPlace;
 
 /// Sends unfinished messages; returns their bytes that are accepted. The streams stay open.
 async fn accepted(raw: &Raw, message: &[u8], streams: usize, open: &mut Vec<SendStream>) -> usize {
@@ -49,7 +50,7 @@ async fn unfinished_tensors_of_strangers_take_a_megabyte_in_all() {
         strangers.push(raw);
     }
     // The room, and the window of each connection.
-    let most = limits::GUEST_ROOM.0 as usize + 4 * WINDOW as usize;
+    let most = limits::GUEST_ROOM.0 as usize + 4 * GUEST_WINDOW as usize;
     assert!(sent <= most, "{sent} bytes of strangers, where {most} have room");
     // A message that has no room at all is lost, and harms nobody.
     let large = unfinished(2 << 20);
