@@ -56,10 +56,11 @@ impl TrainingRate {
         )
     }
 
-    /// Returns whether a step is printed where there is no terminal.
+    /// Returns whether a step is printed where there is no terminal. The first is, whenever this peer came: it shows that
+    /// training goes on.
     pub(crate) fn is_worth_a_line(&self, step: &StepReport) -> bool {
         let every = self.steps.div_ceil(LINES).max(1);
-        step.step.is_multiple_of(every) || self.done == self.steps
+        self.noted == 1 || step.step.is_multiple_of(every) || self.done == self.steps
     }
 
     /// Describes the whole run, on one line.
@@ -125,6 +126,16 @@ mod tests {
                 })
                 .count();
             assert_eq!(printed, lines, "of {steps} steps");
+        }
+    }
+
+    #[test]
+    fn a_peer_that_comes_late_prints_its_first_step() {
+        let mut rate = TrainingRate { steps: 100_000, ..TrainingRate::default() };
+        for (index, printed) in [(11, true), (12, false), (15_000, true)] {
+            let step = step(index, 1.0);
+            rate.note(&step);
+            assert_eq!(rate.is_worth_a_line(&step), printed, "step {index}");
         }
     }
 
