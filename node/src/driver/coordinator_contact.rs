@@ -53,20 +53,23 @@ impl CoordinatorContact {
 
     /// Decides whether a message is the coordinator's, which then is reachable.
     pub(super) fn admit(&mut self, from: Member, term: Term) -> Option<InOffice> {
-        let asked = self.coordinator.map(|member| member.peer);
-        let admitted = self.office.admit(from, term, asked)?;
+        let admitted = self.office.admit(from, term, self.asked())?;
         self.set(from);
         Some(admitted)
     }
 
     /// Follows a peer's word on who the coordinator is, if that peer may say so. Returns whether it may.
     pub(super) fn redirect(&mut self, from: PeerId, coordinator: Member) -> bool {
-        let asked = self.coordinator.map(|member| member.peer);
-        let may = self.office.may_redirect(from, asked);
+        let may = self.office.may_redirect(from, self.asked());
         if may {
             self.set(coordinator);
         }
         may
+    }
+
+    /// The peer that messages to the coordinator go to.
+    fn asked(&self) -> Option<PeerId> {
+        self.coordinator.map(|member| member.peer)
     }
 
     /// Sets the coordinator, which is reachable.
@@ -126,7 +129,7 @@ impl CoordinatorContact {
     /// Sends messages to the next anchor, in the order of ids. One that is not the coordinator
     /// answers with the address of the one that is.
     pub(super) fn try_next_anchor(&mut self, me: Member) {
-        let current = self.coordinator.map(|member| member.peer);
+        let current = self.asked();
         let others = || self.office.anchors().iter().copied().filter(|peer| *peer != me.peer);
         let next = others().find(|peer| current.is_none_or(|current| *peer > current));
         if let Some(peer) = next.or_else(|| others().next()) {

@@ -2,9 +2,10 @@
 //! connection gives way, so that slow clients cannot keep a probe from its answer.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use shoal_protocol::net::host_of;
 use tokio_util::sync::CancellationToken;
 
 /// How many connections there may be.
@@ -59,7 +60,7 @@ impl Places {
 
     /// A place for a connection from an address.
     pub(super) fn take(self: &Arc<Self>, address: IpAddr) -> Place {
-        let address = network_of(address);
+        let address = host_of(address);
         let mut taken = self.taken();
         if let Some(number) = taken.gives_way(address, self.room)
             && let Some(open) = taken.open.remove(&number)
@@ -110,14 +111,6 @@ impl Drop for Place {
     }
 }
 
-/// An address, or of IPv6 the network that a stranger gets whole.
-fn network_of(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => Ipv6Addr::from(u128::from(address) >> 64 << 64).into(),
-        address => address,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,7 +146,7 @@ mod tests {
         drop(single);
         assert_eq!(places.taken().open.len(), 2);
         let network: IpAddr = "2001:db8::".parse().expect("an address");
-        assert_eq!(network_of("2001:db8::7".parse().expect("an address")), network);
-        assert_eq!(network_of("::ffff:192.0.2.1".parse().expect("an address")), address(1));
+        assert_eq!(host_of("2001:db8::7".parse().expect("an address")), network);
+        assert_eq!(host_of("::ffff:192.0.2.1".parse().expect("an address")), address(1));
     }
 }

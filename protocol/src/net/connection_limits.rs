@@ -90,7 +90,8 @@ impl ConnectionLimiter {
 }
 
 /// One host: an IPv4 address, or an IPv6 /64 network, since a host usually has a whole one.
-pub(super) fn host_of(address: IpAddr) -> IpAddr {
+#[must_use]
+pub fn host_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(four) => four.into(),
         six => network_of(six),

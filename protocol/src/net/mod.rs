@@ -8,5 +8,6 @@ pub mod discovery;
 pub mod identity;
 pub mod transport;
 
+pub use connection_limits::host_of;
 pub use identity::Identity;
 pub use transport::{Transport, TransportConfig, TransportEvent};

@@ -28,7 +28,7 @@ use crate::ledger::Ledger;
 /// Doublings of a round's deadline at most.
 const DOUBLINGS: u32 = 6;
 
-/// Late rounds of a step that one member alone keeps from its commit, after which it is expelled.
+/// Late rounds of a step that lack a member's result and have another's, after which that member is expelled.
 const WITHHELD: u32 = 3;
 
 /// No round is tried again sooner than this, however fast earlier rounds were, unless the configured patience
@@ -45,7 +45,7 @@ pub(super) struct Rounds {
     failed: BTreeMap<WeightGroup, u32>,
     /// Attempts that failed because they were late. Deaths do not show how long a round takes.
     timeouts: u32,
-    /// How often the result of a member alone was lacking when a round was late, in this step.
+    /// How often a member's result was lacking, and another's was here, when a round was late, in this step.
     withheld: BTreeMap<Member, u32>,
     /// When incomplete rounds are tried again.
     deadline: Option<Moment>,
@@ -281,8 +281,8 @@ impl Rounds {
         self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
-    /// Discards incomplete rounds, which are late: a message was lost. Returns the members whose result alone was
-    /// lacking too often.
+    /// Discards incomplete rounds, which are late: a message was lost. Returns the members whose result was lacking too
+    /// often while others had theirs.
     pub(super) fn discard_late(&mut self, context: &Context, out: &mut Out) -> Vec<Member> {
         self.timeouts += 1;
         let Self { open, failed, withheld, .. } = self;

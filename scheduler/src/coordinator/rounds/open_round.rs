@@ -78,19 +78,21 @@ impl OpenRound {
         if !self.is_complete() {
             return Agreement::Partial;
         }
+        let (_, first) = self.result();
+        if self.outcomes.values().all(|one| equal_bits(one, &first)) {
+            return Agreement::Whole;
+        }
         let with = |one: &RoundOutcome| {
             self.outcomes.values().filter(|other| equal_bits(one, other)).count()
         };
-        let Some(most) = self.outcomes.values().max_by_key(|one| with(one)) else {
-            return Agreement::Partial;
-        };
+        let most = self.outcomes.values().max_by_key(|one| with(one)).unwrap_or(&first);
         let differs =
             |(member, one): (&Member, &RoundOutcome)| (!equal_bits(one, most)).then_some(*member);
         let minority: Vec<Member> = self.outcomes.iter().filter_map(differs).collect();
-        match minority.len() {
-            0 => Agreement::Whole,
-            few if 2 * few < self.outcomes.len() => Agreement::Minority(minority),
-            _ => Agreement::Split,
+        if 2 * minority.len() < self.outcomes.len() {
+            Agreement::Minority(minority)
+        } else {
+            Agreement::Split
         }
     }
 

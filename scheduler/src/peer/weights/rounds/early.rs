@@ -50,17 +50,16 @@ impl EarlyPieces {
         if hosts {
             self.drop_older(&tag, out);
         }
-        let fits = if !hosts {
-            self.pieces.iter().filter(|(sender, ..)| !is_host(*sender)).count() < UNPLACED
-        } else if is_result(&tag) {
+        let has_bytes = if is_result(&tag) {
             self.results + payload.size <= in_all
         } else {
             let alike = |(sender, tag, _): &&Piece| *sender == from && !is_result(tag);
             let held: Bytes = self.pieces.iter().filter(alike).map(|piece| piece.2.size).sum();
             held + payload.size <= of_sender
         };
-        let fits = fits && (!is_result(&tag) || self.results + payload.size <= in_all);
-        if self.pieces.len() >= EARLY_PIECES || !fits {
+        let unplaced = || self.pieces.iter().filter(|(sender, ..)| !is_host(*sender)).count();
+        let has_place = self.pieces.len() < EARLY_PIECES && (hosts || unplaced() < UNPLACED);
+        if !has_bytes || !has_place {
             out.push(PeerAction::Release(payload.id));
             return false;
         }
