@@ -90,7 +90,7 @@ join_as_told() {
     in_readme 'PATH="$PWD/target/release:$PATH"'
     in_readme 'shoal init -o run.toml'
     in_readme 'shoal start run.toml'
-    in_readme 'shoal join /ip4/'
+    in_readme 'shoal join shoal1'
     begun=$(now)
     on first shoal init -o run.toml >/dev/null 2>&1
     took "$begun" "shoal init -o run.toml"
@@ -100,9 +100,9 @@ join_as_told() {
     : >"$ROOM/join"
     begun=$(now)
     on first shoal start run.toml >"$ROOM/start" 2>&1 &
-    until_said "$ROOM/start" 'shoal join /ip4/'
+    until_said "$ROOM/start" 'shoal join shoal1'
     took "$begun" "shoal start run.toml: until the line to paste is there"
-    line=$(grep -oE 'shoal join /ip4/[^ ]+' "$ROOM/start" | head -n 1)
+    line=$(grep -oE 'shoal join shoal1[^ ]+' "$ROOM/start" | head -n 1)
     ADDRESS=${line#shoal join }
     begun=$(now)
     # shellcheck disable=SC2086

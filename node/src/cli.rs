@@ -23,7 +23,8 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 pub use admission::{
-    BanArgs, InviteAllowArgs, InviteCommand, InviteLsArgs, InviteNewArgs, InviteRevokeArgs, Invited,
+    AnchorCommand, AnchorRemoveArgs, BanArgs, InviteAllowArgs, InviteCommand, InviteLsArgs,
+    InviteNewArgs, InviteRevokeArgs, Invited,
 };
 pub use checkpoint::{
     CheckpointArgs, CheckpointCommand, FetchArgs, FetchSource, ReshapeArgs, VerifyArgs,
@@ -91,6 +92,9 @@ pub enum Command {
     /// Manage invitations to a run, in the data directory of its issuer.
     #[command(subcommand)]
     Invite(InviteCommand),
+    /// Remove anchors of a run that are gone for good, in the data directory of its issuer.
+    #[command(subcommand)]
+    Anchor(AnchorCommand),
     /// Ban a peer from a run and end its connections, in the data directory of the run's issuer.
     Ban(BanArgs),
     /// Lift the ban of a peer.
@@ -147,9 +151,15 @@ pub struct StartArgs {
     #[arg(long, value_name = "ADDR",
           default_values_t = [SocketAddr::from((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT))])]
     listen: Vec<SocketAddr>,
-    /// Write the address for `shoal join` into this file, once others can join.
+    /// Write what others give to `shoal join`, a ticket or an address, into this file, once they can join.
     #[arg(long, value_name = "PATH")]
     address_file: Option<PathBuf>,
+    /// Let everybody join who reaches this peer, whatever run.toml says: no tickets.
+    #[arg(long)]
+    open: bool,
+    /// Let the peers that join with the printed ticket be anchors (`shoal join --anchor`).
+    #[arg(long, conflicts_with = "open")]
+    invite_anchors: bool,
     /// Number of members, this peer included, to wait for before the first step; default: until every stage is hosted.
     #[arg(long, value_name = "N")]
     wait_for: Option<NonZeroUsize>,
@@ -165,8 +175,12 @@ pub struct StartOptions {
     pub config: PathBuf,
     /// What it has in common with `join`.
     pub peer: PeerOptions,
-    /// Gets the address that others join at (nothing else, and a newline), once they can.
+    /// Gets the ticket or address that others join with (nothing else, and a newline), once they can.
     pub address_file: Option<PathBuf>,
+    /// Whether everybody may join.
+    pub open: bool,
+    /// Whether peers that join with the printed ticket may be anchors.
+    pub invite_anchors: bool,
     /// Members, this peer too, to wait for before the first step; else until every stage is hosted.
     pub wait_for: Option<NonZeroUsize>,
     /// Gets `checkpoint/` and `report.json`; else a folder of the run in the data directory.
@@ -179,6 +193,8 @@ impl From<StartArgs> for StartOptions {
             config: args.config,
             peer: args.peer.options(args.listen),
             address_file: args.address_file,
+            open: args.open,
+            invite_anchors: args.invite_anchors,
             wait_for: args.wait_for,
             out: args.out,
         }

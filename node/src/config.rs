@@ -25,9 +25,9 @@ use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
-    Adam, Admission, Base, Block, Checkpoint, Codecs, Data, Dtype, Evaluation, Lora, Manifest,
-    ManifestError, Model, Optimizer, Prepared, Rule, Schedule, TokenWidth, Tokenizer, Tokens,
-    Training,
+    Adam, Admission, AdmissionMode, Base, Block, Checkpoint, Codecs, Data, Dtype, Evaluation, Lora,
+    Manifest, ManifestError, Model, Optimizer, Prepared, Rule, Schedule, TokenWidth, Tokenizer,
+    Tokens, Training,
 };
 use shoal_protocol::units::Bytes;
 use toml::Spanned;
@@ -133,7 +133,7 @@ struct RunToml {
     optimizer: Optimizer,
     evaluation: Evaluation,
     checkpoint: Checkpoint,
-    #[serde(default)]
+    #[serde(default = "invited")]
     admission: Admission,
     lora: Option<Spanned<Lora>>,
     outer: Option<Outer>,
@@ -331,13 +331,18 @@ impl Default for RunConfig {
             },
             evaluation: Evaluation { held_out: 0.1, every: 50, microbatches: 8 },
             checkpoint: Checkpoint { every: 0, keep: 2 },
-            admission: Admission::default(),
+            admission: invited(),
             lora: None,
             outer: None,
             start: None,
             data: DataSource::default(),
         }
     }
+}
+
+/// Admission by ticket, whose issuer is the peer that starts the run.
+fn invited() -> Admission {
+    Admission { mode: AdmissionMode::Invite, key: None }
 }
 
 /// The value in TOML.

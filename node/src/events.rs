@@ -34,7 +34,7 @@ pub enum RunEvent {
     },
     /// Other peers can join at this address.
     Listening {
-        /// The argument for `shoal join`.
+        /// The address of this peer.
         address: String,
     },
     /// The run waits for more peers.

@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use anyhow::Context;
+use shoal_protocol::limits;
 use shoal_protocol::manifest::AdmissionMode;
-use shoal_protocol::net::admission::{AccessList, RedemptionLog, Term, Ticket, TicketId, UnixTime};
+use shoal_protocol::net::admission::{
+    AccessList, Admits, RedemptionLog, Term, Ticket, TicketId, UnixTime,
+};
 use shoal_protocol::net::discovery::PeerAddress;
 use shoal_protocol::net::identity::Identity;
 
@@ -13,12 +16,15 @@ use super::{Issued, KeptRules, Store, TicketState};
 /// Validity of the ticket that the first peer prints.
 const TICKET_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// Peers that it admits: as many as a run has members.
+const TICKET_USES: u16 = limits::MEMBERS as u16;
+
 /// How others join the run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum JoinLine {
     /// Any peer can join at this address.
     Address(String),
-    /// One peer can join with this ticket.
+    /// Peers that get this ticket can join with it.
     Ticket(String),
     /// Listed peers can join at this address.
     Listed(String),
@@ -27,12 +33,27 @@ pub(crate) enum JoinLine {
 }
 
 impl JoinLine {
-    /// The instructions for people.
-    pub(crate) fn line(&self) -> String {
+    /// The argument of `shoal join`, where this peer can name one.
+    pub(crate) fn argument(&self) -> Option<&str> {
         match self {
-            Self::Address(address) => format!("others join with: shoal join {address}"),
+            Self::Address(argument) | Self::Ticket(argument) | Self::Listed(argument) => {
+                Some(argument)
+            }
+            Self::Elsewhere => None,
+        }
+    }
+
+    /// The instructions for people.
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Self::Address(address) => format!(
+                "others join with: shoal join {address}\n\
+                 the run is open: whoever reaches this address takes part, and may compute wrongly; without --open \
+                 and mode = \"open\" it takes a ticket"
+            ),
             Self::Ticket(ticket) => format!(
-                "one other joins with: shoal join {ticket}\ninvite more with: shoal invite new"
+                "others join with: shoal join {ticket}\n\
+                 keep that line among people you trust; it admits peers for a day (`shoal invite new` makes others)"
             ),
             Self::Listed(address) => format!(
                 "listed peers join with: shoal join {address}\nlist a peer with: shoal invite allow PEER"
@@ -43,11 +64,12 @@ impl JoinLine {
 }
 
 /// The instructions for joining at this peer's address. In a run by invitation they hold a ticket:
-/// the first valid one for this address, or a new one.
+/// the first valid one for this address that admits these peers, or a new one.
 pub(crate) fn join_line(
     folder: &Store,
     identity: &Identity,
     address: &str,
+    anchor: bool,
 ) -> anyhow::Result<JoinLine> {
     let rules = folder.rules()?;
     match rules.admission.mode {
@@ -63,16 +85,17 @@ pub(crate) fn join_line(
         |id: TicketId| redemptions.iter().filter(|redemption| redemption.ticket == id).count();
     let tickets = folder.tickets()?;
     let access_list = access_list_of(folder)?;
+    let admits = Admits { uses: TICKET_USES, anchor };
     let good = tickets.iter().find(|ticket| {
-        let here = ticket
-            .text
-            .parse::<Ticket>()
-            .is_ok_and(|read| read.addresses().any(|known| known.to_string() == address));
-        here && ticket.state(used(ticket.id), &access_list, now) == TicketState::Open
+        let fits = ticket.text.parse::<Ticket>().is_ok_and(|read| {
+            let here = read.addresses().any(|known| known.to_string() == address);
+            here && admits == Admits { uses: read.terms.uses, anchor: read.terms.anchor }
+        });
+        fits && ticket.state(used(ticket.id), &access_list, now) == TicketState::Open
     });
     match good {
         Some(ticket) => Ok(JoinLine::Ticket(ticket.text.clone())),
-        None => Ok(JoinLine::Ticket(issue(folder, identity, TICKET_LIFE, 1)?.to_string())),
+        None => Ok(JoinLine::Ticket(issue(folder, identity, TICKET_LIFE, admits)?.to_string())),
     }
 }
 
@@ -84,7 +107,7 @@ pub(crate) fn issue(
     folder: &Store,
     issuer: &Identity,
     life: Duration,
-    uses: u16,
+    admits: Admits,
 ) -> anyhow::Result<Ticket> {
     let KeptRules { run, .. } = folder.rules()?;
     let addresses: Vec<PeerAddress> =
@@ -94,9 +117,9 @@ pub(crate) fn issue(
     let mut tickets = folder.tickets()?;
     let id = TicketId(tickets.iter().map(|ticket| ticket.id.0).max().unwrap_or(0) + 1);
     let term = Term::of(UnixTime::now(), life);
-    let ticket = Ticket::new(issuer, (run, id), term, uses, &addresses);
+    let ticket = Ticket::new(issuer, (run, id), term, admits, &addresses);
     let text = ticket.to_string();
-    tickets.push(Issued { id, expires: term.expires, uses, text });
+    tickets.push(Issued { id, expires: term.expires, uses: admits.uses, text });
     folder.keep_tickets(&tickets)?;
     Ok(ticket)
 }

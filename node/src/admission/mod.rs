@@ -11,20 +11,42 @@ mod store;
 mod ticket_state;
 mod watch;
 
-pub(crate) use join_line::{access_list_of, issue, join_line};
+pub(crate) use join_line::{JoinLine, access_list_of, issue, join_line};
 pub(crate) use known_peers::{KnownPeers, companions, met};
 pub(crate) use store::{Issued, KeptRules, Store};
 pub(crate) use ticket_state::TicketState;
 pub(crate) use watch::keep;
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
+use shoal_protocol::ids::PeerId;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::net::admission::{Gate, RedemptionLog, Rules, TicketDesk};
 use shoal_protocol::net::identity::Identity;
 
 use crate::data_dir::DataDir;
+use crate::driver::resume::folders_in;
+
+/// The issuer of a run that the peer of a data directory took part in and that this manifest, which names none,
+/// describes. It may be another peer: its run goes on, instead of another one beside it.
+///
+/// # Errors
+/// If a folder cannot be read.
+pub(crate) fn known_issuer(data_dir: &Path, manifest: &Manifest) -> anyhow::Result<Option<PeerId>> {
+    let mut known = BTreeSet::new();
+    for folder in folders_in(&data_dir.join("runs")) {
+        // A folder without rules is of a run that did not begin.
+        let Ok(KeptRules { run, admission }) = Store::in_run(&folder).rules() else { continue };
+        let named = Manifest { admission, ..manifest.clone() };
+        if named.admission.mode == manifest.admission.mode && named.run_id() == run {
+            known.extend(named.admission.key);
+        }
+    }
+    Ok(known.into_iter().next())
+}
 
 /// Makes the gate enforce a run's rules, with the stored access list. The issuer starts issuing
 /// certificates.
@@ -43,6 +65,12 @@ pub(crate) fn enter(
     folder.remember(&rules)?;
     let issuer = rules.admission.key == Some(identity.peer_id());
     gate.enter(rules);
+    // One that was just issued for a ticket is not stored yet.
+    if gate.pass().certificate.is_none()
+        && let Some(certificate) = folder.certificate()?
+    {
+        gate.hold(certificate);
+    }
     if let Some(access_list) = folder.access_list()? {
         // A damaged list is received again from other peers.
         if let Err(denied) = gate.learn(&access_list) {

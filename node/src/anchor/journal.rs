@@ -3,15 +3,16 @@
 //! The file is a sequence of events: entries added or truncated, votes, and how far the log is
 //! committed or covered by the snapshot.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use openraft::EntryPayload;
 use shoal_protocol::ids::PeerId;
 
 use super::encoding::{self, Ballot, Item, Malformed, Mark};
 use super::error::AnchorError;
 use super::frame;
-use super::types::{Entry, LogId, Vote};
+use super::types::{AnchorId, Entry, LogId, Membership, Vote, log_id};
 
 /// Version of the file format.
 const FORMAT: u32 = 2;
@@ -146,6 +147,43 @@ impl Held {
         let gone = std::mem::replace(&mut self.entries, kept);
         self.entries_size -= gone.values().map(|kept| kept.size).sum::<u64>();
         self.purged = self.purged.max(Some(upto));
+    }
+
+    /// Whether the voters without the removed ones, some of which vote, are no majority. `snapshot` has the
+    /// membership that the entries may change.
+    pub(super) fn leaves_too_few(
+        &self,
+        snapshot: Option<&Membership>,
+        removed: &BTreeSet<PeerId>,
+    ) -> bool {
+        let newest = self.entries.values().rev().find_map(|kept| match &kept.entry.payload {
+            EntryPayload::Membership(membership) => Some(membership),
+            _ => None,
+        });
+        // Of a change that has not ended, both sets must agree.
+        let sets = newest.or(snapshot).map(Membership::get_joint_config);
+        sets.into_iter().flatten().any(|voters| {
+            let left = voters.iter().filter(|voter| !removed.contains(&voter.0)).count();
+            left < voters.len() && left * 2 <= voters.len()
+        })
+    }
+
+    /// Makes an anchor the only voter, in a term of its own after all that the log knows. What only the others
+    /// have of the log is lost: they are gone for good, by the word of the run's issuer.
+    pub(super) fn keep_alone(&mut self, anchor: PeerId) -> Vec<Event> {
+        let last = self.entries.last_key_value().map(|(_, kept)| kept.entry.log_id).or(self.purged);
+        let voted = self.vote.map_or(0, |vote| vote.leader_id.term);
+        let term = voted.max(last.map_or(0, |last| last.leader_id.term)) + 1;
+        let (me, index) = (AnchorId(anchor), last.map_or(0, |last| last.index + 1));
+        let vote = Vote::new(term, me);
+        let membership = Membership::new(vec![BTreeSet::from([me])], None);
+        let payload = EntryPayload::Membership(membership);
+        let entry = Entry { log_id: log_id(term, index), payload };
+        let item = Item::from(&entry);
+        let size = encoding::encode(&item).len() as u64;
+        self.vote = Some(vote);
+        self.add(entry, size);
+        vec![Event::Voted(vote.into()), Event::Added(item)]
     }
 
     /// The shortest sequence of events that describes this log.

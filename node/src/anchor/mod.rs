@@ -73,6 +73,8 @@ pub(crate) struct AnchorConfig {
     pub(crate) first: Step,
     /// Its timeouts.
     pub(crate) timing: Timing,
+    /// Anchors that the run's issuer removed. Where the others are no majority, this one keeps the log alone.
+    pub(crate) removed: BTreeSet<PeerId>,
 }
 
 /// The transport to other anchors.
@@ -185,9 +187,9 @@ impl Anchor {
         found: bool,
         links: Arc<dyn Links>,
     ) -> Result<(Self, mpsc::Receiver<AnchorEvent>), AnchorError> {
-        let AnchorConfig { folder, me, first, timing } = config;
+        let AnchorConfig { folder, me, first, timing, removed } = config;
         let me = AnchorId(me);
-        let Store { log, machine, disk } = Store::open(&folder, me.0, first)?;
+        let Store { log, machine, disk } = Store::open(&folder, me.0, first, &removed)?;
         let stopped = |error: &dyn std::error::Error| {
             disk.failure().unwrap_or_else(|| AnchorError::Stopped { reason: error.to_string() })
         };

@@ -218,6 +218,8 @@ impl RaftStateMachine<Types> for StateMachine {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use shoal_protocol::message::LogRecord;
 
     use super::super::store::Store;
@@ -233,7 +235,8 @@ mod tests {
     async fn a_record_applies_only_in_its_term_and_order() {
         let folder = tempfile::tempdir().expect("a folder");
         let me = shoal_protocol::ids::PeerId([1; 32]);
-        let mut machine = Store::open(folder.path(), me, Step(0)).expect("opened").machine;
+        let mut machine =
+            Store::open(folder.path(), me, Step(0), &BTreeSet::new()).expect("opened").machine;
         let entries = vec![
             entry(3, 0, 3, LogRecord::Term(Term(3))),
             entry(5, 1, 3, LogRecord::Term(Term(4))),

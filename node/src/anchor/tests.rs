@@ -135,6 +135,11 @@ impl Reported {
     }
 }
 
+fn config_of(peer: PeerId, folder: &Path) -> AnchorConfig {
+    let (folder, removed) = (folder.to_owned(), BTreeSet::new());
+    AnchorConfig { folder, me: peer, first: Step(0), timing: quick(), removed }
+}
+
 /// One anchor and its owner.
 struct Node {
     peer: PeerId,
@@ -146,17 +151,15 @@ struct Node {
 
 impl Node {
     async fn open(net: &Arc<Net>, peer: PeerId, folder: &Path, found: bool) -> Self {
-        Self::open_with(net, peer, folder, found, quick()).await.expect("opened")
+        Self::open_with(net, config_of(peer, folder), found).await.expect("opened")
     }
 
     async fn open_with(
         net: &Arc<Net>,
-        peer: PeerId,
-        folder: &Path,
+        config: AnchorConfig,
         found: bool,
-        timing: Timing,
     ) -> Result<Self, AnchorError> {
-        let config = AnchorConfig { folder: folder.to_owned(), me: peer, first: Step(0), timing };
+        let peer = config.me;
         let links = Arc::new(End { net: Arc::clone(net), me: peer });
         let (anchor, mut events) = Anchor::open(config, found, links).await?;
         let anchor = Arc::new(anchor);

@@ -35,6 +35,9 @@ pub struct InviteNewArgs {
     /// Number of peers that the ticket admits.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub uses: u16,
+    /// Let them be anchors too (`shoal join --anchor`).
+    #[arg(long)]
+    pub anchor: bool,
     /// The data directory of the run's issuer; its peer may be running.
     #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
     pub data_dir: PathBuf,
@@ -66,6 +69,27 @@ pub struct InviteRevokeArgs {
 #[derive(Debug, Clone, Args)]
 pub struct InviteAllowArgs {
     /// Ids of the peers, as `shoal id` prints them there.
+    #[arg(value_name = "PEER", required = true)]
+    pub peers: Vec<PeerId>,
+    /// The data directory of the run's issuer; its peer may be running.
+    #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
+    pub data_dir: PathBuf,
+}
+
+/// `shoal anchor`
+#[derive(Debug, Clone, Subcommand)]
+pub enum AnchorCommand {
+    /// Remove anchors that are gone for good. They are banned, so that they cannot come back with the old log.
+    ///
+    /// The others replace them while they are a majority of the anchors. Where they are not, the run is paused:
+    /// start the issuer's peer again with `shoal start`, and it keeps the log alone until others join it.
+    Remove(AnchorRemoveArgs),
+}
+
+/// `shoal anchor remove`
+#[derive(Debug, Clone, Args)]
+pub struct AnchorRemoveArgs {
+    /// Ids of the anchors, as `shoal status` prints them.
     #[arg(value_name = "PEER", required = true)]
     pub peers: Vec<PeerId>,
     /// The data directory of the run's issuer; its peer may be running.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use shoal_protocol::ids::RunId;
 use shoal_protocol::net::admission::{
-    CLOCK_LEEWAY, Denied, Document, Signed, Ticket, TicketError, UnixTime,
+    CLOCK_LEEWAY, Certificate, Denied, Document, Signed, Ticket, TicketError, UnixTime,
 };
 use shoal_protocol::net::discovery::{AddressError, PeerAddress};
 use shoal_protocol::net::transport::{ConnectError, Refusal, Transport, Welcome};
@@ -91,7 +91,8 @@ impl Seeker<'_> {
 
     async fn reach_by(&self, ticket: &Ticket) -> anyhow::Result<Reached> {
         let (gate, issuer) = (self.transport.gate(), ticket.issuer);
-        if let Some(certificate) = self.stored_certificate(ticket.terms.run)? {
+        let stored = self.stored_certificate(ticket.terms.run)?;
+        if let Some(certificate) = stored.filter(|stored| Certificate::covers(stored, ticket)) {
             // The ticket was redeemed before and is not needed again.
             gate.hold(certificate);
             match self.first(ticket.addresses()).await {

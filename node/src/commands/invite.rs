@@ -9,13 +9,13 @@ use anyhow::Context;
 use serde::Serialize;
 use shoal_protocol::ids::{PeerId, RunId};
 use shoal_protocol::manifest::AdmissionMode;
-use shoal_protocol::net::admission::{AccessList, RedemptionLog, TicketId, UnixTime};
+use shoal_protocol::net::admission::{AccessList, Admits, RedemptionLog, TicketId, UnixTime};
 use shoal_protocol::net::identity::Identity;
 
 use crate::admission::{self, KeptRules, Store, TicketState, access_list_of};
 use crate::cli::{
-    BanArgs, InviteAllowArgs, InviteCommand, InviteLsArgs, InviteNewArgs, InviteRevokeArgs,
-    Invited, ListFormat,
+    AnchorCommand, AnchorRemoveArgs, BanArgs, InviteAllowArgs, InviteCommand, InviteLsArgs,
+    InviteNewArgs, InviteRevokeArgs, Invited, ListFormat,
 };
 use crate::exit::{Exit, ExitWith};
 use crate::terminal::{out, outln};
@@ -92,7 +92,8 @@ fn new(args: &InviteNewArgs) -> anyhow::Result<()> {
             return Err(anyhow::anyhow!(text)).exit_with(Exit::Usage);
         }
     }
-    let ticket = admission::issue(&issuer.folder, &issuer.identity, args.ttl, args.uses)?;
+    let admits = Admits { uses: args.uses, anchor: args.anchor };
+    let ticket = admission::issue(&issuer.folder, &issuer.identity, args.ttl, admits)?;
     outln!("{ticket}");
     Ok(())
 }
@@ -134,6 +135,26 @@ fn allow(args: &InviteAllowArgs) -> anyhow::Result<()> {
     for peer in &args.peers {
         outln!("{peer} is listed");
     }
+    Ok(())
+}
+
+/// Runs `shoal anchor`.
+///
+/// # Errors
+/// As [`run`], and if an anchor is the issuer itself.
+pub(super) fn anchor(command: &AnchorCommand) -> anyhow::Result<()> {
+    let AnchorCommand::Remove(AnchorRemoveArgs { peers, data_dir }) = command;
+    let issuer = Issuer::open(data_dir)?;
+    if peers.contains(&issuer.identity.peer_id()) {
+        return Err(anyhow::anyhow!("the issuer cannot remove itself")).exit_with(Exit::Usage);
+    }
+    issuer.change(|access_list| Ok(peers.iter().try_for_each(|peer| access_list.ban(*peer))?))?;
+    for peer in peers {
+        outln!("{peer} is removed and banned");
+    }
+    outln!(
+        "if the run is paused, start this peer again (`shoal start`): it keeps the log alone until others join"
+    );
     Ok(())
 }
 

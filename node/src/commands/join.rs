@@ -155,6 +155,7 @@ async fn take_part(
     gate.admit(through.peer, &welcome.pass, UnixTime::now())
         .with_context(|| format!("the peer at {through} has no valid certificate for its run"))
         .exit_with(Exit::NotAdmitted)?;
+    refuse_anchor(options, gate, me.peer).exit_with(Exit::NotAdmitted)?;
     search.keep(gate, &folder);
     serving.announce();
     // From here on other peers can join through this one.
@@ -202,6 +203,16 @@ async fn take_part(
         },
     };
     driver::run(setup, observer).await
+}
+
+/// Refuses to be an anchor where the run's issuer does not let this peer be one.
+fn refuse_anchor(options: &PeerOptions, gate: &Gate, me: PeerId) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        !options.anchor || gate.may_be_anchor(me),
+        "the ticket of this peer does not let it be an anchor: join without --anchor, or ask for a ticket of \
+         `shoal invite new --anchor` (`shoal start --invite-anchors` prints one)"
+    );
+    Ok(())
 }
 
 /// The archive of this peer in a run, if it has one.

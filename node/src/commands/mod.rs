@@ -55,6 +55,7 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
         Command::Start(args) => start::run(args.into()),
         Command::Join(args) => join::run(args.options()),
         Command::Invite(command) => invite::run(&command),
+        Command::Anchor(command) => invite::anchor(&command),
         Command::Ban(args) => invite::ban(&args),
         Command::Unban(args) => invite::unban(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use super::founding::{self, Beginning};
 use super::join::LIVES;
 use super::training::{self, Serving, publish};
-use crate::admission::{self, Store};
+use crate::admission::{self, JoinLine, Store};
 use crate::bucket::ArchivePlace;
 use crate::cli::{PeerOptions, StartOptions};
 use crate::config::RunConfig;
@@ -39,17 +39,21 @@ pub fn run(options: StartOptions) -> anyhow::Result<()> {
 }
 
 async fn start(options: StartOptions) -> anyhow::Result<()> {
-    let config = RunConfig::load(&options.config).exit_with(Exit::Usage)?;
+    let mut config = RunConfig::load(&options.config).exit_with(Exit::Usage)?;
+    if options.open {
+        config.admission.mode = AdmissionMode::Open;
+    }
     let home = DataDir::open(&options.peer.data_dir).exit_with(Exit::Usage)?;
     let dataset = dataset::prepare(&config, home.path())?;
     let files = Files::default();
     dataset.offer(&files);
     let mut manifest = dataset.manifest;
     // The peer that starts a run with restricted admission is its issuer, unless the configuration
-    // names another one. The id of an open run does not depend on its first peer: any peer can
-    // restart it.
-    if manifest.admission.mode != AdmissionMode::Open {
-        manifest.admission.key.get_or_insert(home.identity()?.peer_id());
+    // names another one, or this peer took part in the run of another. The id of an open run does
+    // not depend on its first peer: any peer can restart it.
+    if manifest.admission.mode != AdmissionMode::Open && manifest.admission.key.is_none() {
+        let known = admission::known_issuer(home.path(), &manifest)?;
+        manifest.admission.key = Some(known.unwrap_or(home.identity()?.peer_id()));
     }
     let manifest = Arc::new(manifest);
     let archive = open_archive(&options, &home, &manifest).await?;
@@ -203,7 +207,8 @@ async fn take_part(
     search: &Search,
 ) -> anyhow::Result<Outcome> {
     let StartContext {
-        options: StartOptions { peer: options, address_file, wait_for, .. }, ..
+        options: StartOptions { peer: options, address_file, wait_for, invite_anchors, .. },
+        ..
     } = context;
     let StartContext { home, manifest, files, archive, founding, gate, .. } = context;
     // Waits for the router, so that the printed address is the one that other peers can reach.
@@ -211,13 +216,14 @@ async fn take_part(
     let addresses = search.join_addresses(&transport);
     let address =
         addresses.first().context("there is no address at which others can join")?.to_string();
-    if let Some(path) = address_file {
-        publish(path, &address)?;
-    }
     folder.keep_addresses(&addresses)?;
-    let join_line = admission::join_line(&folder, &identity, &address)?;
-    progress::say(&join_line.line());
-    if let [_, inner] = &addresses[..] {
+    let join_line = admission::join_line(&folder, &identity, &address, *invite_anchors)?;
+    if let Some(path) = address_file {
+        publish(path, join_line.argument().unwrap_or(&address))?;
+    }
+    join_line.text().lines().for_each(progress::say);
+    // A ticket names both.
+    if let (JoinLine::Address(_) | JoinLine::Listed(_), [_, inner]) = (&join_line, &addresses[..]) {
         progress::say(&format!("on this network: shoal join {inner}"));
     }
     serving.announce();

@@ -118,9 +118,11 @@ impl AnchorRole {
             std::fs::create_dir_all(&folder)
                 .with_context(|| format!("{} cannot be made", folder.display()))?;
             let (first, timing) = (context.manifest.first_version(), Timing::default());
-            let config = AnchorConfig { folder: folder.clone(), me: me.peer, first, timing };
-            let links = Arc::new(AnchorLinks { me: me.incarnation, transport: transport.clone() });
             let founds = matches!(start, AnchorStart::Founds);
+            let (folder, me) = (folder.clone(), *me);
+            let removed = removed_anchors(transport.as_ref().filter(|_| founds));
+            let config = AnchorConfig { folder, me: me.peer, first, timing, removed };
+            let links = Arc::new(AnchorLinks { me: me.incarnation, transport: transport.clone() });
             let (opened, receiver) = Anchor::open(config, founds, links).await?;
             (anchor, events) = (Some(opened), Some(receiver));
         }
@@ -270,7 +272,8 @@ impl AnchorRole {
     /// Notes that so many of the anchors answer, and none of them leads.
     pub(super) fn leader_missing(&mut self, answering: usize, anchors: usize) {
         let since = self.too_few.map_or_else(Instant::now, |few| few.since);
-        let few = answering * 2 <= anchors;
+        // A peer that waits to be made an anchor knows of none.
+        let few = anchors > 0 && answering * 2 <= anchors;
         self.too_few = few.then_some(TooFew { since, answering, anchors });
     }
 
@@ -338,6 +341,11 @@ impl AnchorRole {
             self.set_log_aside();
         }
     }
+}
+
+/// Returns the anchors that the run's issuer removed: those that it banned.
+fn removed_anchors(transport: Option<&Transport>) -> BTreeSet<PeerId> {
+    transport.map(|transport| transport.gate().access_list().0.banned).unwrap_or_default()
 }
 
 /// Returns the time after which the first all-reduce without a result is tried again.

@@ -184,6 +184,22 @@ impl PeerNetwork {
         message
     }
 
+    /// Returns the message without duties that the run's issuer does not grant its sender.
+    pub(super) fn with_granted_duties(
+        &self,
+        from: Member,
+        mut message: ToCoordinator,
+    ) -> ToCoordinator {
+        if let (ToCoordinator::Register(candidate), Some(links)) = (&mut message, &self.links)
+            && candidate.duties.anchor
+            && !links.transport().gate().may_be_anchor(from.peer)
+        {
+            tracing::warn!(peer = %from.peer.short(), "it may not be an anchor: its ticket does not say so");
+            candidate.duties.anchor = false;
+        }
+        message
+    }
+
     /// Returns the measured links to the other members.
     pub(super) fn measured_links(&self, view: &View) -> BTreeMap<PeerId, LinkEstimate> {
         let Some(links) = &self.links else { return BTreeMap::new() };

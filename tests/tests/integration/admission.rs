@@ -7,8 +7,8 @@ use serde_json::Value as Json;
 use shoal_tests::PATIENCE;
 use shoal_tests::process::Process;
 use shoal_tests::program::shoal;
-use shoal_tests::run::Run;
-use shoal_tests::swarm::Swarm;
+use shoal_tests::run::{Run, Trained};
+use shoal_tests::swarm::{SLOW, Swarm, own_address, start_command};
 use toml::Value;
 
 /// The exit code where no peer can be reached, or none admits the newcomer.
@@ -213,4 +213,63 @@ fn hostile_connections_do_not_change_the_bits() {
     }
     drop(silent);
     assert_eq!(swarm.finish().hash(), run.alone().hash());
+}
+
+#[test]
+fn where_a_majority_of_the_anchors_is_gone_the_issuer_removes_them() {
+    let run = run("invite", 20);
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let place = own_address().to_string();
+    let first = ["--stage", "none", "--wait-for", "2", "--listen", &place];
+    let mut swarm = Swarm::start_in(homes.path(), &run.config(), &first);
+    let ordinary = printed(&swarm, &["invite", "new", "--uses", "2"]);
+    let flags = [&OWN_PORT[..], &["--anchor", "--stage", "none"]].concat();
+    let reason = swarm.newcomer(&ordinary, 1, &flags).end().failure(NOT_ADMITTED);
+    assert!(reason.contains("`shoal invite new --anchor`"), "{reason}");
+    // The same peer gets more with another ticket.
+    let ticket = printed(&swarm, &["invite", "new", "--uses", "2", "--anchor"]);
+    for index in [1, 2] {
+        swarm.peers.push(swarm.newcomer(&ticket, index, &flags));
+    }
+    while swarm.peers[0].event("anchors")["count"] != 3 {}
+    let worker = swarm.newcomer(&ordinary, 3, &[&OWN_PORT[..], SLOW].concat());
+    swarm.peers[0].event("committed");
+    swarm.peers[1].kill();
+    swarm.peers[2].kill();
+    swarm.peers[0].event("paused");
+    swarm.peers[0].kill();
+    let gone = [swarm.peer_id(1), swarm.peer_id(2)];
+    printed(&swarm, &["anchor", "remove", &gone[0], &gone[1]]);
+    drop(swarm);
+    let mut swarm = Swarm::start_in(homes.path(), &run.config(), &first);
+    assert!(
+        swarm.peers[0].event("committed")["step"].as_u64() > Some(0),
+        "it goes on where it was"
+    );
+    let reason = refusal(&swarm, &ticket, 1);
+    assert!(reason.contains("banned from the run"), "{reason}");
+    assert_eq!(swarm.finish().hash(), run.alone().hash());
+    let _ = worker.end().success();
+}
+
+#[test]
+fn any_member_goes_on_with_the_run_of_an_issuer_that_is_lost() {
+    let run = run("invite", 20);
+    let mut swarm = Swarm::start(&run.config(), &["--wait-for", "9"]);
+    let ticket = printed(&swarm, &["invite", "new", "--uses", "2"]);
+    for index in [1, 2] {
+        let mut peer = swarm.newcomer(&ticket, index, &OWN_PORT);
+        peer.event("joined");
+        peer.kill();
+    }
+    swarm.peers[0].kill();
+    let out = tempfile::tempdir().expect("room for a folder");
+    let mut command = start_command(&run.config(), &swarm.data_dir(1), out.path());
+    command.args(OWN_PORT).args(["--no-mdns", "--wait-for", "2"]);
+    let mut first = Process::start("peer-1", command);
+    let address = first.event("listening")["address"].as_str().expect("text").to_owned();
+    // A certificate of the lost issuer admits it.
+    let second = swarm.newcomer(&address, 2, &OWN_PORT);
+    let _ = (first.end().success(), second.end().success());
+    assert_eq!(Trained::read(out.path()).hash(), run.alone().hash());
 }

@@ -121,7 +121,7 @@ async fn foreign_and_damaged_files_are_not_opened() {
     }
     node.close().await;
     let net = Arc::default();
-    let open = |me| Node::open_with(&net, me, folder.path(), true, quick());
+    let open = |me| Node::open_with(&net, config_of(me, folder.path()), true);
     let foreign = open(peer(2)).await.err().expect("not its own");
     assert!(matches!(foreign, AnchorError::Foreign { owner, .. } if owner == peer(1)));
     let log = folder.path().join("log");

@@ -63,6 +63,46 @@ async fn one_of_three_commits_nothing_and_reports_it() {
     assert_eq!(history, made_of(&[record(1, 1), record(2, 9)]));
 }
 
+/// Whether the removed ones died with the only copy of a record or not, the issuer's word is final.
+#[tokio::test]
+async fn where_a_majority_is_gone_for_good_the_issuer_keeps_the_log_alone() {
+    let mut group = Group::new(3).await;
+    for number in 1..=3 {
+        group.node(peer(1)).append(record(number, number)).await;
+    }
+    group.agreed(3).await;
+    group.kill(peer(1)).await;
+    group.kill(peer(2)).await;
+    group.kill(peer(3)).await;
+    let folder = group.folders.path().join(peer(1).short());
+    let reopened = async |removed: &[u8]| {
+        let removed = removed.iter().copied().map(peer).collect();
+        let config = AnchorConfig { removed, ..config_of(peer(1), &folder) };
+        Node::open_with(&group.net, config, true).await.expect("opened")
+    };
+    // One of three may be replaced as ever: the two others are a majority.
+    let node = reopened(&[2]).await;
+    assert_eq!(node.anchor.voters(), [1, 2, 3].map(peer).into());
+    node.close().await;
+    // Twice, as a crash right after the first one would have it.
+    for view in [4, 5] {
+        let mut node = reopened(&[2, 3]).await;
+        node.leads().await;
+        let history = node.reported.borrow().terms[0].1.clone();
+        assert_eq!(history.view.number, view - 1, "nothing is lost");
+        assert_eq!(node.anchor.voters(), [peer(1)].into());
+        node.append(record(view, view)).await;
+        node.close().await;
+    }
+    group.open(peer(1), true).await;
+    group.open(peer(4), false).await;
+    group.open(peer(5), false).await;
+    group.node(peer(1)).leads().await;
+    group.vote(peer(1), &[1, 4, 5].map(peer).into()).await;
+    group.node(peer(1)).append(record(6, 6)).await;
+    assert_eq!(group.agreed(6).await.lives.len(), 6);
+}
+
 #[tokio::test]
 async fn records_of_an_old_leader_are_committed_or_lost_for_good() {
     let mut group = Group::new(3).await;

@@ -34,7 +34,7 @@ impl StoreBuilder<Types, Log, StateMachine, Guard> for Folders {
     async fn build(&self) -> Result<(Guard, Log, StateMachine), StorageError> {
         let folder = tempfile::tempdir().expect("a folder");
         let Store { log, machine, disk } =
-            Store::open(folder.path(), peer(0), Step(0)).expect("opened");
+            Store::open(folder.path(), peer(0), Step(0), &BTreeSet::new()).expect("opened");
         Ok((Guard { _folder: folder, disk }, log, machine))
     }
 }

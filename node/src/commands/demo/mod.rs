@@ -230,6 +230,7 @@ fn peer_arguments(
     if index == 0 {
         arguments = arguments
             .with("start", folder.join("run.toml"))
+            .with_flag("--open")
             .with("--wait-for", args.peers.to_string())
             .with("--out", folder.path());
     } else {

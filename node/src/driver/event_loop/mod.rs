@@ -336,6 +336,7 @@ impl<'a> Driver<'a> {
         match envelope.message {
             Message::ToCoordinator(message) => {
                 let message = self.network.with_observed_address(from, message);
+                let message = self.network.with_granted_duties(from, message);
                 self.coordination.receive_for_coordinator(from, stamp, message, out);
             }
             Message::FromCoordinator(message) => {

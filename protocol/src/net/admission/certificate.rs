@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::denied::{Denied, Document};
 use super::signed::{Signed, Statement};
+use super::ticket::Ticket;
 use super::ticket_id::TicketId;
 use super::{Term, UnixTime};
 use crate::ids::{PeerId, RunId};
@@ -21,6 +22,8 @@ pub struct Certificate {
     pub peer: PeerId,
     /// The ticket that the certificate was issued for.
     pub ticket: TicketId,
+    /// Whether the peer may be an anchor, as the ticket says.
+    pub anchor: bool,
     /// The time of validity.
     pub term: Term,
 }
@@ -31,16 +34,17 @@ impl Statement for Certificate {
 }
 
 impl Certificate {
-    /// Signs a certificate.
+    /// Signs a certificate for a ticket, which says whether the peer may be an anchor.
     #[must_use]
     pub fn sign(
         issuer: &Identity,
         run: RunId,
         peer: PeerId,
-        ticket: TicketId,
+        (ticket, anchor): (TicketId, bool),
         now: UnixTime,
     ) -> Signed {
-        Signed::of(&Self { run, peer, ticket, term: Term::of(now, CERTIFICATE_LIFETIME) }, issuer)
+        let term = Term::of(now, CERTIFICATE_LIFETIME);
+        Signed::of(&Self { run, peer, ticket, anchor, term }, issuer)
     }
 
     /// Checks whether it admits this peer to this run at this time.
@@ -59,6 +63,13 @@ impl Certificate {
             return Err(Denied::OtherPeer { bound: self.peer });
         }
         self.term.check(Document::Certificate, now)
+    }
+
+    /// Whether a certificate, which its holder trusts, grants all that a ticket grants.
+    #[must_use]
+    pub fn covers(certificate: &Signed, ticket: &Ticket) -> bool {
+        let granted: Result<Self, Denied> = certificate.peek();
+        granted.is_ok_and(|granted| granted.anchor || !ticket.terms.anchor)
     }
 
     /// Whether half of its lifetime is over.

@@ -6,7 +6,7 @@ use super::access_list::AccessList;
 use super::certificate::Certificate;
 use super::gate::Pass;
 use super::signed::{Signed, Statement};
-use super::ticket::Ticket;
+use super::ticket::{Admits, Ticket};
 use super::ticket_id::TicketId;
 use super::{Term, UnixTime};
 use crate::decoder::{Decoder, reads_back};
@@ -40,7 +40,7 @@ pub(crate) fn ticket() -> Ticket {
         named.parse().expect("an address"),
     ];
     let term = Term { issued: NOW, expires: UnixTime(NOW.0 + 86_400) };
-    Ticket::new(&issuer, (run(), TicketId(3)), term, 2, &addresses)
+    Ticket::new(&issuer, (run(), TicketId(3)), term, Admits { uses: 2, anchor: true }, &addresses)
 }
 
 /// A certificate and an access list with every kind of entry.
@@ -53,7 +53,7 @@ pub(crate) fn pass() -> Pass {
         ..AccessList::default()
     };
     let access_list = access_list.publish(run(), &issuer, NOW);
-    let certificate = Certificate::sign(&issuer, run(), peer, TicketId(3), NOW);
+    let certificate = Certificate::sign(&issuer, run(), peer, (TicketId(3), false), NOW);
     Pass { certificate: Some(certificate), access_list: Some(access_list) }
 }
 

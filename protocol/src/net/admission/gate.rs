@@ -235,6 +235,22 @@ impl Gate {
         certificate.is_old(now).then(|| desk.renew(certificate, now))
     }
 
+    /// Whether the run's rules let an admitted peer be an anchor: in an open run each; else the issuer, a peer on
+    /// the access list, and one whose certificate says so. Certificates of others are known where they were shown.
+    #[must_use]
+    pub fn may_be_anchor(&self, peer: PeerId) -> bool {
+        let state = self.state();
+        let own = || {
+            let certificate: Certificate = state.certificate.as_ref()?.peek().ok()?;
+            (certificate.peer == peer).then_some(certificate.anchor)
+        };
+        let certified = || state.known.get(&peer).map(|known| known.anchor).or_else(own);
+        match state.decide(peer) {
+            Some(decided) => decided.is_ok(),
+            None => certified().unwrap_or(false),
+        }
+    }
+
     /// The newest access list.
     #[must_use]
     pub fn access_list(&self) -> (AccessList, Option<Signed>) {

@@ -34,7 +34,7 @@ pub use gate::{Gate, Pass, Rules};
 pub use redemptions::{Claim, RedemptionError, RedemptionLog, TicketDesk};
 pub use refusals::{ConnectionRefused, Reason};
 pub use signed::Signed;
-pub use ticket::{Ticket, TicketError, TicketTerms};
+pub use ticket::{Admits, Ticket, TicketError, TicketTerms};
 pub use ticket_id::TicketId;
 
 use std::time::{Duration, SystemTime};

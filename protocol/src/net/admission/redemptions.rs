@@ -212,12 +212,13 @@ impl TicketDesk {
                 Denied::NotRecorded
             })?;
         }
-        Ok(Certificate::sign(&self.issuer, self.run, peer, id, now))
+        Ok(Certificate::sign(&self.issuer, self.run, peer, (id, ticket.terms.anchor), now))
     }
 
     /// A new certificate that replaces a valid one.
     #[must_use]
     pub fn renew(&self, certificate: &Certificate, now: UnixTime) -> Signed {
-        Certificate::sign(&self.issuer, self.run, certificate.peer, certificate.ticket, now)
+        let Certificate { peer, ticket, anchor, .. } = *certificate;
+        Certificate::sign(&self.issuer, self.run, peer, (ticket, anchor), now)
     }
 }

@@ -41,7 +41,8 @@ impl Fixture {
     fn ticket(&self, id: u32, uses: u16) -> Ticket {
         let address = PeerAddress::new(([192, 0, 2, 7], 4242).into(), self.issuer.peer_id());
         let run_and_id = (self.run, TicketId(id));
-        Ticket::new(&self.issuer, run_and_id, Term::of(NOW, HOUR), uses, &[address])
+        let admits = Admits { uses, anchor: false };
+        Ticket::new(&self.issuer, run_and_id, Term::of(NOW, HOUR), admits, &[address])
     }
 
     fn claim(&self, ticket: &Ticket, subject: PeerId, now: UnixTime) -> Result<Signed, Denied> {
@@ -177,14 +178,20 @@ fn an_invalid_ticket_is_denied_with_its_reason() {
     // Another key's signature over the same content.
     let stranger = Identity::ephemeral();
     let run_and_id = (fixture.run, TicketId(1));
-    let forged = Ticket::new(&stranger, run_and_id, Term::of(NOW, HOUR), 1, &[]);
+    let forged = Ticket::new(
+        &stranger,
+        run_and_id,
+        Term::of(NOW, HOUR),
+        Admits { uses: 1, anchor: false },
+        &[],
+    );
     let refused = Err(Denied::Forged { document: Document::Ticket });
     assert_eq!(fixture.claim(&forged, peer(2), NOW), refused);
     let other = Ticket::new(
         &fixture.issuer,
         (RunId::of(b"another"), TicketId(1)),
         Term::of(NOW, HOUR),
-        1,
+        Admits { uses: 1, anchor: false },
         &[],
     );
     assert!(matches!(fixture.claim(&other, peer(2), NOW), Err(Denied::OtherRun { .. })));
@@ -193,6 +200,41 @@ fn an_invalid_ticket_is_denied_with_its_reason() {
         Err(Denied::NotIssuer),
         "only the issuer counts uses"
     );
+}
+
+#[test]
+fn the_issuer_says_who_may_be_an_anchor() {
+    let fixture = Fixture::new(AdmissionMode::Invite);
+    let issued = |id, anchor, holder| {
+        let (admits, term) = (Admits { uses: 2, anchor }, Term::of(NOW, HOUR));
+        let ticket = Ticket::new(&fixture.issuer, (fixture.run, TicketId(id)), term, admits, &[]);
+        let certificate = fixture.claim(&ticket, holder, NOW).expect("a valid ticket");
+        assert_eq!(Certificate::covers(&certificate, &ticket), true);
+        (certificate, ticket)
+    };
+    let (plain, _) = issued(1, false, peer(2));
+    let (anchor, ticket) = issued(2, true, peer(3));
+    assert!(!Certificate::covers(&plain, &ticket), "it grants less than the ticket");
+    let elsewhere = fixture.elsewhere();
+    assert!(!elsewhere.may_be_anchor(peer(3)), "its certificate was not shown");
+    for (certificate, holder) in [(&plain, peer(2)), (&anchor, peer(3))] {
+        let pass = Pass { certificate: Some(certificate.clone()), access_list: None };
+        elsewhere.admit(holder, &pass, NOW).expect("a valid certificate");
+    }
+    let able = [peer(2), peer(3), fixture.issuer.peer_id()].map(|id| elsewhere.may_be_anchor(id));
+    assert_eq!(able, [false, true, true]);
+    // Its own certificate tells a peer what it may be.
+    let own = fixture.elsewhere();
+    own.hold(anchor);
+    assert_eq!([peer(2), peer(3)].map(|id| own.may_be_anchor(id)), [false, true]);
+    let signed = fixture.publish(|list| {
+        list.ban(peer(3)).expect("room for one");
+        list.allow(peer(4)).expect("room for one");
+    });
+    elsewhere.learn(&signed).expect("the issuer signed it");
+    assert_eq!([peer(3), peer(4)].map(|id| elsewhere.may_be_anchor(id)), [false, true]);
+    let open = Fixture::new(AdmissionMode::Open);
+    assert!(open.gate.may_be_anchor(peer(2)), "nobody vouches for anybody in an open run");
 }
 
 #[test]
@@ -248,7 +290,8 @@ fn listed_peers_and_the_issuer_are_admitted() {
     let needed = fixture.gate.admit(peer(2), &Pass::default(), NOW);
     assert!(needed.expect_err("not listed").to_string().contains("shoal invite allow"));
     // A certificate has no effect in this mode.
-    let certificate = Certificate::sign(&fixture.issuer, fixture.run, peer(2), TicketId(1), NOW);
+    let certificate =
+        Certificate::sign(&fixture.issuer, fixture.run, peer(2), (TicketId(1), false), NOW);
     assert!(fixture.gate.admit(peer(2), &showing(certificate), NOW).is_err());
     fixture.publish(|access_list| access_list.allow(peer(2)).expect("room"));
     assert_eq!(fixture.gate.admit(peer(2), &Pass::default(), NOW), Ok(()));

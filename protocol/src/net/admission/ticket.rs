@@ -21,6 +21,15 @@ const LONGEST: usize = 1000;
 /// Maximum number of addresses in a ticket.
 const ADDRESSES: usize = 8;
 
+/// Whom a ticket admits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Admits {
+    /// The number of peers.
+    pub uses: u16,
+    /// Whether they may be anchors.
+    pub anchor: bool,
+}
+
 /// The content of a ticket.
 #[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct TicketTerms {
@@ -32,6 +41,8 @@ pub struct TicketTerms {
     pub term: Term,
     /// The number of peers that it admits.
     pub uses: u16,
+    /// Whether its bearers may be anchors.
+    pub anchor: bool,
     places: Vec<Place>,
 }
 
@@ -80,7 +91,7 @@ impl Ticket {
         issuer: &Identity,
         (run, id): (RunId, TicketId),
         term: Term,
-        uses: u16,
+        admits: Admits,
         addresses: &[PeerAddress],
     ) -> Self {
         let own = issuer.peer_id();
@@ -90,7 +101,8 @@ impl Ticket {
             peer: (address.peer != own).then_some(address.peer),
         };
         let places = addresses.iter().take(ADDRESSES).map(place).collect();
-        let terms = TicketTerms { run, id, term, uses, places };
+        let Admits { uses, anchor } = admits;
+        let terms = TicketTerms { run, id, term, uses, anchor, places };
         let signed = Signed::of(&terms, issuer);
         Self { issuer: own, terms, signed }
     }

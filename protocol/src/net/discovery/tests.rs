@@ -150,7 +150,13 @@ fn invited(issuer: &Identity, identity: &Identity) -> Searcher {
     let (run, gate) = (RunId::of(b"a run"), Gate::default());
     let admission = Admission { mode: AdmissionMode::Invite, key: Some(issuer.peer_id()) };
     gate.enter(Rules { run, admission });
-    gate.hold(Certificate::sign(issuer, run, identity.peer_id(), TicketId(1), UnixTime::now()));
+    gate.hold(Certificate::sign(
+        issuer,
+        run,
+        identity.peer_id(),
+        (TicketId(1), false),
+        UnixTime::now(),
+    ));
     Searcher::guarded(identity, gate)
 }
 

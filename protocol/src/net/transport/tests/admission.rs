@@ -3,8 +3,8 @@
 use super::*;
 use crate::manifest::{Admission, AdmissionMode};
 use crate::net::admission::{
-    AccessList, CERTIFICATE_LIFETIME, Certificate, Denied, Reason, RedemptionLog, Rules, Signed,
-    Term, Ticket, TicketDesk, TicketId, UnixTime,
+    AccessList, Admits, CERTIFICATE_LIFETIME, Certificate, Denied, Reason, RedemptionLog, Rules,
+    Signed, Term, Ticket, TicketDesk, TicketId, UnixTime,
 };
 use crate::net::discovery::PeerAddress;
 
@@ -30,11 +30,17 @@ impl Invited {
     fn ticket(&self, id: u32, uses: u16) -> Ticket {
         let address = PeerAddress::new(self.node.addresses()[0], self.issuer.peer_id());
         let term = Term::of(UnixTime::now(), DAY);
-        Ticket::new(&self.issuer, (run(1).id, TicketId(id)), term, uses, &[address])
+        Ticket::new(
+            &self.issuer,
+            (run(1).id, TicketId(id)),
+            term,
+            Admits { uses, anchor: false },
+            &[address],
+        )
     }
 
     fn certificate(&self, peer: PeerId) -> Signed {
-        Certificate::sign(&self.issuer, run(1).id, peer, TicketId(1), UnixTime::now())
+        Certificate::sign(&self.issuer, run(1).id, peer, (TicketId(1), false), UnixTime::now())
     }
 
     /// Another peer of the run.
@@ -120,7 +126,8 @@ async fn an_expired_certificate_is_refused() {
     let identity = Identity::ephemeral();
     let long_ago = UnixTime(UnixTime::now().0 - CERTIFICATE_LIFETIME.as_secs() - DAY.as_secs());
     let id = run.node.transport.shared.local.run().expect("it has one").id;
-    let old = Certificate::sign(&run.issuer, id, identity.peer_id(), TicketId(1), long_ago);
+    let old =
+        Certificate::sign(&run.issuer, id, identity.peer_id(), (TicketId(1), false), long_ago);
     let late = member_of(&run.issuer, &identity, Some(old));
     assert!(matches!(denied(late.connect(&run.node).await.err()), Denied::Expired { .. }));
 }
