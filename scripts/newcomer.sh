@@ -103,7 +103,8 @@ join_as_told() {
     until_said "$ROOM/start" 'shoal join shoal1'
     took "$begun" "shoal start run.toml: until the line to paste is there"
     line=$(grep -oE 'shoal join shoal1[^ ]+' "$ROOM/start" | head -n 1)
-    ADDRESS=${line#shoal join }
+    TICKET=${line#shoal join }
+    ADDRESS=/ip4/$FIRST/tcp/$PORT/p2p/$(on first shoal id)
     begun=$(now)
     # shellcheck disable=SC2086
     on second $line >"$ROOM/join" 2>&1 &
@@ -154,10 +155,10 @@ wrong_addresses() {
 closed_ports() {
     local drop="table inet closed { chain in { type filter hook input priority 0; IT dport $PORT drop; }; }"
     rules first <<<"${drop/IT/udp}"
-    join "UDP closed there" "does not answer as a Shoal peer" "$ADDRESS"
-    doctor "the same, to the doctor" "open UDP port $PORT there" "$ADDRESS"
+    join "UDP closed there" "does not answer as a Shoal peer" "$TICKET"
+    doctor "the same, to the doctor" "open UDP port $PORT there" "$TICKET"
     rules first <<<"${drop/IT/tcp}"
-    doctor "TCP closed there" "open TCP port $PORT there" "$ADDRESS"
+    doctor "TCP closed there" "open TCP port $PORT there" "$TICKET"
     rules first <<<""
 }
 
@@ -165,33 +166,33 @@ own_port() {
     local nat='table ip nat { chain out { type nat hook postrouting priority srcnat; oifname "first" RULE; };
         chain in { type filter hook forward priority 0; iifname "first" ct state new drop; }; }'
     rules second <<<"table inet closed { chain in { type filter hook input priority 0; ct state new drop; }; }"
-    doctor "a firewall on this machine" "in this machine's firewall and in its cloud's security group" "$ADDRESS"
+    doctor "a firewall on this machine" "in this machine's firewall and in its cloud's security group" "$TICKET"
     rules second <<<""
     rules router <<<"${nat/RULE/masquerade}"
-    doctor "a router that translates" "and admits only peers that it has sent to" "$ADDRESS"
+    doctor "a router that translates" "and admits only peers that it has sent to" "$TICKET"
     rules router <<<"${nat/RULE/masquerade random,fully-random}"
     : >"$ROOM/first-two"
-    on first shoal join "$ADDRESS" --data-dir "$ROOM/first/two" --listen 0.0.0.0:7411 --address-file "$ROOM/two" \
+    on first shoal join "$TICKET" --data-dir "$ROOM/first/two" --listen 0.0.0.0:7411 --address-file "$ROOM/two" \
         --observer >"$ROOM/first-two" 2>&1 &
     until_said "$ROOM/first-two" 'joined, hosting'
-    doctor "one that shows each peer another port" "(symmetric NAT)" "$ADDRESS" "$(cat "$ROOM/two")"
+    doctor "one that shows each peer another port" "(symmetric NAT)" "$TICKET" "$(cat "$ROOM/two")"
     rules router <<<""
 }
 
 this_machine() {
     mkdir "$ROOM/full"
     mount -t tmpfs -o size=4m tmpfs "$ROOM/full"
-    wrong "no space" "free some of it" shoal doctor "$ADDRESS" --data-dir "$ROOM/full"
-    wrong "no space, all the same" "or cut the run into more stages" shoal join "$ADDRESS" --data-dir "$ROOM/full"
+    wrong "no space" "free some of it" shoal doctor "$TICKET" --data-dir "$ROOM/full"
+    wrong "no space, all the same" "or cut the run into more stages" shoal join "$TICKET" --data-dir "$ROOM/full"
     umount "$ROOM/full"
     wrong "no memory" "give it more memory or disk" \
-        shoal join "$ADDRESS" --data-dir "$ROOM/second/other" --memory 1MiB
+        shoal join "$TICKET" --data-dir "$ROOM/second/other" --memory 1MiB
     doctor_at_another_time
     if [[ -n ${SHOAL_OTHER:-} ]]; then
         wrong "another version" "use the same release on both" \
-            "$SHOAL_OTHER" join "$ADDRESS" --data-dir "$ROOM/second/other"
+            "$SHOAL_OTHER" join "$TICKET" --data-dir "$ROOM/second/other"
         wrong "the same, to its doctor" "install the newer release" \
-            "$SHOAL_OTHER" doctor "$ADDRESS" --data-dir "$ROOM/second/other"
+            "$SHOAL_OTHER" doctor "$TICKET" --data-dir "$ROOM/second/other"
     else
         say "skipped: another version: SHOAL_OTHER names none"
     fi
@@ -204,7 +205,7 @@ this_machine() {
 doctor_at_another_time() {
     cc -shared -fPIC -o "$ROOM/hour_ahead.so" scripts/hour_ahead.c
     wrong "a clock that is an hour ahead" "set this machine's clock: timedatectl set-ntp true" \
-        env LD_PRELOAD="$ROOM/hour_ahead.so" shoal doctor "$ADDRESS" --data-dir "$ROOM/second/other"
+        env LD_PRELOAD="$ROOM/hour_ahead.so" shoal doctor "$TICKET" --data-dir "$ROOM/second/other"
 }
 
 main() {

@@ -11,7 +11,7 @@ use crate::address::JoinAddress;
 /// `shoal doctor`
 #[derive(Debug, Clone, Args)]
 pub struct DoctorArgs {
-    /// Peers to check: addresses, a ticket (which this does not use up), or `@PATH` of a file with one; default:
+    /// Peers to check: addresses, a ticket (its use is the one of the later `shoal join`), or `@PATH` of a file with one; default:
     /// known peers.
     #[arg(value_name = "ADDRESS")]
     pub peers: Vec<JoinAddress>,

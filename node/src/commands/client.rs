@@ -21,6 +21,22 @@ use crate::exit::{Exit, ExitWith};
 /// A client's only incarnation: it is never a member.
 pub(super) const LIFE: Incarnation = Incarnation(1);
 
+/// What a client shows to the peers that it calls.
+#[derive(Clone)]
+pub(super) struct Caller {
+    pub(super) identity: Identity,
+    pub(super) incarnation: Incarnation,
+    /// Its certificate or ticket.
+    pub(super) gate: Gate,
+}
+
+impl Caller {
+    /// A fresh identity, which no run with restricted admission admits.
+    pub(super) fn stranger() -> Self {
+        Self { identity: Identity::ephemeral(), incarnation: LIFE, gate: Gate::default() }
+    }
+}
+
 /// A client's transport.
 pub(super) struct Client {
     pub(super) transport: Transport,
@@ -33,22 +49,27 @@ impl Client {
     /// # Errors
     /// If no port is free.
     pub(super) fn open(files: &Files) -> anyhow::Result<Self> {
-        Self::open_at(&[SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))], files)
+        let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+        Self::open_as(Caller::stranger(), &[any], files)
     }
 
-    /// Opens a transport with a fresh identity on these ports.
+    /// Opens a transport on these ports.
     ///
     /// # Errors
     /// If one of them is in use.
-    pub(super) fn open_at(listen: &[SocketAddr], files: &Files) -> anyhow::Result<Self> {
+    pub(super) fn open_as(
+        Caller { identity, incarnation, gate }: Caller,
+        listen: &[SocketAddr],
+        files: &Files,
+    ) -> anyhow::Result<Self> {
         let config = TransportConfig {
-            incarnation: LIFE,
+            incarnation,
             run: None,
             congestion: Congestion::default(),
             files: Arc::new(files.clone()),
-            gate: Gate::default(),
+            gate,
         };
-        let (transport, events) = Transport::bind(&Identity::ephemeral(), listen, config)?;
+        let (transport, events) = Transport::bind(&identity, listen, config)?;
         Ok(Self { transport, events })
     }
 }

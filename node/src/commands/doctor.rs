@@ -1,14 +1,17 @@
 //! `shoal doctor`: checks whether this machine can join a run, and suggests fixes.
 
+use std::net::{Ipv4Addr, SocketAddr};
+
 use anyhow::Context;
+use shoal_protocol::net::admission::{Gate, Ticket};
 use shoal_protocol::net::discovery::PeerAddress;
 
-use super::client::Client;
+use super::client::{Caller, Client};
 use super::contact::JoinLine;
 use super::training;
-use crate::admission;
+use crate::admission::{self, Store};
 use crate::cli::{DoctorArgs, ListFormat};
-use crate::data_dir::Files;
+use crate::data_dir::{DataDir, Files};
 use crate::doctor::{self, Finding, Owner, State};
 use crate::exit::{Exit, ExitWith};
 use crate::terminal::outln;
@@ -33,6 +36,26 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The peer of a data directory, whose certificate or ticket admits it to a run. The use of the ticket is the one of
+/// its later `shoal join`.
+fn caller(home: &DataDir, ticket: Option<Ticket>) -> anyhow::Result<Caller> {
+    let caller = Caller {
+        identity: home.identity()?,
+        incarnation: home.next_incarnation()?,
+        gate: Gate::default(),
+    };
+    let folder = match &ticket {
+        Some(ticket) => Some(Store::of(home.path(), ticket.terms.run)),
+        None => Store::current(home.path()).ok(),
+    };
+    match (folder.map(|folder| folder.certificate()).transpose()?.flatten(), ticket) {
+        (Some(certificate), _) => caller.gate.hold(certificate),
+        (None, Some(ticket)) => caller.gate.invite(ticket),
+        (None, None) => {}
+    }
+    Ok(caller)
+}
+
 async fn look(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
     let mut findings = vec![doctor::version()];
     let (home, owner) = doctor::data_dir(&args.data_dir);
@@ -45,25 +68,30 @@ async fn look(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
     let ports = doctor::ports(&args.listen, owner);
     let free = ports.iter().all(|port| port.state == State::Well);
     findings.extend(ports);
-    let mut peers: Vec<PeerAddress> = Vec::new();
+    let (mut peers, mut ticket): (Vec<PeerAddress>, _) = (Vec::new(), None);
     for join_line in &args.peers {
         let text = join_line.read()?.context("that file holds no address yet")?;
         let join_line: JoinLine = text.parse().exit_with(Exit::Usage)?;
-        if let JoinLine::Ticket(ticket) = &join_line {
-            findings.push(doctor::ticket(ticket));
-        }
         peers.extend(join_line.addresses());
+        if let JoinLine::Ticket(given) = join_line {
+            findings.push(doctor::ticket(&given));
+            ticket = Some(*given);
+        }
     }
     if args.peers.is_empty() {
         peers = admission::met(&args.data_dir);
         peers.truncate(PEERS);
     }
-    // Uses a fresh identity, because a peer may be running with this data directory. Other peers
-    // probe the peer's own ports if these are free.
-    let files = Files::default();
-    let own = if free { Client::open_at(&args.listen, &files).ok() } else { None };
+    // The lock keeps a peer from starting with this data directory meanwhile.
+    let home = if owner == Owner::None { DataDir::open(&args.data_dir).ok() } else { None };
+    let caller = home.as_ref().and_then(|home| caller(home, ticket).ok());
+    let caller = caller.unwrap_or_else(Caller::stranger);
+    // Other peers probe the peer's own ports if these are free.
+    let (files, any) = (Files::default(), SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
+    let own = if free { Client::open_as(caller.clone(), &args.listen, &files).ok() } else { None };
     let probes = own.is_some();
-    let Client { transport, events } = own.map_or_else(|| Client::open(&files), Ok)?;
+    let Client { transport, events } =
+        own.map_or_else(|| Client::open_as(caller, &[any], &files), Ok)?;
     let asked = doctor::network(&transport, &peers, probes);
     let ((network, probe_reports), router) = tokio::join!(asked, doctor::router());
     findings.extend(network);
