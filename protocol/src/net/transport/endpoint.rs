@@ -77,24 +77,26 @@ const RELAYED: usize = 1 << 20;
 /// Maximum number of handshakes that wait to be accepted.
 const INCOMING: usize = 256;
 
-/// Opens a UDP socket, and a QUIC endpoint on it.
+/// Opens a UDP socket, and a QUIC endpoint on it. The endpoint's owner releases the socket.
 pub(super) fn bind(
     address: SocketAddr,
     identity: &Identity,
     tls: &Tls,
     quic: &Arc<TransportConfig>,
     probes: &Arc<Probes>,
-) -> Result<Endpoint, TransportError> {
+) -> Result<(Endpoint, Arc<ProbeSocket>), TransportError> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::AddrInUse => TransportError::AddressInUse { address },
         _ => TransportError::Bind { address, source },
     };
     let socket = open_socket(address).map_err(failed)?;
     let socket = TokioRuntime.wrap_udp_socket(socket).map_err(failed)?;
-    let socket = Arc::new(ProbeSocket::new(socket, probes.clone()));
+    let socket = Arc::new(ProbeSocket::new(socket, probes.clone()).map_err(failed)?);
     let (config, server) = (endpoint_config(identity), server(tls, quic));
-    Endpoint::new_with_abstract_socket(config, Some(server), socket, Arc::new(TokioRuntime))
-        .map_err(failed)
+    let runtime = Arc::new(TokioRuntime);
+    let endpoint =
+        Endpoint::new_with_abstract_socket(config, Some(server), socket.clone(), runtime);
+    Ok((endpoint.map_err(failed)?, socket))
 }
 
 /// Opens a QUIC endpoint on the relay.

@@ -7,7 +7,7 @@ use quinn::{ClientConfig, Connection, Endpoint, TransportConfig};
 
 use super::endpoint::{self, Congestion};
 use super::error::{ConnectError, TransportError};
-use super::reachability::socket::Probes;
+use super::reachability::socket::{ProbeSocket, Probes};
 use super::relay::{self, Relay};
 use super::tls::Tls;
 use crate::ids::PeerId;
@@ -20,6 +20,8 @@ const SERVER_NAME: &str = "shoal";
 pub(super) struct Endpoints {
     tls: Tls,
     direct: Vec<Endpoint>,
+    /// The sockets of the direct endpoints.
+    sockets: Vec<Arc<ProbeSocket>>,
     direct_config: Arc<TransportConfig>,
     /// QUIC over paths through relaying peers.
     relayed: Endpoint,
@@ -41,14 +43,15 @@ impl Endpoints {
         let tls = Tls::new(identity)?;
         let direct_config = Arc::new(endpoint::quic(congestion));
         let accepted = Arc::new(endpoint::of_guests(endpoint::quic(congestion)));
-        let direct = listen
+        let bound = listen
             .iter()
             .map(|&address| endpoint::bind(address, identity, &tls, &accepted, probes))
             .collect::<Result<Vec<_>, _>>()?;
+        let (direct, sockets) = bound.into_iter().unzip();
         let relayed_config = Arc::new(endpoint::relayed(congestion));
         let accepted = Arc::new(endpoint::of_guests(endpoint::relayed(congestion)));
         let relayed = endpoint::over(relay.clone(), identity, &tls, &accepted)?;
-        Ok(Self { tls, direct, direct_config, relayed, relayed_config })
+        Ok(Self { tls, direct, sockets, direct_config, relayed, relayed_config })
     }
 
     /// All endpoints. The relay endpoint comes first, because it must close before the ones that
@@ -60,6 +63,11 @@ impl Endpoints {
     /// The endpoints on UDP sockets.
     pub(super) fn direct(&self) -> &[Endpoint] {
         &self.direct
+    }
+
+    /// Gives the ports back to the system. Connections that have yet to end lose every packet from here on.
+    pub(super) fn release(&self) {
+        self.sockets.iter().for_each(|socket| socket.release());
     }
 
     pub(super) fn local_addresses(&self) -> Vec<SocketAddr> {

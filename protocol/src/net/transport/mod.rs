@@ -475,6 +475,8 @@ impl Transport {
             // A peer that missed the close frame and still sends receives it again.
             let _ = timeout(LINGER, endpoint.wait_idle()).await;
         }
+        // The next life listens on the same port. It resets the connections of this one.
+        shared.endpoints.release();
     }
 }
 

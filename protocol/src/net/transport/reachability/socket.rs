@@ -5,7 +5,7 @@ use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::task::{Context, Poll, ready};
 
 use quinn::udp::{RecvMeta, Transmit};
@@ -73,15 +73,35 @@ impl Drop for ReceivedProbes<'_> {
     }
 }
 
-/// A UDP socket that receives probes.
+/// The socket of the system below, as all of QUIC's tasks share it.
+type SystemSocket = Arc<dyn AsyncUdpSocket>;
+
+/// A UDP socket that receives probes, and can be released while connections still have it: a connection that ends
+/// on a slow or broken path keeps its socket for several timeouts.
 pub(in super::super) struct ProbeSocket {
-    socket: Arc<dyn AsyncUdpSocket>,
+    address: SocketAddr,
+    /// `None` once it is released. Then every packet is lost.
+    socket: RwLock<Option<SystemSocket>>,
     probes: Arc<Probes>,
 }
 
 impl ProbeSocket {
-    pub(in super::super) fn new(socket: Arc<dyn AsyncUdpSocket>, probes: Arc<Probes>) -> Self {
-        Self { socket, probes }
+    /// Wraps a socket.
+    ///
+    /// # Errors
+    /// If the socket has no address.
+    pub(in super::super) fn new(socket: SystemSocket, probes: Arc<Probes>) -> io::Result<Self> {
+        let address = socket.local_addr()?;
+        Ok(Self { address, socket: RwLock::new(Some(socket)), probes })
+    }
+
+    /// Gives the port back to the system, whoever still has this value.
+    pub(in super::super) fn release(&self) {
+        self.socket.write().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    fn system(&self) -> RwLockReadGuard<'_, Option<SystemSocket>> {
+        self.socket.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes probes from the received packets. The kernel may have joined several.
@@ -99,17 +119,17 @@ impl ProbeSocket {
 
 impl fmt::Debug for ProbeSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ProbeSocket").field("socket", &self.socket).finish_non_exhaustive()
+        f.debug_struct("ProbeSocket").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
 impl AsyncUdpSocket for ProbeSocket {
     fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        self.socket.clone().create_io_poller()
+        Box::pin(Writable { socket: self, waiting: None })
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        self.socket.try_send(transmit)
+        self.system().as_ref().map_or(Ok(()), |socket| socket.try_send(transmit))
     }
 
     fn poll_recv(
@@ -118,7 +138,9 @@ impl AsyncUdpSocket for ProbeSocket {
         buffers: &mut [IoSliceMut<'_>],
         meta: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
-        let count = ready!(self.socket.poll_recv(context, buffers, meta))?;
+        let system = self.system();
+        let Some(socket) = system.as_ref() else { return Poll::Pending };
+        let count = ready!(socket.poll_recv(context, buffers, meta))?;
         for (buffer, meta) in buffers.iter().zip(meta.iter_mut()).take(count) {
             self.take_probes(buffer, meta);
         }
@@ -126,18 +148,42 @@ impl AsyncUdpSocket for ProbeSocket {
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.socket.local_addr()
+        Ok(self.address)
     }
 
     fn max_transmit_segments(&self) -> usize {
-        self.socket.max_transmit_segments()
+        self.system().as_ref().map_or(1, |socket| socket.max_transmit_segments())
     }
 
     fn max_receive_segments(&self) -> usize {
-        self.socket.max_receive_segments()
+        self.system().as_ref().map_or(1, |socket| socket.max_receive_segments())
     }
 
     fn may_fragment(&self) -> bool {
-        self.socket.may_fragment()
+        self.system().as_ref().is_none_or(|socket| socket.may_fragment())
+    }
+}
+
+/// Waits for room in a socket. It has a share of the system's socket only while it waits.
+#[derive(Debug)]
+struct Writable {
+    socket: Arc<ProbeSocket>,
+    waiting: Option<Pin<Box<dyn UdpPoller>>>,
+}
+
+impl UdpPoller for Writable {
+    fn poll_writable(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let poller = match &mut this.waiting {
+            Some(poller) => poller,
+            None => {
+                let system = this.socket.system().clone();
+                let Some(system) = system else { return Poll::Ready(Ok(())) };
+                this.waiting.insert(system.create_io_poller())
+            }
+        };
+        let writable = ready!(poller.as_mut().poll_writable(context));
+        this.waiting = None;
+        Poll::Ready(writable)
     }
 }

@@ -182,7 +182,7 @@ async fn silent_connections_do_not_keep_others_out() {
     let identity = Identity::ephemeral();
     let tls = tls::Tls::new(&identity).expect("a certificate");
     let quic = Arc::new(endpoint::quic(Congestion::Cubic));
-    let endpoint =
+    let (endpoint, _) =
         endpoint::bind(loopback(), &identity, &tls, &quic, &Arc::default()).expect("a free port");
     let dial = |_| {
         let (client, _) = tls.client(run.node.id());

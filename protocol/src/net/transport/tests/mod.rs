@@ -154,7 +154,7 @@ impl Raw {
     async fn dial_with(identity: Identity, target: &Node, tuning: quinn::TransportConfig) -> Self {
         let tls = tls::Tls::new(&identity).expect("a certificate");
         let quic = Arc::new(endpoint::quic(Congestion::Cubic));
-        let endpoint = endpoint::bind(loopback(), &identity, &tls, &quic, &Arc::default())
+        let (endpoint, _) = endpoint::bind(loopback(), &identity, &tls, &quic, &Arc::default())
             .expect("a free port");
         let (client, _) = tls.client(target.id());
         let mut client = ClientConfig::new(client);

@@ -65,6 +65,21 @@ async fn the_silent_death_of_a_peer_is_detected_when_it_returns() {
 }
 
 #[tokio::test]
+async fn a_port_is_free_after_the_close_though_a_connection_is_still_ending() {
+    let node = Node::new();
+    let identity = Identity::ephemeral();
+    let former = Node::with(&identity, loopback(), config(1));
+    let address = former.addresses()[0];
+    former.connect(&node).await.expect("reached");
+    // Stands for a connection to a peer behind a broken path, which ends after several timeouts.
+    let ending = former.transport.shared.peers.session(node.id()).expect("connected");
+    soon(former.transport.close()).await;
+    let next = Transport::bind(&identity, &[address], config(2));
+    assert!(next.is_ok(), "{:?}", next.err());
+    drop(ending);
+}
+
+#[tokio::test]
 async fn messages_wait_for_a_peer_that_restarts() {
     let mut node = Node::new();
     let identity = Identity::ephemeral();

@@ -40,7 +40,7 @@ async fn an_end_without_an_identity_is_refused() {
     config.alpn_protocols = vec![b"shoal/1".to_vec()];
     let config = quinn::crypto::rustls::QuicClientConfig::try_from(config).expect("suites");
     let quic = Arc::new(endpoint::quic(Congestion::Cubic));
-    let endpoint =
+    let (endpoint, _) =
         endpoint::bind(loopback(), &identity, &tls, &quic, &Arc::default()).expect("a free port");
     let connection = endpoint
         .connect_with(ClientConfig::new(Arc::new(config)), target.addresses()[0], "any")
@@ -83,7 +83,7 @@ async fn an_answer_of_another_version_names_both() {
     let identity = Identity::ephemeral();
     let tls = tls::Tls::new(&identity).expect("a certificate");
     let quic = Arc::new(endpoint::quic(Congestion::Cubic));
-    let endpoint =
+    let (endpoint, _) =
         endpoint::bind(loopback(), &identity, &tls, &quic, &Arc::default()).expect("a free port");
     let addresses = [endpoint.local_addr().expect("bound")];
     let dialler = Node::new();
