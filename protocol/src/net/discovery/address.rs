@@ -28,13 +28,17 @@ pub enum Host {
     Ip(IpAddr),
     /// `/dns4`: resolved to IPv4 addresses on each dial.
     Name(String),
+    /// `/dns6`: resolved to IPv6 addresses.
+    Name6(String),
+    /// `/dns`: resolved to addresses of both kinds.
+    AnyName(String),
 }
 
 /// The error of an invalid address text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is not a peer address: it must look like /ip4/192.0.2.7/tcp/4242/p2p/12D3KooW... \
-     (or begin with /ip6 or /dns4): {reason}"
+     (or begin with /ip6, /dns, /dns4 or /dns6): {reason}"
 )]
 pub struct AddressError {
     /// The given text, truncated if it is long.
@@ -53,16 +57,23 @@ impl PeerAddress {
     /// The socket addresses: one for an IP address, all resolved ones for a name.
     ///
     /// # Errors
-    /// If the name cannot be resolved, or has no IPv4 address.
+    /// If the name cannot be resolved, or has no address of its kind.
     pub async fn resolve(&self) -> std::io::Result<Vec<SocketAddr>> {
-        let name = match &self.host {
+        let (name, kind) = match &self.host {
             Host::Ip(ip) => return Ok(vec![SocketAddr::new(*ip, self.port)]),
-            Host::Name(name) => name,
+            Host::Name(name) => (name, "IPv4 address: write /dns or /dns6"),
+            Host::Name6(name) => (name, "IPv6 address: write /dns or /dns4"),
+            Host::AnyName(name) => (name, "address"),
+        };
+        let suits = |address: &SocketAddr| match self.host {
+            Host::Name(_) => address.is_ipv4(),
+            Host::Name6(_) => address.is_ipv6(),
+            Host::Ip(_) | Host::AnyName(_) => true,
         };
         let found = tokio::net::lookup_host((name.as_str(), self.port)).await?;
-        let found: Vec<SocketAddr> = found.filter(SocketAddr::is_ipv4).collect();
+        let found: Vec<SocketAddr> = found.filter(suits).collect();
         if found.is_empty() {
-            let reason = format!("{name} has no IPv4 address");
+            let reason = format!("{name} has no {kind}");
             return Err(std::io::Error::new(std::io::ErrorKind::NotFound, reason));
         }
         Ok(found)
@@ -75,6 +86,8 @@ impl fmt::Display for PeerAddress {
             Host::Ip(IpAddr::V4(ip)) => write!(f, "/ip4/{ip}")?,
             Host::Ip(IpAddr::V6(ip)) => write!(f, "/ip6/{ip}")?,
             Host::Name(name) => write!(f, "/dns4/{name}")?,
+            Host::Name6(name) => write!(f, "/dns6/{name}")?,
+            Host::AnyName(name) => write!(f, "/dns/{name}")?,
         }
         write!(f, "/tcp/{}/p2p/{}", self.port, self.peer)
     }
@@ -97,7 +110,9 @@ impl FromStr for PeerAddress {
             Some(Protocol::Ip4(ip)) => Host::Ip(ip.into()),
             Some(Protocol::Ip6(ip)) => Host::Ip(ip.into()),
             Some(Protocol::Dns4(name)) => Host::Name(name.into_owned()),
-            _ => return Err(wrong("it begins with neither /ip4, /ip6 nor /dns4")),
+            Some(Protocol::Dns6(name)) => Host::Name6(name.into_owned()),
+            Some(Protocol::Dns(name)) => Host::AnyName(name.into_owned()),
+            _ => return Err(wrong("it begins with none of /ip4, /ip6, /dns, /dns4 and /dns6")),
         };
         let Some(Protocol::Tcp(port)) = parts.next() else {
             return Err(wrong("after the host comes /tcp and a port"));
@@ -138,7 +153,9 @@ mod tests {
     #[test]
     fn an_address_reads_back_its_own_text() {
         let peer = Identity::ephemeral().peer_id();
-        for host in ["/ip4/192.0.2.7", "/ip6/2001:db8::1", "/dns4/seed.example.org"] {
+        let name = "seed.example.org";
+        let names = ["dns", "dns4", "dns6"].map(|kind| format!("/{kind}/{name}"));
+        for host in ["/ip4/192.0.2.7", "/ip6/2001:db8::1"].map(str::to_owned).iter().chain(&names) {
             let text = format!("{host}/tcp/4242/p2p/{peer}");
             let address: PeerAddress = text.parse().expect("valid");
             assert_eq!((address.peer, address.port), (peer, 4242));
@@ -175,6 +192,15 @@ mod tests {
         let local = PeerAddress { host: Host::Name("localhost".to_owned()), port: 7, peer };
         let found = local.resolve().await.expect("localhost resolves");
         assert_eq!(found, [SocketAddr::from(([127, 0, 0, 1], 7))]);
+        // Both kinds, where the machine has both.
+        let any = PeerAddress { host: Host::AnyName("localhost".to_owned()), ..local.clone() };
+        let all = any.resolve().await.expect("localhost resolves");
+        assert!(all.contains(&found[0]));
+        let v6 = PeerAddress { host: Host::Name6("localhost".to_owned()), ..local.clone() };
+        match v6.resolve().await {
+            Ok(found) => assert!(found.iter().all(SocketAddr::is_ipv6)),
+            Err(error) => assert!(error.to_string().contains("write /dns or /dns4"), "{error}"),
+        }
         let nowhere = PeerAddress { host: Host::Name("nowhere.invalid".to_owned()), ..local };
         assert!(nowhere.resolve().await.is_err());
     }

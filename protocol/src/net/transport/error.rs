@@ -39,6 +39,15 @@ pub enum TransportError {
         /// The error of the library.
         reason: String,
     },
+    /// Every certificate is invalid by this machine's clock.
+    #[error(
+        "this machine's clock is wrong: it says {seconds} s after the beginning of 1970, before any peer's certificate is \
+         valid; set it (timedatectl set-ntp true), then start again"
+    )]
+    Clock {
+        /// The clock, in seconds since 1970.
+        seconds: u64,
+    },
 }
 
 /// The reason why a peer refused a hello.
@@ -71,7 +80,10 @@ pub enum Refusal {
     )]
     OwnIdentity,
     /// The peer knows a later incarnation of this peer.
-    #[error("this process was displaced by a later life of the same peer (incarnation {newest})")]
+    #[error(
+        "this process was displaced by a later life of the same peer (incarnation {newest}): two machines use copies of \
+         one data directory; give this one its own --data-dir"
+    )]
     Displaced {
         /// The latest incarnation that the peer knows.
         newest: Incarnation,
@@ -116,7 +128,10 @@ pub enum ConnectError {
         peer: PeerId,
     },
     /// No local socket can reach such an address.
-    #[error("{address} cannot be reached from the addresses listened on")]
+    #[error(
+        "{address} cannot be reached from the addresses listened on: add one of its kind (--listen 0.0.0.0:0 or \
+         --listen [::]:0)"
+    )]
     NoSocket {
         /// The address of the peer.
         address: SocketAddr,

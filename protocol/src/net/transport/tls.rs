@@ -34,8 +34,21 @@ pub(super) struct Tls {
     certificate: Arc<CertifiedKey>,
 }
 
+/// The beginning of the validity of peers' certificates, 1975: libp2p's TLS handshake fixes it, in seconds since 1970.
+const VALID_FROM: u64 = 157_766_400;
+
+/// Refuses a clock that makes every certificate invalid, as on a machine without a battery for its clock.
+///
+/// # Errors
+/// If the clock is before the validity of certificates.
+fn check_clock(now: UnixTime) -> Result<(), TransportError> {
+    let seconds = now.as_secs();
+    if seconds < VALID_FROM { Err(TransportError::Clock { seconds }) } else { Ok(()) }
+}
+
 impl Tls {
     pub(super) fn new(identity: &Identity) -> Result<Self, TransportError> {
+        check_clock(UnixTime::now())?;
         let failed = |error: &dyn std::fmt::Display| TransportError::Certificate {
             reason: error.to_string(),
         };
@@ -229,5 +242,20 @@ impl ClientCertVerifier for Verifier {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_clock_before_all_certificates_is_named() {
+        let at = |seconds| check_clock(UnixTime::since_unix_epoch(Duration::from_secs(seconds)));
+        let error = at(86_400).expect_err("1970");
+        assert!(error.to_string().contains("timedatectl"), "{error}");
+        assert!(at(VALID_FROM - 1).is_err() && at(VALID_FROM).is_ok());
     }
 }
