@@ -108,9 +108,16 @@ pub fn report_panics() {
             .copied()
             .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
             .unwrap_or("no reason given");
-        if text.starts_with("failed printing to stdout: Broken pipe") {
+        match text.strip_prefix("failed printing to stdout: ") {
             // The reader has what it wanted, as `head` does, and the rest goes nowhere.
-            std::process::exit(Exit::Failed as i32);
+            Some(cause) if cause.starts_with("Broken pipe") => {
+                std::process::exit(Exit::Failed as i32);
+            }
+            Some(cause) => {
+                report_failure(&format!("the result cannot be written to stdout: {cause}"));
+                std::process::exit(Exit::Failed as i32);
+            }
+            None => {}
         }
         let reason = text.split_whitespace().collect::<Vec<_>>().join(" ");
         let place = panic.location().map_or_else(String::new, |place| format!(" at {place}"));

@@ -95,6 +95,12 @@ pub(crate) fn print(text: &str) {
     print!("{}", visible_lines(text));
 }
 
+/// Prints bytes of this program's own on stdout as they are.
+#[expect(clippy::print_stdout, reason = "it ends the process when nobody reads, as `print` does")]
+pub(crate) fn print_whole(bytes: &[u8]) {
+    print!("{}", String::from_utf8_lossy(bytes));
+}
+
 /// Prints a result on stdout, as `print!` does, without what a terminal would obey.
 macro_rules! out {
     ($($text:tt)*) => { $crate::terminal::print(&format!($($text)*)) };

@@ -11,4 +11,5 @@ mod routes;
 mod server;
 
 pub use self::machine::Machine;
+pub(crate) use self::routes::STATES;
 pub use self::server::{HttpServer, Shown};

@@ -88,12 +88,15 @@ fn count_logged(metrics: &Metrics) {
     }
 }
 
+/// The states of a node's health: live or not, ready or not.
+pub(crate) const STATES: [&str; 4] = ["live", "stalled", "ready", "not ready"];
+
 async fn live(State(shown): State<Shown>) -> Response {
-    health(shown.status.health().live, "live", "stalled")
+    health(shown.status.health().live, STATES[0], STATES[1])
 }
 
 async fn ready(State(shown): State<Shown>) -> Response {
-    health(shown.status.health().ready, "ready", "not ready")
+    health(shown.status.health().ready, STATES[2], STATES[3])
 }
 
 fn health(good: bool, yes: &'static str, no: &'static str) -> Response {
