@@ -5,8 +5,20 @@ use std::path::{Path, PathBuf};
 
 use shoal_engine::CheckpointError;
 
+use crate::other_run::OtherRun;
+
 /// The longest explanation of a store that an error repeats, in characters.
 const LONGEST_REASON: usize = 200;
+
+/// Codes of stores for clocks that differ, for credentials that have expired, and for buckets of another region.
+const CLOCK: [&str; 2] = ["RequestTimeTooSkewed", "RequestExpired"];
+const EXPIRED: [&str; 2] = ["ExpiredToken", "TokenRefreshRequired"];
+const REGION: [&str; 4] = [
+    "PermanentRedirect",
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "IncorrectEndpoint",
+];
 
 /// Why an archive in an object store cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +36,19 @@ pub(crate) enum BucketError {
         "{place} refuses the request: {reason}; check {variables}, and that they may read, write and list"
     )]
     Refused { place: String, reason: String, variables: &'static str },
+    /// The clocks of this machine and of the store differ.
+    #[error(
+        "{place} refuses the request: {reason}; set this machine's clock: timedatectl set-ntp true"
+    )]
+    Clock { place: String, reason: String },
+    /// The credentials were valid, and no longer are.
+    #[error(
+        "{place} refuses the request: {reason}; get new credentials, set {variables} and start again"
+    )]
+    Expired { place: String, reason: String, variables: &'static str },
+    /// The bucket is in another region.
+    #[error("{place} is in another region: {reason}; set AWS_REGION to the region of the bucket")]
+    Region { place: String, reason: String },
     /// The store cannot be reached, or fails.
     #[error("{place} does not answer: {reason}; check the network and the endpoint")]
     Unreachable { place: String, reason: String },
@@ -36,15 +61,18 @@ pub(crate) enum BucketError {
     /// An object is not what its checkpoint's index says.
     #[error("{object} is damaged: {reason}; take another checkpoint")]
     Damaged { object: String, reason: String },
+    /// No checkpoint of a run is whole.
+    #[error(
+        "{place} is damaged, and there is no older checkpoint that is whole: bring a copy of it there, or move the \
+         archive away to begin again at version 0"
+    )]
+    AllDamaged { place: String },
     /// There is no whole checkpoint.
     #[error("{place} has no whole checkpoint: name the folder of a checkpoint or of an archive")]
     NoCheckpoint { place: String },
-    /// The model of another run is in the way.
-    #[error(
-        "{place} has the model of another run, {other}, and this one is {run}: its run.toml or its text is not \
-         the same; give another path, or move that one away"
-    )]
-    OtherRun { place: String, other: String, run: String },
+    /// The weights of another run are in the way.
+    #[error(transparent)]
+    OtherRun(#[from] OtherRun),
     /// Two processes continue the run from this archive.
     #[error("another process has begun to continue the run from {place}: join that one")]
     Continued { place: String },
@@ -72,13 +100,14 @@ impl BucketError {
     ) -> Self {
         let (place, text) = (place.to_owned(), error.to_string());
         let reason = reason(error);
+        let names = |codes: &[&str]| codes.iter().any(|code| text.contains(code));
         match error {
-            _ if ["NoSuchBucket", "ContainerNotFound", "bucket does not exist"]
-                .iter()
-                .any(|code| text.contains(code)) =>
-            {
+            _ if names(&["NoSuchBucket", "ContainerNotFound", "bucket does not exist"]) => {
                 Self::Missing { place }
             }
+            _ if names(&CLOCK) => Self::Clock { place, reason },
+            _ if names(&EXPIRED) => Self::Expired { place, reason, variables },
+            _ if names(&REGION) => Self::Region { place, reason },
             object_store::Error::NotFound { .. } => {
                 Self::Lacks { object: format!("{place}/{object}") }
             }
@@ -128,6 +157,22 @@ mod tests {
         assert_eq!(reason(&generic(xml)), "AccessDenied: Not yours");
         assert_eq!(reason(&generic("broken\npipe")), "broken pipe");
         assert_eq!(reason(&generic(&"a".repeat(1000))).len(), LONGEST_REASON);
+    }
+
+    #[test]
+    fn clocks_tokens_and_regions_are_told_apart_from_the_network() {
+        let of = |code: &str| {
+            let text = format!("status 400: <Error><Code>{code}</Code><Message>Why.</Message>");
+            BucketError::of("s3://b", "KEYS", "a", &generic(&text)).to_string()
+        };
+        assert!(of("RequestTimeTooSkewed").contains("set this machine's clock"));
+        let expired = of("ExpiredToken");
+        assert!(expired.contains("get new credentials, set KEYS"), "{expired}");
+        for code in ["PermanentRedirect", "AuthorizationHeaderMalformed"] {
+            let region = of(code);
+            assert!(region.contains(code) && region.contains("AWS_REGION"), "{region}");
+        }
+        assert!(of("SlowDown").contains("check the network"));
     }
 
     #[test]

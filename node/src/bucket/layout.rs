@@ -8,6 +8,7 @@
 //!
 //! A checkpoint's index, `shoal.json`, is written last. A folder without it is no checkpoint.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use shoal_engine::Checkpoint;
@@ -17,6 +18,7 @@ use shoal_protocol::manifest::Manifest;
 
 use super::error::BucketError;
 use super::store::Bucket;
+use crate::other_run::OtherRun;
 
 type Result<T> = std::result::Result<T, BucketError>;
 
@@ -82,19 +84,28 @@ impl Bucket {
         Ok(Some(stored))
     }
 
-    /// The newest whole checkpoint of an archive, of this run if one is given. Unusable ones are passed over with
-    /// a warning.
-    ///
-    /// # Errors
-    /// If the store fails.
-    pub(crate) async fn newest(&self, run: Option<RunId>) -> Result<Option<StoredCheckpoint>> {
+    /// The names of the folders that may be checkpoints, the newest first.
+    async fn names(&self) -> Result<impl Iterator<Item = String> + use<>> {
         let version = |name: &String| name.strip_prefix(VERSION)?.parse::<u64>().ok();
         let mut versions: Vec<u64> =
             self.folders(EARLIER).await?.iter().filter_map(version).collect();
         versions.sort_unstable();
         let earlier =
             versions.into_iter().rev().map(|version| checkpoint_name(Step(version), false));
-        for name in std::iter::once(LAST.to_owned()).chain(earlier) {
+        Ok(std::iter::once(LAST.to_owned()).chain(earlier))
+    }
+
+    /// The newest whole checkpoint of an archive, of this run if one is given, other than the `damaged` ones. Unusable
+    /// ones are passed over with a warning.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub(crate) async fn newest(
+        &self,
+        run: Option<RunId>,
+        damaged: &BTreeSet<String>,
+    ) -> Result<Option<StoredCheckpoint>> {
+        for name in self.names().await?.filter(|name| !damaged.contains(&self.address(name))) {
             let found = match self.checkpoint(&name).await {
                 Ok(found) => found,
                 Err(
@@ -126,23 +137,22 @@ impl Bucket {
             return Ok(found);
         }
         let none = || BucketError::NoCheckpoint { place: self.place().to_owned() };
-        self.newest(None).await?.ok_or_else(none)
+        self.newest(None, &BTreeSet::new()).await?.ok_or_else(none)
     }
 
-    /// Refuses an archive with another run's model, which this run's model would replace.
+    /// Refuses an archive with checkpoints of another run, which those of this run would replace.
     ///
     /// # Errors
     /// If the archive has one, or the store fails.
-    pub(crate) async fn refuse_model_of_another(&self, manifest: &Manifest) -> Result<()> {
-        let (run, index) = (manifest.run_id(), within(LAST, INDEX));
-        let Some(text) = self.read(&index, INDEX_CAP).await? else { return Ok(()) };
-        let place = self.address(LAST);
-        match Checkpoint::from_index(Path::new(&place), &text) {
-            Ok(found) if found.run() != run => {
-                let (other, run) = (found.run().to_string(), run.to_string());
-                Err(BucketError::OtherRun { place, other, run })
+    pub(crate) async fn refuse_another_run(&self, manifest: &Manifest) -> Result<()> {
+        for name in self.names().await? {
+            let index = within(&name, INDEX);
+            let Some(text) = self.read(&index, INDEX_CAP).await? else { continue };
+            let place = self.address(&name);
+            if let Ok(found) = Checkpoint::from_index(Path::new(&place), &text) {
+                OtherRun::refuse(&place, found.manifest(), manifest)?;
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 }

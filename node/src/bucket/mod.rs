@@ -9,6 +9,7 @@ mod error;
 mod history;
 mod large_object;
 mod layout;
+mod settings;
 mod store;
 #[cfg(test)]
 mod tests;

@@ -22,6 +22,7 @@ use shoal_protocol::ids::ContentHash;
 use tokio::time::timeout;
 
 use super::error::BucketError;
+use super::settings;
 use super::url::{BucketUrl, Scheme};
 
 type Result<T> = std::result::Result<T, BucketError>;
@@ -42,9 +43,9 @@ const HASH: &str = "blake3";
 /// Most objects in one folder of an archive that are listed.
 const MOST_OBJECTS: usize = 1 << 16;
 
-/// Retries inside one request. The callers try again after longer pauses.
+/// Retries inside one request, for some seconds: a store that is busy says so. The callers try again after longer pauses.
 fn retries() -> RetryConfig {
-    RetryConfig { max_retries: 3, retry_timeout: Duration::from_secs(30), ..RetryConfig::default() }
+    RetryConfig { max_retries: 6, retry_timeout: Duration::from_secs(30), ..RetryConfig::default() }
 }
 
 /// A folder in an object store. Clones share the client.
@@ -72,12 +73,14 @@ impl Bucket {
     /// # Errors
     /// If the settings do not suffice.
     pub(crate) fn open(url: &BucketUrl) -> Result<Self> {
+        let (place, variables) = (url.to_string(), url.scheme.credentials());
+        settings::check(url.scheme, std::env::vars_os())
+            .map_err(|reason| BucketError::Settings { place: place.clone(), reason, variables })?;
         let built = match url.scheme {
             Scheme::S3 => s3(&url.bucket),
             Scheme::Gs => gs(&url.bucket),
             Scheme::Az => az(&url.bucket),
         };
-        let (place, variables) = (url.to_string(), url.scheme.credentials());
         let (store, parts) = built.map_err(|error| BucketError::Settings {
             place: place.clone(),
             reason: error.to_string(),
@@ -101,7 +104,7 @@ impl Bucket {
     }
 
     /// The address of an object, for messages.
-    pub(super) fn address(&self, name: &str) -> String {
+    pub(crate) fn address(&self, name: &str) -> String {
         format!("{}/{name}", self.place)
     }
 

@@ -1,5 +1,6 @@
 //! An archive in a folder, which the same code reads as one in a bucket.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -34,7 +35,7 @@ fn manifest(seed: u64) -> Manifest {
 }
 
 async fn newest(bucket: &Bucket, manifest: &Manifest) -> Option<u64> {
-    let found = bucket.newest(Some(manifest.run_id())).await.expect("readable");
+    let found = bucket.newest(Some(manifest.run_id()), &BTreeSet::new()).await.expect("readable");
     found.map(|found| found.index.step().0)
 }
 
@@ -80,9 +81,10 @@ async fn an_address_means_a_checkpoint_or_the_newest_of_an_archive() {
     let nothing = meant(&archive.path().join("checkpoints")).await;
     assert!(matches!(nothing, Err(BucketError::NoCheckpoint { .. })), "{nothing:?}");
     let bucket = Bucket::in_folder(archive.path()).expect("a folder");
-    bucket.refuse_model_of_another(&mine).await.expect("its own");
-    let refused = bucket.refuse_model_of_another(&manifest(2)).await;
-    assert!(matches!(refused, Err(BucketError::OtherRun { .. })), "{refused:?}");
+    bucket.refuse_another_run(&mine).await.expect("its own");
+    fs::remove_dir_all(archive.path().join("checkpoint")).expect("it is there");
+    let refused = bucket.refuse_another_run(&manifest(2)).await;
+    assert!(matches!(refused, Err(BucketError::OtherRun(_))), "{refused:?}");
 }
 
 #[tokio::test]

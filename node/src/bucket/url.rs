@@ -34,6 +34,15 @@ impl Scheme {
         }
     }
 
+    /// The beginning of the names of the store's variables.
+    pub(super) fn variables(self) -> &'static str {
+        match self {
+            Self::S3 => "AWS_",
+            Self::Gs => "GOOGLE_",
+            Self::Az => "AZURE_",
+        }
+    }
+
     /// The variables that give the store's credentials.
     pub(super) fn credentials(self) -> &'static str {
         match self {

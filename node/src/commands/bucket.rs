@@ -19,10 +19,15 @@ pub(super) fn exit(error: &BucketError) -> Exit {
     match error {
         BucketError::Settings { .. }
         | BucketError::Missing { .. }
+        | BucketError::Clock { .. }
+        | BucketError::Expired { .. }
+        | BucketError::Region { .. }
+        | BucketError::OtherRun(_)
         | BucketError::Refused { .. } => Exit::Usage,
-        BucketError::Lacks { .. } | BucketError::Damaged { .. } | BucketError::Checkpoint(_) => {
-            Exit::Corrupt
-        }
+        BucketError::Lacks { .. }
+        | BucketError::Damaged { .. }
+        | BucketError::AllDamaged { .. }
+        | BucketError::Checkpoint(_) => Exit::Corrupt,
         _ => Exit::Failed,
     }
 }

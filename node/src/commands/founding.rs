@@ -4,6 +4,7 @@
 //! the founding of that history to its data directory. The coordinator makes it the first record of the log. From
 //! there on everything is as after a return to a checkpoint: the peer offers the files, and others fetch them.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -15,11 +16,11 @@ use shoal_protocol::units::Bytes;
 use shoal_protocol::wire;
 
 use super::bucket::{exit, fetch};
-use crate::bucket::{Bucket, BucketError, StoredCheckpoint, fetch_file};
+use crate::bucket::{Bucket, BucketError, StoredCheckpoint, fetch_file, verify};
 use crate::data_dir::DataDir;
 use crate::driver::Archive;
 use crate::driver::chunks::Label;
-use crate::driver::resume::{KEPT, checkpoint_folder};
+use crate::driver::resume::{KEPT, checkpoint_folder, part_folder};
 use crate::exit::ExitWith;
 use crate::progress;
 use crate::whole_file;
@@ -112,28 +113,59 @@ async fn from_archives(
     me: PeerId,
 ) -> Result<Beginning, BucketError> {
     let archives = archives(archive)?;
+    let mut damaged = BTreeSet::new();
+    loop {
+        let run = manifest.run_id();
+        let Some(found) = newest(&archives, run, &damaged).await? else {
+            // Version 0 instead of what the archives had would be a loss in silence.
+            let lost = damaged.pop_last().map(|place| BucketError::AllDamaged { place });
+            return lost.map_or(Ok(Beginning::Log), Err);
+        };
+        match from(home, manifest, (archive, &archives), &found, me).await {
+            Err(error @ (BucketError::Damaged { .. } | BucketError::Checkpoint(_))) => {
+                tracing::warn!(%error, "a checkpoint of an archive is damaged: trying an older one");
+                damaged.insert(found.bucket.address(&found.stored.name));
+            }
+            begun => return begun,
+        }
+    }
+}
+
+/// Begins with a checkpoint of an archive.
+async fn from(
+    home: &DataDir,
+    manifest: &Manifest,
+    (archive, archives): (&Archive, &[Bucket]),
+    found: &Found<'_>,
+    me: PeerId,
+) -> Result<Beginning, BucketError> {
     let run = manifest.run_id();
-    let Some(found) = newest(&archives, run).await? else { return Ok(Beginning::Log) };
     let (version, place) = (found.stored.index.step(), found.bucket.place().to_owned());
     if version.0 == manifest.training.steps {
         let destination = checkpoint_folder(archive.folder(), version, true);
         let here = archive.folder().display().to_string();
-        if place != here {
+        if place == here {
+            verify(found.bucket, &found.stored).await?;
+        } else {
             fetch(found.bucket, &found.stored, &destination).await?;
         }
         return Ok(Beginning::Complete);
     }
     progress::say(&format!("fetching version {version} of the weights from {place}"));
-    let stages = fetch_stages(home, &found, me).await?;
-    let number = mark(&archives, (run, version, me)).await?;
+    let stages = fetch_stages(home, found, me).await?;
+    let number = mark(archives, (run, version, me)).await?;
     Ok(Beginning::History(Founding { number, version, stages }, Some(place)))
 }
 
-/// The newest whole checkpoint of a run in all archives; at equal versions that of the first.
-async fn newest(archives: &[Bucket], run: RunId) -> Result<Option<Found<'_>>, BucketError> {
+/// The newest whole checkpoint of a run in all archives, without the damaged ones; at equal versions that of the first.
+async fn newest<'a>(
+    archives: &'a [Bucket],
+    run: RunId,
+    damaged: &BTreeSet<String>,
+) -> Result<Option<Found<'a>>, BucketError> {
     let mut newest: Option<Found<'_>> = None;
     for bucket in archives {
-        let Some(stored) = bucket.newest(Some(run)).await? else { continue };
+        let Some(stored) = bucket.newest(Some(run), damaged).await? else { continue };
         let version = stored.index.step();
         // The initial weights need no checkpoint.
         let newer = newest.as_ref().map_or(Step(0), |found| found.stored.index.step()) < version;
@@ -151,7 +183,7 @@ async fn fetch_stages(
     me: PeerId,
 ) -> Result<Vec<StoredStage>, BucketError> {
     let (version, run) = (stored.index.step(), stored.index.run());
-    let folder = home.path().join(KEPT).join(version.to_string());
+    let folder = part_folder(home.path(), KEPT, run).join(version.to_string());
     std::fs::create_dir_all(&folder).map_err(BucketError::local(&folder))?;
     let mut stages = Vec::new();
     for stage in stored.index.manifest().stages() {
@@ -184,4 +216,57 @@ async fn mark(archives: &[Bucket], founded: (RunId, Step, PeerId)) -> Result<u16
         bucket.mark_history(number, founded).await?;
     }
     Ok(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_engine::checkpoint::{write_index, write_stage};
+    use shoal_engine::{Slot, StageState, parameter_count};
+    use shoal_protocol::manifest::example;
+
+    use super::*;
+
+    /// Writes a checkpoint into an archive's folder.
+    fn archived(archive: &Path, manifest: &Manifest, version: Step) {
+        let folder = checkpoint_folder(archive, version, false);
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let mut files = Vec::new();
+        for stage in manifest.stages() {
+            let vector = || vec![version.0 as f32; parameter_count(manifest, stage)];
+            let state = StageState {
+                weights: vector(),
+                stale_weights: Vec::new(),
+                slots: [Slot::FirstMoment, Slot::SecondMoment].map(|it| (it, vector())).into(),
+            };
+            files.extend(write_stage(&folder, manifest, stage, &state).expect("written"));
+        }
+        write_index(&folder, manifest, version, &files, None).expect("written");
+    }
+
+    /// Flips a bit in the middle of a file.
+    fn damage(path: &Path) {
+        let mut bytes = std::fs::read(path).expect("it exists");
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(path, bytes).expect("written");
+    }
+
+    #[tokio::test]
+    async fn a_flipped_bit_costs_a_version_and_not_the_run() {
+        let (home, folder) = (tempfile::tempdir(), tempfile::tempdir());
+        let (home, folder) = (home.expect("a folder"), folder.expect("a folder"));
+        let (home, manifest) = (DataDir::open(home.path()).expect("free"), example::small());
+        [2, 4].iter().for_each(|version| archived(folder.path(), &manifest, Step(*version)));
+        let of = |version: u64| checkpoint_folder(folder.path(), Step(version), false);
+        damage(&of(4).join("model-00001-of-00002.safetensors"));
+        let archive = Archive::in_folder(folder.path().to_owned());
+        let begun = from_archives(&home, &manifest, &archive, PeerId([1; 32])).await;
+        let Ok(Beginning::History(founding, _)) = begun else { panic!("{begun:?}") };
+        assert_eq!(founding.version, Step(2));
+        damage(&of(2).join("optimizer-00002-of-00002.safetensors"));
+        let home = tempfile::tempdir().expect("a folder");
+        let home = DataDir::open(home.path()).expect("free");
+        let begun = from_archives(&home, &manifest, &archive, PeerId([1; 32])).await;
+        assert!(matches!(begun, Err(BucketError::AllDamaged { .. })), "{begun:?}");
+    }
 }

@@ -21,12 +21,13 @@ use crate::bucket::{ArchivePlace, Bucket};
 use crate::cli::{JoinOptions, PeerOptions};
 use crate::data_dir::{DataDir, Files};
 use crate::driver::observer::Observer as _;
-use crate::driver::resume::refuse_model_of_another;
+use crate::driver::resume::refuse_another_run;
 use crate::driver::{self, AnchorStart, Archive, Network, Outcome, RoleSetup, Setup};
 use crate::exit::{Exit, ExitWith};
 use crate::network::{Links, Search};
 use crate::observers::Observers;
 use crate::progress;
+use crate::writable;
 
 /// How long a peer waits for the coordinator to come back.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -222,12 +223,13 @@ async fn open_archive(
 ) -> anyhow::Result<Option<Archive>> {
     let JoinContext { options, bucket, home, .. } = context;
     if let Some(bucket) = bucket {
-        bucket.refuse_model_of_another(manifest).await.exit_with(Exit::Usage)?;
+        bucket.refuse_another_run(manifest).await.exit_with(Exit::Usage)?;
         let folder = home.path().join("runs").join(manifest.run_id().to_string());
         return Ok(Some(Archive::in_bucket(folder, bucket.clone())));
     }
     let Some(ArchivePlace::Folder(folder)) = &options.archive else { return Ok(None) };
-    refuse_model_of_another(folder, manifest).exit_with(Exit::Usage)?;
+    refuse_another_run(folder, manifest).exit_with(Exit::Usage)?;
+    writable::check(folder, manifest).exit_with(Exit::Usage)?;
     Ok(Some(Archive::in_folder(folder.clone())))
 }
 

@@ -14,7 +14,7 @@ use crate::cli::LocalOptions;
 use crate::config::RunConfig;
 use crate::data_dir::Files;
 use crate::dataset;
-use crate::driver::resume::refuse_model_of_another;
+use crate::driver::resume::refuse_another_run;
 use crate::driver::{self, AnchorStart, Archive, Leaving, ResourceLimits, RoleSetup, Setup};
 use crate::exit::{Exit, ExitWith};
 use crate::observers::Observers;
@@ -32,7 +32,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
         .tempdir_in(&out)
         .with_context(|| format!("cannot write to {}", out.display()))?;
     let dataset = dataset::prepare(&config, scratch.path())?;
-    refuse_model_of_another(&out, &dataset.manifest).exit_with(Exit::Usage)?;
+    refuse_another_run(&out, &dataset.manifest).exit_with(Exit::Usage)?;
     let files = Files::default();
     dataset.offer(&files);
     let mut observer =

@@ -22,13 +22,14 @@ use crate::config::RunConfig;
 use crate::data_dir::{DataDir, Files};
 use crate::dataset;
 use crate::driver::observer::Observer as _;
-use crate::driver::resume::refuse_model_of_another;
+use crate::driver::resume::refuse_another_run;
 use crate::driver::{self, AnchorStart, Archive, Network, Outcome, RoleSetup, Setup};
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
 use crate::network::{Links, Search};
 use crate::observers::Observers;
 use crate::progress;
+use crate::writable;
 
 /// Starts a run as its coordinator, hosts stages and waits for other peers.
 ///
@@ -149,10 +150,11 @@ async fn open_archive(
         (Some(folder), _) | (None, Some(ArchivePlace::Folder(folder))) => folder.clone(),
         (None, _) => home.path().join("runs").join(manifest.run_id().to_string()),
     };
-    refuse_model_of_another(&folder, manifest).exit_with(Exit::Usage)?;
+    refuse_another_run(&folder, manifest).exit_with(Exit::Usage)?;
+    writable::check(&folder, manifest).exit_with(Exit::Usage)?;
     let bucket = super::bucket::open_archive(archive.as_ref()).await?;
     if let Some(bucket) = &bucket {
-        bucket.refuse_model_of_another(manifest).await.exit_with(Exit::Usage)?;
+        bucket.refuse_another_run(manifest).await.exit_with(Exit::Usage)?;
     }
     Ok(Archive::in_folder(folder).and_bucket(bucket))
 }

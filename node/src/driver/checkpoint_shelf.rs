@@ -19,7 +19,7 @@ use super::chunks::Label;
 use super::context::Context;
 use super::effect::{Effect, Effects};
 use super::resume::{
-    self, FETCHED, KEPT, UPLOADS, checkpoint_folder, forget_archived, newest_archived,
+    self, FETCHED, KEPT, UPLOADS, checkpoint_folder, forget_archived, newest_archived, part_folder,
 };
 use super::setup::RoleSetup;
 use super::shutdown::Ending;
@@ -274,7 +274,8 @@ impl CheckpointShelf {
         let old = |version: Step| {
             version.0 + KEPT_VERSIONS <= committed.0 && !self.kept.contains(&version)
         };
-        resume::forget_parts(&context.data_dir, &context.files, old);
+        let run = context.manifest.run_id();
+        resume::forget_parts(&context.data_dir, run, &context.files, old);
     }
 }
 
@@ -289,8 +290,8 @@ fn obtain_part(
     version: Step,
     part: SnapshotPart,
 ) -> impl Future<Output = anyhow::Result<()>> + Send + use<> {
-    let folder = context.data_dir.join(folder).join(version.to_string());
     let (files, me, run) = (context.files.clone(), context.me.peer, context.manifest.run_id());
+    let folder = part_folder(&context.data_dir, folder, run).join(version.to_string());
     let transport = context.transport.clone();
     let bucket = context.archive.as_ref().and_then(|archive| archive.bucket().cloned());
     let name = checkpoint_name(version, is_last(context, version));

@@ -14,7 +14,7 @@ use shoal_protocol::ids::{ContentHash, RunId, Stage, Step};
 use shoal_protocol::limits;
 use shoal_protocol::net::transport::PARTIAL_SUFFIX;
 
-use super::resume::{PARTS, folders_in, paths_in};
+use super::resume::{folders_in, paths_in, version_folders, version_of};
 
 /// The end of a label's name.
 const LABEL: &str = ".label";
@@ -132,8 +132,7 @@ pub(crate) fn hash(path: &Path) -> io::Result<ContentHash> {
 /// Lists all files: token files, parts of checkpoints and whole checkpoints.
 pub(crate) fn list(data_dir: &Path) -> Vec<Chunk> {
     let mut all = texts(&data_dir.join("tokens"));
-    let versions = PARTS.iter().flat_map(|part| folders_in(&data_dir.join(part)));
-    all.extend(versions.flat_map(|folder| parts(&folder)));
+    all.extend(version_folders(data_dir).flat_map(|folder| parts(&folder)));
     for run in folders_in(&data_dir.join("runs")) {
         let kept = folders_in(&run.join("checkpoints"));
         all.extend(kept.into_iter().chain([run.join("checkpoint")]).flat_map(|one| whole(&one)));
@@ -153,8 +152,7 @@ fn texts(folder: &Path) -> Vec<Chunk> {
 
 /// Lists the parts in a version's folder.
 fn parts(folder: &Path) -> Vec<Chunk> {
-    let version = folder.file_name().and_then(|name| name.to_str()?.parse().ok());
-    let Some(version) = version.map(Step) else { return Vec::new() };
+    let Some(version) = version_of(folder) else { return Vec::new() };
     let chunk = |path: PathBuf| {
         if !is_whole(&path) && !is_partial(&path) {
             return None;
@@ -194,7 +192,7 @@ mod tests {
     fn files_are_listed_with_their_labels() {
         let home = tempfile::tempdir().expect("a folder");
         let (hash, run) = (ContentHash::of(b"bytes"), RunId::of(b"a run"));
-        let folder = home.path().join("kept/30");
+        let folder = home.path().join(format!("kept/{run}/30"));
         std::fs::create_dir_all(&folder).expect("a folder");
         std::fs::create_dir_all(home.path().join("tokens")).expect("a folder");
         let name = "model-00002-of-00004.safetensors";

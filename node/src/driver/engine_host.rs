@@ -19,7 +19,7 @@ use super::job_report::JobDone;
 use super::passes::Passes;
 use super::payload::Payloads;
 use super::resource_budget::ResourceBudget;
-use super::resume::{FETCHED, STORED};
+use super::resume::{FETCHED, STORED, part_folder};
 use super::startup_probes::HostedRoom;
 
 /// The longest wait for the end of the thread.
@@ -82,7 +82,8 @@ impl EngineHost {
         let spill = spill.context("the disk has no room for the output log")?;
         self.payloads.spill_into(spill, budget.log_memory());
         let (manifest, payloads) = (context.manifest.clone(), self.payloads.clone());
-        let (stored, fetched) = (context.data_dir.join(STORED), context.data_dir.join(FETCHED));
+        let own = |kind| part_folder(&context.data_dir, kind, context.manifest.run_id());
+        let (stored, fetched) = (own(STORED), own(FETCHED));
         let (files, run_files) = (context.files.clone(), context.run_files());
         let make = move |waits: EngineWaits| {
             let samples = if span.contains(Stage(0)) {

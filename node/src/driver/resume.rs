@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
 use shoal_engine::Checkpoint;
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{RunId, Step};
@@ -11,16 +10,40 @@ use shoal_protocol::manifest::Manifest;
 use super::chunks::{self, Label};
 use crate::bucket::checkpoint_name;
 use crate::data_dir::Files;
+use crate::other_run::OtherRun;
 
 /// The folders for parts of checkpoints: those written here, fetched to begin from, and kept for
-/// others. Each has one folder per version.
+/// others. Each has a folder for each run, with a folder for each version.
 pub(crate) const STORED: &str = "stored";
 pub(crate) const FETCHED: &str = "fetched";
 pub(crate) const KEPT: &str = "kept";
+/// The newest checkpoints of an archive whose files are hashed before they are offered. A run goes back to no other.
+const HASHED: usize = 2;
+
 /// The folder for records of unfinished uploads.
 pub(crate) const UPLOADS: &str = "uploads";
 
 pub(crate) const PARTS: [&str; 3] = [STORED, FETCHED, KEPT];
+
+/// Returns the folder for a run's parts of one kind.
+pub(crate) fn part_folder(data_dir: &Path, kind: &str, run: RunId) -> PathBuf {
+    data_dir.join(kind).join(run.to_string())
+}
+
+/// Returns the folders of all versions' parts. An earlier release had no folders of runs above them.
+pub(crate) fn version_folders(data_dir: &Path) -> impl Iterator<Item = PathBuf> {
+    PARTS.iter().flat_map(|kind| folders_in(&data_dir.join(kind))).flat_map(|folder| {
+        match version_of(&folder) {
+            Some(_) => vec![folder],
+            None => folders_in(&folder),
+        }
+    })
+}
+
+/// Returns the version that a folder of parts is of.
+pub(crate) fn version_of(folder: &Path) -> Option<Step> {
+    folder.file_name().and_then(|name| name.to_str()?.parse().ok()).map(Step)
+}
 
 /// Returns the folder of a version's checkpoint.
 pub(crate) fn checkpoint_folder(archive: &Path, version: Step, last: bool) -> PathBuf {
@@ -67,7 +90,7 @@ pub(crate) fn offer_kept(
     run: RunId,
     files: &Files,
 ) -> usize {
-    for folder in PARTS.iter().flat_map(|part| folders_in(&data_dir.join(part))) {
+    for folder in version_folders(data_dir) {
         for path in paths_in(&folder).into_iter().filter(|path| chunks::is_whole(path)) {
             match chunks::hash(&path) {
                 Ok(hash) if Label::read(&path).is_some_and(|label| label.hash != hash) => {
@@ -83,14 +106,20 @@ pub(crate) fn offer_kept(
         }
     }
     let Some(archive) = archive else { return 0 };
-    checkpoint_folders(archive)
-        .into_iter()
-        .filter(|folder| !offer_checkpoint(folder, run, files))
-        .count()
+    let mut folders = checkpoint_folders(archive);
+    // The last one has no version in its name.
+    let version = |folder: &PathBuf| {
+        let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.strip_prefix("version-").map_or(Ok(u64::MAX), str::parse).unwrap_or_default()
+    };
+    folders.sort_by_key(|folder| std::cmp::Reverse(version(folder)));
+    let offered = folders.iter().enumerate();
+    offered.filter(|(age, folder)| !offer_checkpoint(folder, run, files, *age < HASHED)).count()
 }
 
-/// Offers the files of a whole checkpoint of this run. Returns whether it is one.
-fn offer_checkpoint(folder: &Path, run: RunId, files: &Files) -> bool {
+/// Offers the files of a whole checkpoint of this run, those alone that have their hashes if `hashed`. Returns whether it
+/// is one.
+fn offer_checkpoint(folder: &Path, run: RunId, files: &Files, hashed: bool) -> bool {
     let checkpoint = match Checkpoint::open(folder) {
         Ok(checkpoint) if checkpoint.run() == run => checkpoint,
         Ok(other) => {
@@ -108,7 +137,12 @@ fn offer_checkpoint(folder: &Path, run: RunId, files: &Files) -> bool {
         match std::fs::symlink_metadata(&path) {
             // The folder may be a stranger's: a link in it would offer a file from elsewhere.
             Ok(found) if found.is_file() && found.len() == file.bytes => {
-                files.offer(file.hash, path);
+                if hashed && !chunks::hash(&path).is_ok_and(|hash| hash == file.hash) {
+                    let path = path.display();
+                    tracing::warn!(%path, "a file of a checkpoint is damaged: it is not offered");
+                } else {
+                    files.offer(file.hash, path);
+                }
             }
             Ok(found) => {
                 let (path, expected) = (path.display(), file.bytes);
@@ -127,21 +161,15 @@ fn offer_checkpoint(folder: &Path, run: RunId, files: &Files) -> bool {
     true
 }
 
-/// Refuses an archive with another run's model, which this run's model would replace.
+/// Refuses an archive with checkpoints of another run, which those of this run would replace.
 ///
 /// # Errors
-/// When the archive has one; the error names both runs.
-pub(crate) fn refuse_model_of_another(archive: &Path, manifest: &Manifest) -> anyhow::Result<()> {
-    let (run, steps) = (manifest.run_id(), Step(manifest.training.steps));
-    let folder = checkpoint_folder(archive, steps, true);
-    if let Ok(found) = Checkpoint::open(&folder)
-        && found.run() != run
-    {
-        let (folder, other) = (folder.display(), found.run());
-        bail!(
-            "{folder} is the model of another run, {other}, and this one is {run}: its run.toml or its text \
-             is not the same; give another folder, or move that one away"
-        );
+/// When the archive has one; the error names what differs between the runs.
+pub(crate) fn refuse_another_run(archive: &Path, manifest: &Manifest) -> anyhow::Result<()> {
+    for folder in checkpoint_folders(archive) {
+        if let Ok(found) = Checkpoint::open(&folder) {
+            OtherRun::refuse(&folder.display().to_string(), found.manifest(), manifest)?;
+        }
     }
     Ok(())
 }
@@ -167,12 +195,10 @@ pub(crate) fn paths_in(folder: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).collect()
 }
 
-/// Withdraws and removes the parts of old versions.
-pub(crate) fn forget_parts(data_dir: &Path, files: &Files, old: impl Fn(Step) -> bool) {
-    for folder in PARTS.iter().flat_map(|part| folders_in(&data_dir.join(part))) {
-        let name = folder.file_name().and_then(|name| name.to_str());
-        let version = name.and_then(|name| name.parse().ok()).map(Step);
-        if version.is_some_and(&old) {
+/// Withdraws and removes a run's parts of old versions. Those of other runs stay.
+pub(crate) fn forget_parts(data_dir: &Path, run: RunId, files: &Files, old: impl Fn(Step) -> bool) {
+    for folder in PARTS.iter().flat_map(|kind| folders_in(&part_folder(data_dir, kind, run))) {
+        if version_of(&folder).is_some_and(&old) {
             files.withdraw(&folder);
             if let Err(error) = std::fs::remove_dir_all(&folder) {
                 tracing::warn!(folder = %folder.display(), %error, "not removed");
@@ -198,17 +224,54 @@ mod tests {
         std::fs::write(&secret, "key").expect("a file");
         let file = |name: &str| {
             let hash = ContentHash::of(name.as_bytes());
-            CheckpointFile { name: name.to_owned(), bytes: 3, hash }
+            CheckpointFile { name: name.to_owned(), bytes: 1, hash }
         };
-        let (manifest, listed) = (example::small(), [file("a"), file("b"), file("c")]);
+        let listed = ["a", "b", "c", "d"].map(file);
+        let manifest = example::small();
         checkpoint::write_index(&version, &manifest, Step(3), &listed, None).expect("written");
-        std::fs::write(version.join("a"), "abc").expect("a file");
+        std::fs::write(version.join("a"), "a").expect("a file");
         std::os::unix::fs::symlink(&secret, version.join("b")).expect("a link");
         std::fs::write(version.join("c"), "longer").expect("a file");
+        // A bit flipped.
+        std::fs::write(version.join("d"), "e").expect("a file");
         let files = Files::default();
         assert_eq!(offer_kept(folder.path(), Some(&archive), manifest.run_id(), &files), 0);
         assert_eq!(files.path(&listed[0].hash), Some(version.join("a")));
-        assert_eq!([&listed[1], &listed[2]].map(|file| files.path(&file.hash)), [None, None]);
+        assert!(listed[1..].iter().all(|file| files.path(&file.hash).is_none()));
+    }
+
+    #[test]
+    fn parts_of_another_run_in_the_same_directory_stay() {
+        let home = tempfile::tempdir().expect("a folder");
+        let (mine, other) = (RunId::of(b"mine"), RunId::of(b"other"));
+        let files = Files::default();
+        let paths = [mine, other].map(|run| {
+            let folder = part_folder(home.path(), STORED, run).join("7");
+            std::fs::create_dir_all(&folder).expect("a folder");
+            std::fs::write(folder.join("part"), run.to_string()).expect("a file");
+            folder.join("part")
+        });
+        // A part of an earlier release.
+        std::fs::create_dir_all(home.path().join("kept/7")).expect("a folder");
+        std::fs::write(home.path().join("kept/7/part"), "early").expect("a file");
+        offer_kept(home.path(), None, mine, &files);
+        let early = ContentHash::of(b"early");
+        assert_eq!(files.path(&early), Some(home.path().join("kept/7/part")));
+        forget_parts(home.path(), mine, &files, |version| version == Step(7));
+        assert_eq!(paths.map(|path| path.exists()), [false, true]);
+    }
+
+    #[test]
+    fn an_archive_with_any_checkpoint_of_another_run_is_refused() {
+        let archive = tempfile::tempdir().expect("a folder");
+        let (mine, mut other) = (example::small(), example::small());
+        other.training.steps += 1;
+        let version = archive.path().join("checkpoints/version-3");
+        std::fs::create_dir_all(&version).expect("a folder");
+        checkpoint::write_index(&version, &other, Step(3), &[], None).expect("written");
+        refuse_another_run(archive.path(), &other).expect("its own");
+        let error = refuse_another_run(archive.path(), &mine).expect_err("another run's");
+        assert!(error.to_string().contains("training.steps"), "{error}");
     }
 
     #[test]
