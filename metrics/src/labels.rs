@@ -300,6 +300,8 @@ label! {
         Terminated = "terminated",
         /// SIGINT, from a keyboard.
         Interrupted = "interrupted",
+        /// SIGHUP, from a terminal that was closed.
+        HungUp = "hung_up",
         /// The file of `--preempt-file`.
         File = "file",
     }

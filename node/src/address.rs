@@ -9,9 +9,6 @@ use anyhow::Context;
 
 use crate::exit::{Exit, ExitWith};
 
-/// How long to wait for the file of a first peer that is still starting.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-
 /// Interval at which the file is looked for.
 pub const LOOK_EVERY: Duration = Duration::from_millis(50);
 

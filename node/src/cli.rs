@@ -18,9 +18,10 @@ mod plan;
 mod simulate;
 pub(crate) mod watch;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::time::Duration;
 
 pub use admission::{
     AnchorCommand, AnchorRemoveArgs, BanArgs, InviteAllowArgs, InviteCommand, InviteLsArgs,
@@ -50,6 +51,7 @@ use crate::exit::Exit;
 pub use crate::logging::LogFormat;
 pub use crate::network::Congestion;
 pub use crate::observers::EventSink;
+use crate::outward_ip::listen_by_default;
 
 /// Where a first peer listens unless told otherwise.
 const DEFAULT_PORT: u16 = 7410;
@@ -147,9 +149,9 @@ pub struct StartArgs {
     config: PathBuf,
     #[command(flatten)]
     peer: PeerArgs,
-    /// Address to listen at, IP:PORT (port 0: any free port); repeatable.
-    #[arg(long, value_name = "ADDR",
-          default_values_t = [SocketAddr::from((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT))])]
+    /// Address to listen at, IP:PORT (port 0: any free port); repeatable. Default: 0.0.0.0:7410, or [::]:7410 on a
+    /// machine without IPv4.
+    #[arg(long, value_name = "ADDR")]
     listen: Vec<SocketAddr>,
     /// Write what others give to `shoal join`, a ticket or an address, into this file, once they can join.
     #[arg(long, value_name = "PATH")]
@@ -166,6 +168,11 @@ pub struct StartArgs {
     /// Folder for `checkpoint/` and `report.json`; default: a folder of the run in the data directory.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+}
+
+/// Where a peer listens.
+fn listen_at(given: Vec<SocketAddr>, port: u16) -> Vec<SocketAddr> {
+    if given.is_empty() { vec![listen_by_default(port)] } else { given }
 }
 
 /// What `shoal start` was asked for.
@@ -191,7 +198,7 @@ impl From<StartArgs> for StartOptions {
     fn from(args: StartArgs) -> Self {
         Self {
             config: args.config,
-            peer: args.peer.options(args.listen),
+            peer: args.peer.options(listen_at(args.listen, DEFAULT_PORT)),
             address_file: args.address_file,
             open: args.open,
             invite_anchors: args.invite_anchors,
@@ -212,11 +219,14 @@ pub struct JoinArgs {
     /// the swarm.
     #[arg(long, conflicts_with_all = ["stage", "anchor", "archive"])]
     observer: bool,
+    /// Longest time to wait for a first peer that does not answer yet, or for the file with its address; 0: one attempt.
+    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = peer::parse_interval)]
+    wait: Duration,
     #[command(flatten)]
     peer: PeerArgs,
-    /// Address to listen at, IP:PORT (port 0: any free port); repeatable.
-    #[arg(long, value_name = "ADDR",
-          default_values_t = [SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))])]
+    /// Address to listen at, IP:PORT (port 0: any free port); repeatable. Default: any free port of every IPv4 address,
+    /// or of every IPv6 address on a machine without IPv4.
+    #[arg(long, value_name = "ADDR")]
     listen: Vec<SocketAddr>,
     /// Write the address for `shoal join` into this file, once others can join.
     #[arg(long, value_name = "PATH")]
@@ -230,6 +240,8 @@ pub struct JoinOptions {
     pub addresses: Vec<JoinAddress>,
     /// Gets the address that others can join at, once they can.
     pub address_file: Option<PathBuf>,
+    /// How long to wait for a first peer that does not answer yet.
+    pub wait: Duration,
     /// What it has in common with `start`.
     pub peer: PeerOptions,
 }
@@ -238,12 +250,12 @@ impl JoinArgs {
     /// What was asked for.
     #[must_use]
     pub fn options(self) -> JoinOptions {
-        let Self { addresses, observer, peer, listen, address_file } = self;
-        let mut peer = peer.options(listen);
+        let Self { addresses, observer, wait, peer, listen, address_file } = self;
+        let mut peer = peer.options(listen_at(listen, 0));
         if observer {
             peer.stage = StageChoice::None;
         }
-        JoinOptions { addresses, address_file, peer }
+        JoinOptions { addresses, address_file, wait, peer }
     }
 }
 
@@ -342,8 +354,6 @@ fn default_data_dir() -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use clap::CommandFactory;
 
     use super::*;

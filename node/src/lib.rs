@@ -40,6 +40,7 @@ mod port_map;
 pub mod progress;
 mod reachability;
 pub mod report;
+pub mod signals;
 pub mod status;
 pub mod tensorboard;
 mod terminal;

@@ -1,11 +1,11 @@
 //! The links of this peer: discovery over TCP and the data plane over UDP, on the same ports.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::ValueEnum;
-use shoal_protocol::ids::Incarnation;
+use shoal_protocol::ids::{Incarnation, PeerId};
 use shoal_protocol::net::admission::Gate;
 use shoal_protocol::net::discovery::{
     Discovery, DiscoveryConfig, DiscoveryError, DiscoveryEvent, PeerAddress,
@@ -19,8 +19,11 @@ use tokio_util::task::TaskTracker;
 use crate::admission::{self, KnownPeers, Store};
 use crate::data_dir::Files;
 use crate::exit::{Exit, ExitWith};
-use crate::outward_ip::outward_ip;
+use crate::outward_ip::outward_ip_of;
 use crate::port_map::{PortMap, behind_router};
+
+/// Addresses of connected peers that wait to be remembered.
+const SEEN: usize = 64;
 
 /// Attempts to find a port that is free for both planes.
 const PORT_ATTEMPTS: u32 = 16;
@@ -57,6 +60,8 @@ pub struct Search {
     pub(crate) port_map: PortMap,
     tracker: TaskTracker,
     stop: CancellationToken,
+    /// Takes the addresses from which peers called, to remember them.
+    pub(crate) seen: mpsc::Sender<(PeerId, SocketAddr)>,
     /// The file of known peers, once the run is known.
     met: watch::Sender<Option<PathBuf>>,
 }
@@ -73,7 +78,13 @@ impl Search {
     pub(crate) fn join_addresses(&self, transport: &Transport) -> Vec<PeerAddress> {
         let own = transport.local_addresses().into_iter().next().map(|mut address| {
             if address.ip().is_unspecified() {
-                address.set_ip(outward_ip());
+                // A machine without such a network is reached by itself alone.
+                let loopback = if address.is_ipv4() {
+                    Ipv4Addr::LOCALHOST.into()
+                } else {
+                    IpAddr::from(Ipv6Addr::LOCALHOST)
+                };
+                address.set_ip(outward_ip_of(address.ip()).unwrap_or(loopback));
             }
             address
         });
@@ -128,7 +139,8 @@ impl Links {
         let (transport, events, discovery, found) = bind(identity, &config, options)?;
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
         let (met, folder) = watch::channel(None);
-        tracker.spawn(remember(transport.clone(), found, folder));
+        let (seen, calls) = mpsc::channel(SEEN);
+        tracker.spawn(remember(transport.clone(), found, calls, folder));
         let port_map = match mappable(&transport).filter(|_| options.upnp) {
             None => PortMap::none(),
             Some(local) => {
@@ -137,7 +149,11 @@ impl Links {
                 map
             }
         };
-        Ok(Self { transport, events, search: Search { discovery, port_map, tracker, stop, met } })
+        Ok(Self {
+            transport,
+            events,
+            search: Search { discovery, port_map, tracker, stop, seen, met },
+        })
     }
 }
 
@@ -176,24 +192,38 @@ fn bind(
     }
 }
 
-/// Remembers the addresses of found peers, until discovery ends.
+/// Remembers the addresses of peers that are found or that called, until discovery ends. A peer whose address changes
+/// calls from the new one, and a later life of this peer finds it there.
 async fn remember(
     transport: Transport,
     mut found: mpsc::Receiver<DiscoveryEvent>,
+    mut calls: mpsc::Receiver<(PeerId, SocketAddr)>,
     folder: watch::Receiver<Option<PathBuf>>,
 ) {
     let mut known: Option<KnownPeers> = None;
-    while let Some(event) = found.recv().await {
+    let mut meet = |peer: PeerId, addresses: &[SocketAddr]| {
+        if known.is_none() {
+            known = folder.borrow().clone().map(KnownPeers::open);
+        }
+        if let Some(known) = &mut known
+            && let Err(error) = known.meet(peer, addresses)
+        {
+            tracing::warn!(%error, "a peer is not remembered");
+        }
+    };
+    loop {
+        let event = tokio::select! {
+            event = found.recv() => event,
+            Some((peer, address)) = calls.recv() => {
+                meet(peer, &[address]);
+                continue;
+            }
+        };
+        let Some(event) = event else { break };
         match event {
             DiscoveryEvent::Found { peer, addresses, .. } => {
                 transport.remember(peer, &addresses);
-                let path = folder.borrow().clone();
-                known = known.or_else(|| path.map(KnownPeers::open));
-                if let Some(known) = &mut known
-                    && let Err(error) = known.meet(peer, &addresses)
-                {
-                    tracing::warn!(%error, "a peer is not remembered");
-                }
+                meet(peer, &addresses);
             }
             DiscoveryEvent::Broken { peer } => transport.suspect(peer),
             DiscoveryEvent::Unreachable { address, reason } => {

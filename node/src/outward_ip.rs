@@ -1,14 +1,87 @@
-//! The address of this machine as the outside sees it, without a router in between.
+//! The addresses of this machine as the outside sees them, without a router in between.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-/// Returns the source address of this machine's packets to the outside. It sends nothing: connecting
-/// a UDP socket only looks up the route. The destination is reserved for documentation (RFC 5737).
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+
+/// Destinations reserved for documentation (RFC 5737, RFC 3849).
+const OUTSIDE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const OUTSIDE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+
+/// Returns the address at which others reach this machine: over IPv4 if it has that, and loopback if it has no network.
 pub(crate) fn outward_ip() -> IpAddr {
-    UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
-        .and_then(|socket| {
-            socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
-            socket.local_addr()
-        })
-        .map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address: SocketAddr| address.ip())
+    let found = outward_ip_of(Ipv4Addr::UNSPECIFIED.into());
+    let found = found.or_else(|| outward_ip_of(Ipv6Addr::UNSPECIFIED.into()));
+    found.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+}
+
+/// Returns the address of the same kind as an unspecified one, if this machine has one: the source of its packets to the
+/// outside, or without a default route the first of its networks.
+pub(crate) fn outward_ip_of(unspecified: IpAddr) -> Option<IpAddr> {
+    let outside = if unspecified.is_ipv4() { OUTSIDE_V4.into() } else { OUTSIDE_V6.into() };
+    routed(unspecified, outside).or_else(|| {
+        let mut all = of_interfaces().into_iter();
+        all.find(|ip| ip.is_ipv4() == unspecified.is_ipv4())
+    })
+}
+
+/// The source address of packets to the outside. It sends nothing: connecting a UDP socket only looks up the route.
+fn routed(unspecified: IpAddr, outside: IpAddr) -> Option<IpAddr> {
+    let socket = UdpSocket::bind((unspecified, 0)).ok()?;
+    socket.connect((outside, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip()).filter(|ip| is_global(*ip))
+}
+
+/// The addresses of the interfaces that are up, in their order.
+fn of_interfaces() -> Vec<IpAddr> {
+    let Ok(interfaces) = getifaddrs() else { return Vec::new() };
+    let up = interfaces.filter(|one| one.flags.contains(InterfaceFlags::IFF_UP));
+    let ip = |address: nix::sys::socket::SockaddrStorage| {
+        let v4 = address.as_sockaddr_in().map(|it| SocketAddr::V4((*it).into()));
+        let v6 = || address.as_sockaddr_in6().map(|it| SocketAddr::V6((*it).into()));
+        v4.or_else(v6).map(|it| it.ip())
+    };
+    up.filter_map(|one| one.address.and_then(ip)).filter(|ip| is_global(*ip)).collect()
+}
+
+/// Whether an address means the same machine to others of its networks.
+fn is_global(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local() && !ip.is_unspecified(),
+        IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local() && !ip.is_unspecified(),
+    }
+}
+
+/// Returns the address to listen at by default: every IPv4 address, or every IPv6 one on a machine that has no IPv4.
+pub(crate) fn listen_by_default(port: u16) -> SocketAddr {
+    let (v4, v6) = (IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED));
+    let only_v6 = outward_ip_of(v4).is_none() && outward_ip_of(v6).is_some();
+    SocketAddr::new(if only_v6 { v6 } else { v4 }, port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_the_kind_of_the_listener_and_is_no_loopback() {
+        for unspecified in [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()] {
+            if let Some(ip) = outward_ip_of(unspecified) {
+                assert_eq!(ip.is_ipv4(), unspecified.is_ipv4());
+                assert!(is_global(ip), "{ip}");
+            }
+        }
+        assert!(of_interfaces().into_iter().all(is_global));
+    }
+
+    #[test]
+    fn addresses_that_mean_nothing_to_others_are_passed_over() {
+        for text in ["127.0.0.1", "169.254.3.4", "0.0.0.0", "::1", "fe80::1", "::"] {
+            assert!(!is_global(text.parse().expect("an address")), "{text}");
+        }
+        for text in ["10.0.0.1", "192.0.2.1", "fd00::1", "2001:db8::1"] {
+            assert!(is_global(text.parse().expect("an address")), "{text}");
+        }
+    }
 }

@@ -61,7 +61,7 @@ pub(super) fn parse_seconds(text: &str) -> Result<Duration, &'static str> {
 }
 
 /// The same, or 0 for never.
-fn parse_interval(text: &str) -> Result<Duration, &'static str> {
+pub(super) fn parse_interval(text: &str) -> Result<Duration, &'static str> {
     if text == "0" { Ok(Duration::ZERO) } else { parse_seconds(text) }
 }
 

@@ -84,5 +84,5 @@ pub(super) async fn reach(
 ) -> anyhow::Result<(PeerAddress, Welcome)> {
     let text = address.read()?.context("that file holds no address yet")?;
     let join_line: JoinLine = text.parse().exit_with(Exit::Usage)?;
-    Seeker { transport, data_dir: None }.reach(&join_line).await
+    Seeker { transport, data_dir: None }.reach(&join_line).await.map_err(|missed| missed.error)
 }

@@ -1,5 +1,6 @@
 //! Contacts a run by an address, a ticket, or the certificate of an earlier incarnation.
 
+use std::convert::Infallible;
 use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
@@ -70,26 +71,58 @@ pub(super) struct Seeker<'a> {
 enum Failure {
     /// A connection failed.
     Connect(PeerAddress, ConnectError),
+    /// The host of an address is unknown. A name service may learn of it when the host starts.
+    Unknown(anyhow::Error),
     /// Any other cause.
     Other(anyhow::Error),
 }
 
 type Reached = (PeerAddress, Welcome);
 
+/// An attempt to reach a run that failed.
+#[derive(Debug)]
+pub(super) struct Missed {
+    /// The cause, for the user, with a fix.
+    pub(super) error: anyhow::Error,
+    /// Whether another attempt may succeed.
+    pub(super) hope: Hope,
+}
+
+/// Whether another attempt to reach a run may succeed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hope {
+    /// No peer answered: the first one may still start.
+    Soon,
+    /// A peer refused this one, which may change for a peer that took part before.
+    Perhaps,
+    /// Another process has taken this peer's place.
+    Never,
+}
+
+impl From<anyhow::Error> for Missed {
+    fn from(error: anyhow::Error) -> Self {
+        Self { error, hope: Hope::Perhaps }
+    }
+}
+
 impl Seeker<'_> {
     /// Connects to a peer by an address or a ticket.
     ///
     /// # Errors
     /// If no peer answers, or this peer is not admitted. The error names a fix.
-    pub(super) async fn reach(&self, join_line: &JoinLine) -> anyhow::Result<Reached> {
-        match join_line {
-            JoinLine::Address(address) => self.reach_at(address).await.map_err(Failure::into_error),
+    pub(super) async fn reach(&self, join_line: &JoinLine) -> Result<Reached, Missed> {
+        let reached = match join_line {
+            JoinLine::Address(address) => self.reach_at(address).await.map_err(Missed::from),
             JoinLine::Ticket(ticket) => self.reach_by(ticket).await,
-        }
-        .exit_with(Exit::NotAdmitted)
+        };
+        reached.map_err(|Missed { error, hope }| {
+            let failed: anyhow::Result<Infallible> = Err(error).exit_with(Exit::NotAdmitted);
+            let Err(error) = failed;
+            Missed { error, hope }
+        })
     }
 
-    async fn reach_by(&self, ticket: &Ticket) -> anyhow::Result<Reached> {
+    async fn reach_by(&self, ticket: &Ticket) -> Result<Reached, Missed> {
         let (gate, issuer) = (self.transport.gate(), ticket.issuer);
         let stored = self.stored_certificate(ticket.terms.run)?;
         if let Some(certificate) = stored.filter(|stored| Certificate::covers(stored, ticket)) {
@@ -97,7 +130,7 @@ impl Seeker<'_> {
             gate.hold(certificate);
             match self.first(ticket.addresses()).await {
                 Err(failure) if failure.is_about_certificate() => {}
-                reached => return reached.map_err(Failure::into_error),
+                reached => return reached.map_err(Missed::from),
             }
         }
         ticket.is_timely(UnixTime::now()).map_err(|denied| not_admitted(&denied))?;
@@ -105,19 +138,20 @@ impl Seeker<'_> {
         let own = ticket.addresses().filter(|address| address.peer == issuer);
         let (address, welcome) = self.first(own).await.map_err(|failure| {
             let only = format!("only peer {} issues a certificate for this ticket", issuer.short());
-            if failure.is_unanswered() {
-                failure.into_error().context(only)
-            } else {
-                failure.into_error()
-            }
+            let unanswered = failure.is_unanswered();
+            let missed = Missed::from(failure);
+            let error = if unanswered { missed.error.context(only) } else { missed.error };
+            Missed { error, ..missed }
         })?;
         let found = welcome.run.as_ref().map(|run| run.id);
-        anyhow::ensure!(
-            found == Some(ticket.terms.run),
-            "the ticket is for run {}, but the peer at {address} takes part in another run: ask for a \
-             ticket of that run",
-            ticket.terms.run
-        );
+        if found != Some(ticket.terms.run) {
+            let error = anyhow!(
+                "the ticket is for run {}, but the peer at {address} takes part in another run: ask for a \
+                 ticket of that run",
+                ticket.terms.run
+            );
+            return Err(error.into());
+        }
         Ok((address, welcome))
     }
 
@@ -136,7 +170,7 @@ impl Seeker<'_> {
     /// Connects to the peer at an address. If the run requires a certificate, uses the stored one.
     async fn reach_at(&self, address: &PeerAddress) -> Result<Reached, Failure> {
         let unknown = || format!("the host of {address} is unknown");
-        let resolved = address.resolve().await.with_context(unknown).map_err(Failure::Other)?;
+        let resolved = address.resolve().await.with_context(unknown).map_err(Failure::Unknown)?;
         let connect = async || {
             let reached = self.transport.connect(address.peer, &resolved).await;
             reached.map_err(|error| Failure::Connect(address.clone(), error))
@@ -178,7 +212,22 @@ impl Failure {
                 let hint = "run `shoal doctor` with this address to find the cause";
                 anyhow!("{error} ({hint})").context(format!("cannot join at {address}"))
             }
-            Self::Other(error) => error,
+            Self::Unknown(error) | Self::Other(error) => error,
+        }
+    }
+
+    /// Whether a later attempt may succeed: no peer was there, or it has no room for the moment.
+    fn hope(&self) -> Hope {
+        match self {
+            Self::Unknown(_)
+            | Self::Connect(
+                _,
+                ConnectError::Unreachable { .. }
+                | ConnectError::TimedOut
+                | ConnectError::Refused(Refusal::Full | Refusal::Closing),
+            ) => Hope::Soon,
+            Self::Connect(_, ConnectError::Refused(Refusal::Displaced { .. })) => Hope::Never,
+            Self::Connect(..) | Self::Other(_) => Hope::Perhaps,
         }
     }
 
@@ -199,6 +248,13 @@ impl Failure {
             Denied::OtherPeer { .. } | Denied::Revoked { .. } | Denied::Needed { .. } => true,
             _ => false,
         }
+    }
+}
+
+impl From<Failure> for Missed {
+    fn from(failure: Failure) -> Self {
+        let hope = failure.hope();
+        Self { error: failure.into_error(), hope }
     }
 }
 

@@ -13,7 +13,7 @@ use shoal_protocol::net::identity::Identity;
 use shoal_protocol::net::transport::{Run, Transport, TransportEvent, Welcome};
 use tokio::sync::mpsc;
 
-use super::contact::{JoinLine, Seeker};
+use super::contact::{Hope, JoinLine, Missed, Seeker};
 use super::training::{self, Serving, publish};
 use crate::address::{self, JoinAddress};
 use crate::admission;
@@ -27,10 +27,26 @@ use crate::exit::{Exit, ExitWith};
 use crate::network::{Links, Search};
 use crate::observers::Observers;
 use crate::progress;
+use crate::signals::Signals;
 use crate::writable;
 
-/// How long a peer waits for the coordinator to come back.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// How long a peer tries to reach its run.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    longest: Duration,
+    /// Whether this process took part in the run before, so that the answer of any peer may change.
+    again: bool,
+}
+
+impl Patience {
+    /// For a coordinator to come back.
+    const AGAIN: Self = Self { longest: Duration::from_secs(600), again: true };
+
+    /// For a first peer to answer.
+    fn first(longest: Duration) -> Self {
+        Self { longest, again: false }
+    }
+}
 
 /// The first and the longest pause between attempts to connect.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -51,7 +67,8 @@ pub fn run(options: JoinOptions) -> anyhow::Result<()> {
 }
 
 async fn join(options: JoinOptions) -> anyhow::Result<()> {
-    let JoinOptions { addresses, address_file, peer: options } = options;
+    let mut signals = Signals::listen()?;
+    let JoinOptions { addresses, address_file, wait, peer: options } = options;
     let home = DataDir::open(&options.data_dir).exit_with(Exit::Usage)?;
     let bucket = super::bucket::open_archive(options.archive.as_ref()).await?;
     let mut observer = Observers::new(
@@ -66,11 +83,11 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
         &options.compute.each_device()?.0,
     )
     .await?;
-    let (mut rejoins, mut patience) = (0, Duration::ZERO);
+    let (mut rejoins, mut patience) = (0, Patience::first(wait));
     let context =
         JoinContext { addresses, address_file, options, bucket, home, gate: Gate::default() };
     let outcome = loop {
-        match live(&context, &serving, &mut observer, patience).await {
+        match live(&context, (&serving, &mut signals), &mut observer, patience).await {
             Ok(Outcome::Expelled) if rejoins < LIVES => {
                 rejoins += 1;
                 progress::say("the run expelled this peer: rejoining");
@@ -83,12 +100,12 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
             }
             Ok(Outcome::Orphaned) => progress::say(&format!(
                 "the run has no coordinator: waiting for one, at most {} minutes",
-                PATIENCE.as_secs() / 60
+                Patience::AGAIN.longest.as_secs() / 60
             )),
             Ok(Outcome::Finished | Outcome::Drained | Outcome::Complete) => break Ok(()),
             Err(error) => break Err(error),
         }
-        patience = PATIENCE;
+        patience = Patience::AGAIN;
     };
     serving.close().await;
     outcome
@@ -108,9 +125,9 @@ struct JoinContext {
 /// One incarnation in the run, from its start to its end.
 async fn live(
     context: &JoinContext,
-    serving: &Serving,
+    (serving, signals): (&Serving, &mut Signals),
     observer: &mut Observers,
-    patience: Duration,
+    patience: Patience,
 ) -> anyhow::Result<Outcome> {
     let JoinContext { options, home, gate, .. } = context;
     let identity = home.identity()?;
@@ -120,7 +137,8 @@ async fn live(
     let Links { transport, events, search } = links;
     let newcomer = Newcomer { identity, me, files, patience };
     let outcome =
-        take_part(context, serving, observer, newcomer, (transport, events), &search).await;
+        take_part(context, (serving, signals), observer, newcomer, (transport, events), &search)
+            .await;
     search.close().await;
     outcome
 }
@@ -130,13 +148,13 @@ struct Newcomer {
     identity: Identity,
     me: Member,
     files: Files,
-    patience: Duration,
+    patience: Patience,
 }
 
 /// Joins over an open transport.
 async fn take_part(
     context: &JoinContext,
-    serving: &Serving,
+    (serving, signals): (&Serving, &mut Signals),
     observer: &mut Observers,
     newcomer: Newcomer,
     (transport, events): (Transport, mpsc::Receiver<TransportEvent>),
@@ -144,7 +162,7 @@ async fn take_part(
 ) -> anyhow::Result<Outcome> {
     let JoinContext { address_file, options, home, gate, .. } = context;
     let Newcomer { identity, me, files, patience } = newcomer;
-    let (through, welcome, run) = reach(context, &transport, patience).await?;
+    let (through, welcome, run) = signals.or_stop(reach(context, &transport, patience)).await?;
     let own = search.join_addresses(&transport);
     let coordinator = Member { peer: through.peer, incarnation: welcome.incarnation };
     let manifest = Arc::new(read_manifest(&run).exit_with(Exit::NotAdmitted)?);
@@ -190,6 +208,7 @@ async fn take_part(
             events,
             addresses,
             port_map: search.port_map.clone(),
+            seen: search.seen.clone(),
             packing: options.packing,
         }),
         role: RoleSetup {
@@ -203,7 +222,7 @@ async fn take_part(
             coordinator: Some(coordinator),
         },
     };
-    driver::run(setup, observer).await
+    driver::run(setup, observer, signals).await
 }
 
 /// Refuses to be an anchor where the run's issuer does not let this peer be one.
@@ -236,26 +255,26 @@ async fn open_archive(
 /// A peer that takes part in a run, its greeting, and the run.
 type Reached = (PeerAddress, Welcome, Run);
 
-/// Connects to the first peer that answers, and retries until the patience is used up. Tries the
-/// given addresses first, then known peers of the same run. Address files are read again for each
+/// Connects to the first peer that answers, and retries until the patience is used up, or a peer refuses a first
+/// attempt. Tries the given addresses first, then known peers of the same run. Address files are read again for each
 /// attempt, because a peer may have moved.
 async fn reach(
     context: &JoinContext,
     transport: &Transport,
-    patience: Duration,
+    patience: Patience,
 ) -> anyhow::Result<Reached> {
     let JoinContext { addresses, home, .. } = context;
     let begun = Instant::now();
-    let mut pause = FIRST_PAUSE;
+    let (mut pause, mut said) = (FIRST_PAUSE, patience.again);
     loop {
-        let (mut failure, mut tried) = (None, Vec::new());
+        let (mut failure, mut tried) = (None::<Missed>, Vec::new());
         for address in addresses {
             let Some(text) = address.read()? else { continue };
             let join_line: JoinLine = text.parse().exit_with(Exit::Usage)?;
             tried.extend(join_line.addresses());
             match reach_by(home, transport, &join_line).await {
                 Ok(reached) => return Ok(reached),
-                Err(error) => failure = failure.or(Some(error)),
+                Err(missed) => failure = failure.or(Some(missed)),
             }
         }
         if failure.is_some()
@@ -265,9 +284,18 @@ async fn reach(
         }
         let waited = begun.elapsed();
         match failure {
-            Some(error) if waited + pause > patience => return Err(error),
+            Some(missed) if waited + pause > patience.longest => return Err(missed.error),
+            Some(missed) if missed.hope == Hope::Never => return Err(missed.error),
+            Some(missed) if !patience.again && missed.hope == Hope::Perhaps => {
+                return Err(missed.error);
+            }
+            Some(missed) if !std::mem::replace(&mut said, true) => progress::say(&format!(
+                "waiting for a first peer, at most {} s (--wait): {:#}",
+                patience.longest.as_secs(),
+                missed.error
+            )),
             Some(_) => {}
-            None if waited > patience.max(address::PATIENCE) => {
+            None if waited > patience.longest => {
                 return Err(addresses[0].missing(waited)).exit_with(Exit::NotAdmitted);
             }
             None => pause = address::LOOK_EVERY,
@@ -278,14 +306,16 @@ async fn reach(
 }
 
 /// Connects by an address or a ticket to a peer that takes part in a run.
-async fn reach_by(home: &DataDir, transport: &Transport, by: &JoinLine) -> anyhow::Result<Reached> {
+async fn reach_by(home: &DataDir, transport: &Transport, by: &JoinLine) -> Result<Reached, Missed> {
     let seeker = Seeker { transport, data_dir: Some(home.path()) };
     let (through, mut welcome) = seeker.reach(by).await?;
     let run = welcome
         .run
         .take()
         .with_context(|| format!("the peer at {through} takes part in no run"))
-        .exit_with(Exit::NotAdmitted)?;
+        .exit_with(Exit::NotAdmitted)
+        // It may be joining itself.
+        .map_err(|error| Missed { error, hope: Hope::Soon })?;
     Ok((through, welcome, run))
 }
 
@@ -304,7 +334,7 @@ async fn reach_known_peer(
                 tracing::info!(at = %reached.0, "reached the run through a known peer");
                 return Some(reached);
             }
-            Err(error) => tracing::debug!(%error, "a known peer does not answer"),
+            Err(Missed { error, .. }) => tracing::debug!(%error, "a known peer does not answer"),
         }
     }
     None

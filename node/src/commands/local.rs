@@ -18,6 +18,7 @@ use crate::driver::resume::refuse_another_run;
 use crate::driver::{self, AnchorStart, Archive, Leaving, ResourceLimits, RoleSetup, Setup};
 use crate::exit::{Exit, ExitWith};
 use crate::observers::Observers;
+use crate::signals::Signals;
 
 /// Trains alone: one peer hosts every stage and sends all messages to itself.
 ///
@@ -67,6 +68,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
             coordinator: None,
         },
     };
-    training::runtime()?.block_on(driver::run(setup, &mut observer))?;
+    training::runtime()?
+        .block_on(async { driver::run(setup, &mut observer, &mut Signals::listen()?).await })?;
     training::write_report(&observer, &out)
 }

@@ -29,6 +29,7 @@ use crate::exit::{Exit, ExitWith};
 use crate::network::{Links, Search};
 use crate::observers::Observers;
 use crate::progress;
+use crate::signals::Signals;
 use crate::writable;
 
 /// Starts a run as its coordinator, hosts stages and waits for other peers.
@@ -40,6 +41,7 @@ pub fn run(options: StartOptions) -> anyhow::Result<()> {
 }
 
 async fn start(options: StartOptions) -> anyhow::Result<()> {
+    let mut signals = Signals::listen()?;
     let mut config = RunConfig::load(&options.config).exit_with(Exit::Usage)?;
     if options.open {
         config.admission.mode = AdmissionMode::Open;
@@ -97,7 +99,7 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     let context = StartContext { options, home, manifest, files, archive, founding, gate };
     let mut rejoins = 0;
     let outcome = loop {
-        match live(&context, &serving, &mut observer).await {
+        match live(&context, (&serving, &mut signals), &mut observer).await {
             // Another peer is the coordinator by then, and expelled this incarnation.
             Ok(Outcome::Expelled | Outcome::Orphaned) if rejoins < LIVES => {
                 rejoins += 1;
@@ -173,7 +175,7 @@ struct StartContext {
 /// One incarnation in the run, from its start to its end.
 async fn live(
     context: &StartContext,
-    serving: &Serving,
+    (serving, signals): (&Serving, &mut Signals),
     observer: &mut Observers,
 ) -> anyhow::Result<Outcome> {
     let StartContext { options: StartOptions { peer: options, .. }, .. } = context;
@@ -187,7 +189,8 @@ async fn live(
     let Links { transport, events, search } = links;
     let founder = Founder { identity, me, folder };
     let outcome =
-        take_part(context, serving, observer, founder, (transport, events), &search).await;
+        take_part(context, (serving, signals), observer, founder, (transport, events), &search)
+            .await;
     search.close().await;
     outcome
 }
@@ -202,7 +205,7 @@ struct Founder {
 /// Publishes the address to join at, and takes part.
 async fn take_part(
     context: &StartContext,
-    serving: &Serving,
+    (serving, signals): (&Serving, &mut Signals),
     observer: &mut Observers,
     Founder { identity, me, folder }: Founder,
     (transport, events): (Transport, mpsc::Receiver<TransportEvent>),
@@ -214,7 +217,11 @@ async fn take_part(
     } = context;
     let StartContext { home, manifest, files, archive, founding, gate, .. } = context;
     // Waits for the router, so that the printed address is the one that other peers can reach.
-    search.port_map.clone().settled().await;
+    let settled = async {
+        search.port_map.clone().settled().await;
+        Ok(())
+    };
+    signals.or_stop(settled).await?;
     let addresses = search.join_addresses(&transport);
     let address =
         addresses.first().context("there is no address at which others can join")?.to_string();
@@ -256,6 +263,7 @@ async fn take_part(
             events,
             addresses,
             port_map: search.port_map.clone(),
+            seen: search.seen.clone(),
             packing: options.packing,
         }),
         role: RoleSetup {
@@ -269,5 +277,5 @@ async fn take_part(
             coordinator: None,
         },
     };
-    driver::run(setup, observer).await
+    driver::run(setup, observer, signals).await
 }

@@ -18,6 +18,7 @@ use super::coordinator_contact::CoordinatorContact;
 use super::effect::{Effect, Effects, Stamp};
 use super::incoming::{Receiver, Unusable};
 use super::liveness_probe;
+use super::own_pause::{OwnPause, since_boot};
 use super::run_files::FileHolders;
 use super::shutdown::Ending;
 use tokio::sync::watch;
@@ -34,6 +35,7 @@ pub(super) struct Coordination {
     file_holders: watch::Sender<FileHolders>,
     contact: CoordinatorContact,
     anchor_role: AnchorRole,
+    own_pause: OwnPause,
     /// A message for a coordinator that is not known or not in office yet. The peer repeats every
     /// message that needs an answer, so one is enough.
     pending_message: Option<ToCoordinator>,
@@ -53,6 +55,7 @@ impl Coordination {
             file_holders,
             contact: CoordinatorContact::new(coordinator),
             anchor_role,
+            own_pause: OwnPause::default(),
             pending_message: None,
         }
     }
@@ -264,8 +267,22 @@ impl Coordination {
         coordinator != self.me && self.contact.redirect(from.peer, coordinator)
     }
 
+    /// Notes a run of the event loop: after a pause of this process, silence of the others does not count for a while.
+    pub(super) fn runs(&mut self, out: &mut Effects) {
+        if let Some(pause) = self.own_pause.run(since_boot()) {
+            tracing::warn!(
+                seconds = pause.as_secs(),
+                "this process stood still: the others have time to reach it again"
+            );
+        }
+        for member in self.own_pause.take_lost() {
+            out.push(CoordinatorInput::Disconnected { member }.into());
+        }
+    }
+
     /// Notes a connection to a life of a peer: an earlier one has ended.
     pub(super) fn connected(&mut self, member: Member, out: &mut Effects) {
+        self.own_pause.connected(member);
         if let Some(member) = self.contact.connected(member) {
             out.push(CoordinatorInput::Disconnected { member }.into());
         }
@@ -283,6 +300,9 @@ impl Coordination {
             // Another attempt has no chance, and the run goes on without this peer.
             out.push(Ending::Refused(denied.to_string()).into());
         }
+        if let ConnectError::Refused(refusal @ Refusal::Displaced { .. }) = error {
+            out.push(Ending::Refused(refusal.to_string()).into());
+        }
         if let Some(member) = member {
             out.push(PeerInput::Unreachable { member }.into());
         }
@@ -293,7 +313,9 @@ impl Coordination {
 
     /// Notes that a peer is gone.
     pub(super) fn lost(&mut self, member: Member, reason: &str, out: &mut Effects) {
-        out.push(CoordinatorInput::Disconnected { member }.into());
+        if !self.own_pause.excuses(member) {
+            out.push(CoordinatorInput::Disconnected { member }.into());
+        }
         // A peer that is no member yet knows no other to ask.
         let knows_others = || {
             let history = self.anchor_role.history();

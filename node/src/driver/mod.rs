@@ -33,6 +33,7 @@ mod liveness_probe;
 mod metrics_update;
 pub mod observer;
 mod outgoing;
+mod own_pause;
 mod packer;
 mod passes;
 mod payload;

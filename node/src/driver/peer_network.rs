@@ -9,6 +9,7 @@ use shoal_protocol::ids::{Member, PeerId};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{LinkEstimate, Message, TensorTag, ToCoordinator, View};
 use shoal_protocol::units::Rate;
+use tokio::sync::mpsc;
 
 use super::admission::{Admission, Refusals};
 use super::background_results::{Background, BackgroundResult};
@@ -42,6 +43,8 @@ pub(super) struct PeerNetwork {
     events: LinkEvents,
     /// Addresses of direct connections: a peer does not know itself how others see it.
     observed_addresses: BTreeMap<PeerId, SocketAddr>,
+    /// Takes those addresses for later lives.
+    seen: Option<mpsc::Sender<(PeerId, SocketAddr)>>,
     admission: Admission,
     own_port: PortWatch,
     /// Messages of connected peers that they may not send.
@@ -59,6 +62,7 @@ impl PeerNetwork {
         metrics: Metrics,
     ) -> Self {
         let own_port = PortWatch::of(network.as_ref());
+        let seen = network.as_ref().map(|network| network.seen.clone());
         let (links, events) = network
             .map(|Network { transport, events, packing, .. }| {
                 transport.set_chunk_packing(manifest.codec.chunks);
@@ -71,6 +75,7 @@ impl PeerNetwork {
             links,
             events: LinkEvents::new(events, Unpacker::new(manifest.clone())),
             observed_addresses: BTreeMap::new(),
+            seen,
             admission: Admission::new(gate),
             own_port,
             strikes: BTreeMap::new(),
@@ -96,6 +101,10 @@ impl PeerNetwork {
             LinkEvent::Connected { member, address } => {
                 if let Some(address) = address {
                     self.observed_addresses.insert(member.peer, *address);
+                    if let Some(seen) = &self.seen {
+                        // Where many call at once, some are enough to come back by.
+                        let _ = seen.try_send((member.peer, *address));
+                    }
                 }
                 self.own_port.connected(member.peer, *address);
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use shoal_engine::DeviceChoice;
 use shoal_metrics::Metrics;
-use shoal_protocol::ids::Member;
+use shoal_protocol::ids::{Member, PeerId};
 use shoal_protocol::island_name::IslandName;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Founding, StageChoice};
@@ -81,6 +81,8 @@ pub struct Network {
     pub addresses: Vec<SocketAddr>,
     /// The port that a router forwards.
     pub(crate) port_map: PortMap,
+    /// Takes the addresses from which peers called, to remember them.
+    pub(crate) seen: mpsc::Sender<(PeerId, SocketAddr)>,
     /// The compression of tensors for the links.
     pub packing: PackingMode,
 }

@@ -8,13 +8,13 @@ use anyhow::{anyhow, bail};
 use shoal_metrics::Preemption;
 use shoal_protocol::ids::{Member, PeerId};
 use shoal_protocol::message::View;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::setup::Leaving;
 use super::timers::sleep_to;
 use crate::anchor::AnchorEvent;
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
+use crate::signals::Attended;
 
 /// Time between two checks for the file that announces a preemption.
 const PREEMPTION_POLL: Duration = Duration::from_millis(500);
@@ -89,39 +89,6 @@ impl Ending {
             Self::Refused(reason) => {
                 Err(anyhow!("not admitted: {reason}")).exit_with(Exit::NotAdmitted)
             }
-        }
-    }
-}
-
-/// Returns the source of a request to leave, for people.
-pub(super) fn source_of(source: Preemption) -> &'static str {
-    match source {
-        Preemption::Terminated => "SIGTERM",
-        Preemption::Interrupted => "SIGINT",
-        Preemption::File => "the preemption file",
-    }
-}
-
-/// The signals that ask a peer to leave.
-pub(super) struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    /// Takes the signals over from the system's default, which ends the process.
-    ///
-    /// # Errors
-    /// When the system does not allow it.
-    pub(super) fn listen() -> std::io::Result<Self> {
-        let interrupt = signal(SignalKind::interrupt())?;
-        Ok(Self { interrupt, terminate: signal(SignalKind::terminate())? })
-    }
-
-    async fn next(&mut self) -> Preemption {
-        tokio::select! {
-            _ = self.interrupt.recv() => Preemption::Interrupted,
-            _ = self.terminate.recv() => Preemption::Terminated,
         }
     }
 }
@@ -201,7 +168,7 @@ impl Shutdown {
     }
 
     /// Waits for the next event. Safe to cancel.
-    pub(super) async fn next(&mut self, signals: &mut Signals) -> ShutdownEvent {
+    pub(super) async fn next(&mut self, signals: &mut Attended<'_>) -> ShutdownEvent {
         let wait_over = self.absent.as_ref().map(|absent| absent.until);
         let polls = self.preempt_file.is_some() && self.drain_until.is_none();
         loop {

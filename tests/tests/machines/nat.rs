@@ -174,7 +174,7 @@ fn a_peer_that_could_not_join_closes_its_port_at_the_router() {
     });
     let nobody = format!("/ip4/{}/tcp/7499/p2p/{}", Homes::outer(0), id.end().success().trim());
     let mut join = join_command(&nobody, &run.path("peer"));
-    join.args(["--listen", &format!("0.0.0.0:{PORT}"), "--no-mdns"]);
+    join.args(["--listen", &format!("0.0.0.0:{PORT}"), "--no-mdns", "--wait", "0"]);
     let peer = Process::start("peer", homes.within(0, &join));
     let deadline = std::time::Instant::now() + shoal_tests::PATIENCE;
     while !homes.has_open_ports() {

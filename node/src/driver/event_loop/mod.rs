@@ -27,24 +27,31 @@ use crate::driver::job_report::JobDone;
 use crate::driver::link_events::LinkEvent;
 use crate::driver::metrics_update::MetricsUpdate;
 use crate::driver::observer::Observer;
+use crate::driver::own_pause::WAKES;
 use crate::driver::peer_network::{NetworkEvent, PeerNetwork};
 use crate::driver::resource_budget::ResourceBudget;
 use crate::driver::run_files::FileHolders;
 use crate::driver::setup::Setup;
-use crate::driver::shutdown::{Ending, Outcome, Shutdown, ShutdownEvent, Signals, source_of};
+use crate::driver::shutdown::{Ending, Outcome, Shutdown, ShutdownEvent};
 use crate::driver::startup_probes::{self, new_peer};
 use crate::driver::status_feed::StatusFeed;
 use crate::driver::status_snapshot::Sources;
 use crate::driver::timers::sleep_to;
+use crate::signals::{Attended, Signals, source_of};
 
-/// Takes part in a run until it is over.
+/// Takes part in a run until it is over, or until a signal asks the peer to leave.
 ///
 /// # Errors
 /// When the run cannot go on, or this process cannot.
-pub async fn run(setup: Setup, observer: &mut dyn Observer) -> anyhow::Result<Outcome> {
+pub async fn run(
+    setup: Setup,
+    observer: &mut dyn Observer,
+    signals: &mut Signals,
+) -> anyhow::Result<Outcome> {
     let mut driver = Driver::new(setup, observer).await?;
     let completed = driver.coordination.anchor_role().has_completed(&driver.context);
-    let outcome = if completed { driver.finish_upload().await } else { driver.drive().await };
+    let outcome =
+        if completed { driver.finish_upload().await } else { driver.drive(signals).await };
     driver.close().await;
     outcome
 }
@@ -62,6 +69,8 @@ enum Event {
     /// The coordinator has been unreachable for too long.
     CoordinatorLost,
     Shutdown(ShutdownEvent),
+    /// The loop runs, though nothing has happened.
+    Awake,
 }
 
 /// Owns the components, and the queue of inputs for the local state machines.
@@ -126,8 +135,8 @@ impl<'a> Driver<'a> {
     }
 
     /// Runs until this life ends.
-    async fn drive(&mut self) -> anyhow::Result<Outcome> {
-        let mut signals = Signals::listen()?;
+    async fn drive(&mut self, signals: &mut Signals) -> anyhow::Result<Outcome> {
+        let mut signals = signals.attend();
         self.begin();
         loop {
             self.settle();
@@ -222,7 +231,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Waits for the next event.
-    async fn next(&mut self, signals: &mut Signals) -> anyhow::Result<Event> {
+    async fn next(&mut self, signals: &mut Attended<'_>) -> anyhow::Result<Event> {
         let timeouts = [self.peer.next_timeout(), self.coordination.next_timeout()];
         let timeout = timeouts.into_iter().flatten().min();
         let timeout = timeout.map(|moment| self.context.instant(moment));
@@ -235,11 +244,13 @@ impl<'a> Driver<'a> {
             () = sleep_to(timeout) => Event::Tick,
             () = sleep_to(coordinator_lost) => Event::CoordinatorLost,
             event = self.shutdown.next(signals) => Event::Shutdown(event),
+            () = tokio::time::sleep(WAKES) => Event::Awake,
         })
     }
 
     fn handle(&mut self, event: Event) -> anyhow::Result<()> {
         let mut out = Effects::new();
+        self.coordination.runs(&mut out);
         match event {
             Event::Engine(done) => {
                 let done = self.engine_done(done, &mut out);
@@ -268,6 +279,7 @@ impl<'a> Driver<'a> {
                 out.push(Ending::Orphaned(reason).into());
             }
             Event::Shutdown(event) => self.shutdown_event(event, &mut out)?,
+            Event::Awake => {}
         }
         self.execute(out);
         Ok(())
