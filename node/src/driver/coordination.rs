@@ -269,7 +269,11 @@ impl Coordination {
 
     /// Notes a run of the event loop: after a pause of this process, silence of the others does not count for a while.
     pub(super) fn runs(&mut self, out: &mut Effects) {
-        if let Some(pause) = self.own_pause.run(since_boot()) {
+        let now = since_boot();
+        if self.anchor_role.coordinator().is_none() && !self.anchor_role.is_alone() {
+            self.contact.seek(self.me, now);
+        }
+        if let Some(pause) = self.own_pause.run(now) {
             tracing::warn!(
                 seconds = pause.as_secs(),
                 "this process stood still: the others have time to reach it again"

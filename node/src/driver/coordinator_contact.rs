@@ -11,6 +11,9 @@ use shoal_scheduler::office::{InOffice, Office};
 /// How long a member waits for an unreachable coordinator.
 pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
+/// Time for a coordinator to speak before another anchor is asked for it.
+const SEEK: Duration = Duration::from_secs(3);
+
 /// Knowledge of the run's coordinator and of the anchors that may become it.
 #[derive(Debug, Default)]
 pub(super) struct CoordinatorContact {
@@ -21,12 +24,16 @@ pub(super) struct CoordinatorContact {
     lives: BTreeMap<PeerId, (Incarnation, bool)>,
     /// The moment at which the coordinator became unreachable.
     unreachable_since: Option<Instant>,
+    /// Whether this peer began without anyone to ask, as the founder of a run does.
+    begins_alone: bool,
+    /// When the next anchor is asked, while no coordinator has spoken.
+    next_search: Option<Duration>,
 }
 
 impl CoordinatorContact {
     /// Begins with the coordinator that the peer joined through, if any.
     pub(super) fn new(coordinator: Option<Member>) -> Self {
-        Self { coordinator, ..Self::default() }
+        Self { coordinator, begins_alone: coordinator.is_none(), ..Self::default() }
     }
 
     pub(super) fn coordinator(&self) -> Option<Member> {
@@ -137,6 +144,19 @@ impl CoordinatorContact {
         }
     }
 
+    /// Asks the next anchor for the coordinator while none has spoken. `now` is the time since any fixed moment. The other
+    /// anchors may have gone on without this one; then no leader sends it anything.
+    pub(super) fn seek(&mut self, me: Member, now: Duration) {
+        if !self.begins_alone || self.office.term() != Term(0) {
+            return;
+        }
+        let due = *self.next_search.get_or_insert(now + SEEK);
+        if now >= due {
+            self.next_search = Some(now + SEEK);
+            self.try_next_anchor(me);
+        }
+    }
+
     /// Returns the lives that are known to have ended.
     pub(super) fn ended_lives(&self) -> Vec<Member> {
         let ended = self.lives.iter().filter(|(_, (_, ended))| *ended);
@@ -157,9 +177,9 @@ mod tests {
         Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) }
     }
 
-    /// Peers 1 to 3 are anchors, 4 is not; 1 is the coordinator.
-    fn contact() -> CoordinatorContact {
-        let record = |number| MemberRecord {
+    /// A record of one of peers 1 to 4, of which 4 is no anchor.
+    fn record(number: u8) -> MemberRecord {
+        MemberRecord {
             member: member(number),
             span: StageSpan::one(Stage(0)),
             addresses: Vec::new(),
@@ -172,7 +192,11 @@ mod tests {
             price: None,
             island: None,
             moves: None,
-        };
+        }
+    }
+
+    /// Peers 1 to 3 are anchors, 4 is not; 1 is the coordinator.
+    fn contact() -> CoordinatorContact {
         let mut contact = CoordinatorContact::new(Some(member(1)));
         let members = (1..=4).map(record).map(Into::into).collect();
         contact.members_changed(&View { number: 1, members });
@@ -190,6 +214,25 @@ mod tests {
         }
         assert_eq!((contact.coordinator(), contact.term()), (Some(member(2)), Term(6)));
         assert!(contact.redirect(member(2).peer, member(3)));
+        assert_eq!(contact.coordinator(), Some(member(3)));
+    }
+
+    #[test]
+    fn an_anchor_that_the_others_dropped_asks_them_in_turn_until_a_coordinator_speaks() {
+        let view = View { number: 1, members: (1..=3).map(record).map(Into::into).collect() };
+        let mut contact = CoordinatorContact::new(None);
+        contact.members_changed(&view);
+        let me = member(2);
+        let mut asked = |seconds| {
+            contact.seek(me, Duration::from_secs(seconds));
+            contact.coordinator()
+        };
+        assert_eq!([asked(100), asked(102)], [None, None], "an election takes a moment");
+        assert_eq!([asked(103), asked(105)], [Some(member(1)); 2]);
+        assert_eq!([asked(106), asked(109)], [Some(member(3)), Some(member(1))]);
+        assert!(contact.redirect(member(1).peer, member(3)));
+        assert!(contact.admit(member(3), Term(4)).is_some());
+        contact.seek(me, Duration::from_secs(200));
         assert_eq!(contact.coordinator(), Some(member(3)));
     }
 

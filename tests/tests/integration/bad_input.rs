@@ -134,7 +134,10 @@ fn a_run_does_not_overwrite_the_model_of_another() {
     let local = shoal(["local".as_ref(), config.as_os_str(), "--out".as_ref(), out.as_os_str()]);
     for command in [start, local] {
         let reason = Process::start("other", command).end().failure(USAGE);
-        assert!(reason.contains("belongs to another run") && reason.contains("training.steps"), "{reason}");
+        assert!(
+            reason.contains("belongs to another run") && reason.contains("training.steps"),
+            "{reason}"
+        );
     }
     assert_eq!(Trained::read(&out).hash(), hash);
     // The same run may overwrite its model.
