@@ -14,11 +14,46 @@ pub enum BaseError {
         source: std::io::Error,
     },
     /// The folder has no model.
-    #[error("{path} has no config.json: give the folder of a model with its safetensors files",
-            path = path.display())]
+    #[error("{path} has no config.json: {found}", path = path.display())]
     NotAModel {
         /// The folder.
         path: PathBuf,
+        /// What it has instead, and what would do.
+        found: String,
+    },
+    /// The folder has no file of weights that is read.
+    #[error("{path} has no model.safetensors and no model.safetensors.index.json: {found}",
+            path = path.display())]
+    NoWeights {
+        /// The folder.
+        path: PathBuf,
+        /// What it has instead, and what would do.
+        found: String,
+    },
+    /// A pointer in place of a file.
+    #[error("{path} is a Git LFS pointer and not the file itself: fetch it with `git lfs pull`, or \
+             import the model as hf:OWNER/NAME", path = path.display())]
+    Pointer {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A weight is infinite or NaN.
+    #[error("{path}: {tensor} has a number that is NaN or infinite: the model is broken, import \
+             another version of it", path = path.display())]
+    NotFinite {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// Two tensors for one weight.
+    #[error("{path} has the tensor {tensor}, which another tensor or file has as well: remove the \
+             one that is not the model's", path = path.display())]
+    TwiceTensor {
+        /// The file with the second.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
     },
     /// The folder is no base.
     #[error("{path} is no base: `shoal import MODEL -o {path}` makes one", path = path.display())]
@@ -43,7 +78,7 @@ pub enum BaseError {
         reason: String,
     },
     /// A file is damaged.
-    #[error("{path} is damaged: {reason}; import the model again", path = path.display())]
+    #[error("{path} is damaged: {reason}; fetch or import the model again", path = path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -66,12 +101,14 @@ pub enum BaseError {
         path: PathBuf,
     },
     /// No file has a weight.
-    #[error("no file of {path} has the tensor {tensor}", path = path.display())]
+    #[error("no file of {path} has the tensor {tensor}: {remedy}", path = path.display())]
     MissingTensor {
         /// The folder or file.
         path: PathBuf,
         /// Its name there.
         tensor: String,
+        /// What would do.
+        remedy: &'static str,
     },
     /// A weight has another shape or dtype than the configuration implies.
     #[error("{tensor} in {path} is {found} instead of {expected}: config.json and weights differ",
@@ -88,7 +125,7 @@ pub enum BaseError {
     },
     /// Tensors that this engine would ignore.
     #[error("{path} has the tensor {tensor}, which a {family} model does not have: the model would \
-             not be the one that was trained", path = path.display())]
+             not be the one that was trained; {remedy}", path = path.display())]
     UnknownTensor {
         /// The file.
         path: PathBuf,
@@ -96,6 +133,8 @@ pub enum BaseError {
         tensor: String,
         /// The family.
         family: String,
+        /// What would do.
+        remedy: String,
     },
     /// The destination exists and is something else.
     #[error("{path} exists and is not empty: give another folder", path = path.display())]

@@ -44,7 +44,14 @@ impl SafetensorsFile {
             let reason = format!("it announces a header of {announced} bytes");
             return Err(FileProblem::Damaged(reason));
         }
-        let damaged = |error: safetensors::SafeTensorError| FileProblem::Damaged(error.to_string());
+        let damaged = |error: safetensors::SafeTensorError| {
+            FileProblem::Damaged(match error {
+                safetensors::SafeTensorError::MetadataIncompleteBuffer => {
+                    format!("it has {length} bytes, which are not those that its header announces")
+                }
+                other => other.to_string(),
+            })
+        };
         let (header_length, header) = SafeTensors::read_metadata(&map).map_err(damaged)?;
         let mut names = header.offset_keys();
         names.sort();

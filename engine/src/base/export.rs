@@ -101,10 +101,21 @@ pub fn export(
         fs::copy(&from, &to).map_err(BaseError::io(&from))?;
     }
     let mut config = base.index.config.clone();
-    let key = if config.get("torch_dtype").is_some() { "torch_dtype" } else { "dtype" };
-    config[key] = json!(dtype.name());
+    set_dtype(&mut config, dtype);
     write_json(staging.path(), "config.json", &config)?;
     staging::publish(staging, out)
+}
+
+/// Names the dtype of the weights: in both spellings of the key, if both are there.
+fn set_dtype(config: &mut Value, dtype: ExportDtype) {
+    let old = "torch_dtype";
+    let has_old = config.get(old).is_some();
+    if has_old {
+        config[old] = json!(dtype.name());
+    }
+    if !has_old || config.get("dtype").is_some() {
+        config["dtype"] = json!(dtype.name());
+    }
 }
 
 pub(super) fn write_json(folder: &Path, name: &str, value: &Value) -> Result<()> {

@@ -16,8 +16,10 @@ mod adapter_export;
 mod export;
 mod import;
 mod index;
+mod model_files;
 mod staging;
 mod weights;
+mod what;
 
 pub use adapter_export::export_adapter;
 pub use export::{ExportDtype, export};

@@ -10,7 +10,7 @@ use shoal_protocol::ids::{ContentHash, Stage};
 use shoal_protocol::manifest::Manifest;
 
 use super::index::{BaseFile, BaseIndex};
-use super::{BaseError, Result};
+use super::{BaseError, Result, what};
 use crate::boundary;
 use crate::init::initial_weights;
 use crate::parameters::{Parameter, parameter_count, parameters, source_of};
@@ -70,7 +70,11 @@ pub(super) fn open(path: &Path) -> Result<SafetensorsFile> {
             BaseError::MissingShard { path: path.to_owned() }
         }
         FileProblem::Io(error) => BaseError::io(path)(error),
-        FileProblem::Damaged(reason) => BaseError::damaged(path, reason),
+        FileProblem::Damaged(reason) => {
+            let pointer =
+                what::beginning(path).and_then(|bytes| what::refuse_pointer(path, &bytes));
+            pointer.err().unwrap_or_else(|| BaseError::damaged(path, reason))
+        }
     })
 }
 
@@ -97,7 +101,11 @@ impl StageFiles {
         let found = self.files.iter().find_map(|file| Some((file, file.tensor(name)?)));
         let Some((file, tensor)) = found else {
             let (path, tensor) = (PathBuf::from("the base"), parameter.name.clone());
-            return Err(BaseError::MissingTensor { path, tensor });
+            return Err(BaseError::MissingTensor {
+                path,
+                tensor,
+                remedy: "import the model again",
+            });
         };
         let mut values = vec![0.0; parameter.len()];
         let fits = tensor.shape == parameter.shape;

@@ -2,24 +2,55 @@
 
 use serde_json::{Map, Value};
 
+use super::keys::{Absent, Keys, Rule, rule};
 use crate::base_error::ConfigJsonError;
 
-/// A parsed `config.json`.
-pub(super) struct Config<'a>(&'a Map<String, Value>);
+/// A parsed `config.json`, read by the table of its family.
+pub(super) struct Config<'a> {
+    object: &'a Map<String, Value>,
+    keys: Keys,
+}
 
 impl<'a> Config<'a> {
-    pub(super) fn new(value: &'a Value) -> Result<Self, ConfigJsonError> {
-        value.as_object().map(Self).ok_or(ConfigJsonError::NotAnObject)
+    pub(super) fn new(value: &'a Value, keys: Keys) -> Result<Self, ConfigJsonError> {
+        let object = value.as_object().ok_or(ConfigJsonError::NotAnObject)?;
+        Ok(Self { object, keys })
     }
 
-    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
-        self.0.get(key)
+    /// Refuses what is not computed here.
+    pub(super) fn refuse_unsupported(&self) -> Result<(), ConfigJsonError> {
+        let is_off = |value: &Value| {
+            value.is_null() || *value == Value::Bool(false) || value.as_f64() == Some(0.0)
+        };
+        for (key, rule) in self.keys.iter().copied().flatten() {
+            if let Rule::Refused(remedy) = rule
+                && !self.object.get(*key).is_none_or(is_off)
+            {
+                return Err(self.unsupported(key, remedy));
+            }
+        }
+        Ok(())
     }
 
     /// The error of a value that cannot be used.
     pub(super) fn unsupported(&self, key: &str, remedy: &str) -> ConfigJsonError {
-        let value = self.get(key).map_or_else(|| "nothing".to_owned(), shortened);
+        let value = self.object.get(key).map_or_else(|| "nothing".to_owned(), shortened);
         ConfigJsonError::Unsupported { key: key.to_owned(), value, remedy: remedy.to_owned() }
+    }
+
+    /// What the family does with a key: the first row of its table that has it.
+    fn rule(&self, key: &str) -> Rule {
+        rule(self.keys, key).unwrap_or(Rule::Ignored)
+    }
+
+    /// The value of a key that the family reads, null included.
+    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
+        self.object.get(key).filter(|_| matches!(self.rule(key), Rule::Read(_)))
+    }
+
+    /// Whether the family reads the key and it is there.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.present(key).is_some()
     }
 
     /// The value, unless it is absent or null.
@@ -27,18 +58,45 @@ impl<'a> Config<'a> {
         self.get(key).filter(|value| !value.is_null())
     }
 
-    pub(super) fn optional_number(&self, key: &str) -> Result<Option<u32>, ConfigJsonError> {
-        let Some(value) = self.present(key) else { return Ok(None) };
-        let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
-        number.map(Some).ok_or_else(|| self.unsupported(key, "it must be a whole number"))
+    /// The value by its reader; where the key is absent, or null without a meaning of its own, the
+    /// default of the family; and nothing where that is null.
+    fn value<T>(
+        &self,
+        key: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+        of_default: impl FnOnce(Absent) -> Option<T>,
+        kind: &str,
+    ) -> Result<Option<T>, ConfigJsonError> {
+        match (self.get(key), self.rule(key)) {
+            (Some(Value::Null), Rule::Read(Absent::NumberOrNull(_))) => Ok(None),
+            (Some(value), _) if !value.is_null() => match read(value) {
+                Some(value) => Ok(Some(value)),
+                None => Err(self.unsupported(key, &format!("it must be {kind}"))),
+            },
+            (_, Rule::Read(Absent::Missing)) => {
+                Err(ConfigJsonError::Missing { key: key.to_owned() })
+            }
+            (_, Rule::Read(absent)) => Ok(of_default(absent)),
+            (_, Rule::Ignored | Rule::Refused(_)) => Ok(None),
+        }
     }
 
-    pub(super) fn number_or(&self, key: &str, default: u32) -> Result<u32, ConfigJsonError> {
-        Ok(self.optional_number(key)?.unwrap_or(default))
+    /// The value, which must have a default.
+    fn needed<T>(&self, key: &str, value: Option<T>) -> Result<T, ConfigJsonError> {
+        value.ok_or_else(|| ConfigJsonError::Missing { key: key.to_owned() })
+    }
+
+    pub(super) fn optional_number(&self, key: &str) -> Result<Option<u32>, ConfigJsonError> {
+        let read = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
+        let of_default = |absent| match absent {
+            Absent::Number(number) | Absent::NumberOrNull(number) => Some(number),
+            _ => None,
+        };
+        self.value(key, read, of_default, "a whole number")
     }
 
     pub(super) fn number(&self, key: &str) -> Result<u32, ConfigJsonError> {
-        self.optional_number(key)?.ok_or_else(|| ConfigJsonError::Missing { key: key.to_owned() })
+        self.needed(key, self.optional_number(key)?)
     }
 
     /// A number from 1 to `most`: what is allocated for it later has a bound.
@@ -46,14 +104,14 @@ impl<'a> Config<'a> {
         self.within(key, self.number(key)?, most)
     }
 
-    /// As [`Config::size`], or a default where the key is absent.
+    /// As [`Config::size`], or a default where the family has none.
     pub(super) fn size_or(
         &self,
         key: &str,
         default: u32,
         most: u32,
     ) -> Result<u32, ConfigJsonError> {
-        self.within(key, self.number_or(key, default)?, most)
+        self.within(key, self.optional_number(key)?.unwrap_or(default), most)
     }
 
     fn within(&self, key: &str, number: u32, most: u32) -> Result<u32, ConfigJsonError> {
@@ -63,25 +121,34 @@ impl<'a> Config<'a> {
         }
     }
 
-    pub(super) fn real_or(&self, key: &str, default: f64) -> Result<f64, ConfigJsonError> {
-        let Some(value) = self.present(key) else { return Ok(default) };
-        value.as_f64().ok_or_else(|| self.unsupported(key, "it must be a number"))
+    pub(super) fn optional_real(&self, key: &str) -> Result<Option<f64>, ConfigJsonError> {
+        let of_default = |absent| match absent {
+            Absent::Real(real) => Some(real),
+            _ => None,
+        };
+        self.value(key, Value::as_f64, of_default, "a number")
     }
 
-    pub(super) fn flag_or(&self, key: &str, default: bool) -> Result<bool, ConfigJsonError> {
-        let Some(value) = self.present(key) else { return Ok(default) };
-        value.as_bool().ok_or_else(|| self.unsupported(key, "it must be true or false"))
+    pub(super) fn real(&self, key: &str) -> Result<f64, ConfigJsonError> {
+        self.needed(key, self.optional_real(key)?)
+    }
+
+    pub(super) fn flag(&self, key: &str) -> Result<bool, ConfigJsonError> {
+        let of_default = |absent| match absent {
+            Absent::Flag(flag) => Some(flag),
+            _ => None,
+        };
+        let flag = self.value(key, Value::as_bool, of_default, "true or false")?;
+        self.needed(key, flag)
     }
 
     pub(super) fn text(&self, key: &str) -> Result<String, ConfigJsonError> {
-        let value = self.present(key);
-        let value = value.ok_or_else(|| ConfigJsonError::Missing { key: key.to_owned() })?;
-        let text = value.as_str().ok_or_else(|| self.unsupported(key, "it must be a text"));
-        text.map(str::to_owned)
-    }
-
-    pub(super) fn text_or(&self, key: &str, default: &str) -> Result<String, ConfigJsonError> {
-        if self.present(key).is_none() { Ok(default.to_owned()) } else { self.text(key) }
+        let of_default = |absent| match absent {
+            Absent::Text(text) => Some(text),
+            _ => None,
+        };
+        let text = self.value(key, Value::as_str, of_default, "a text")?;
+        self.needed(key, text).map(str::to_owned)
     }
 
     /// Whether each layer has a window: by `layer_types`, or else by its number.
@@ -110,11 +177,12 @@ impl<'a> Config<'a> {
     pub(super) fn rotating_layers(&self, layers: u32) -> Result<Vec<bool>, ConfigJsonError> {
         let key = "no_rope_layers";
         let Some(list) = self.present(key) else {
-            let interval = self.number_or("no_rope_layer_interval", 4)?.max(1);
+            let interval = self.size("no_rope_layer_interval", u32::MAX)?;
             return Ok((0..layers).map(|layer| !(layer + 1).is_multiple_of(interval)).collect());
         };
         let wrong = || self.unsupported(key, "it must have 0 or 1 for each layer");
-        let list = list.as_array().filter(|list| list.len() == layers as usize);
+        // It may be longer, as that of a model that was cut.
+        let list = list.as_array().and_then(|list| list.get(..layers as usize));
         let rotates = |value: &Value| match value.as_u64() {
             Some(0) => Ok(false),
             Some(1) => Ok(true),

@@ -1,9 +1,11 @@
 //! The families of models that can be imported: one table, and what their `config.json` means.
 //!
-//! A row says how a family differs from Llama; keys of `config.json` decide the rest. What this
-//! engine does not compute as `transformers` does is refused by its key and value.
+//! A row says how a family differs from Llama; keys of `config.json` decide the rest, each with its
+//! family's default (`keys.rs`). A key that the family's class in `transformers` does not read is not read
+//! here either. What this engine does not compute as `transformers` does is refused by its key and value.
 
 mod config;
+mod keys;
 mod rope;
 pub(crate) mod tensors;
 
@@ -14,7 +16,13 @@ use shoal_protocol::manifest::{
 };
 
 use self::config::Config;
+use self::keys::Keys;
+use self::rope::{Positions, Rules};
 use crate::base_error::ConfigJsonError;
+
+/// The longest context, and the least deviation of random weights, that a run can have.
+const MOST_POSITIONS: u32 = 1 << 20;
+const LEAST_DEVIATION: f64 = 1e-6;
 
 /// A model as its `config.json` describes it.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,7 +38,7 @@ pub struct Described {
 enum Biased {
     Never,
     Always,
-    /// A key decides; it is false if absent.
+    /// A key decides.
     Key(&'static str),
 }
 
@@ -44,11 +52,24 @@ pub(crate) enum Naming {
     Gpt2,
 }
 
+impl Naming {
+    /// What stands before the names of the model's tensors in one with a head.
+    pub(crate) fn prefix(self) -> &'static str {
+        match self {
+            Self::Llama | Self::Phi3 => "model.",
+            Self::NeoX => "gpt_neox.",
+            Self::Gpt2 => "transformer.",
+        }
+    }
+}
+
 /// What a layer's attention depends on besides its weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layers {
-    /// All layers alike; a window if `sliding_window` is not null.
-    Alike,
+    /// All layers see all positions before them.
+    Full,
+    /// `layer_types`, or else all layers have a window, if `sliding_window` is not null.
+    Windowed,
     /// `layer_types`, or the last layers by `max_window_layers`, if `use_sliding_window`.
     Qwen,
     /// As Qwen, and no rotation where `no_rope_layers` has 0.
@@ -57,10 +78,13 @@ enum Layers {
     Gemma3,
 }
 
-/// A family of models.
+/// A family of models. What its `config.json` has, and what it means where a key is absent, is in
+/// [`keys`].
 struct Family {
     /// `model_type` in `config.json`.
     model_type: &'static str,
+    /// The keys of `config.json` that count.
+    keys: Keys,
     norm: Norm,
     placement: Placement,
     query_key_norm: QueryKeyNorm,
@@ -69,22 +93,14 @@ struct Family {
     feed_forward_biased: Biased,
     ungated: bool,
     layers: Layers,
-    /// Base of the rotary embedding's wavelengths if `config.json` has none; `None` has no rotary
-    /// embedding but a table of trained positions.
-    theta: Option<f64>,
-    /// Share of a head that is rotated if `config.json` has none.
-    rotated: f64,
-    /// Value of `tie_word_embeddings` if it is absent.
-    tied: bool,
-    /// Value of the norms' epsilon if it is absent.
-    epsilon: f64,
-    /// Width of a head if `head_dim` is absent; `None` is hidden / heads.
-    head_size: Option<u32>,
+    /// Positions: a rotary embedding, or a table of trained ones.
+    positions: Positions,
     naming: Naming,
 }
 
 const LLAMA: Family = Family {
     model_type: "llama",
+    keys: keys::LLAMA,
     norm: Norm::Rms,
     placement: Placement::Before,
     query_key_norm: QueryKeyNorm::None,
@@ -92,12 +108,8 @@ const LLAMA: Family = Family {
     attention_output_biased: Biased::Key("attention_bias"),
     feed_forward_biased: Biased::Key("mlp_bias"),
     ungated: false,
-    layers: Layers::Alike,
-    theta: Some(10_000.0),
-    rotated: 1.0,
-    tied: false,
-    epsilon: 1e-6,
-    head_size: None,
+    layers: Layers::Full,
+    positions: Positions::Rotary(rope::PLAIN),
     naming: Naming::Llama,
 };
 
@@ -105,13 +117,16 @@ const FAMILIES: [Family; 10] = [
     LLAMA,
     Family {
         model_type: "mistral",
+        keys: keys::MISTRAL,
         query_key_value_biased: Biased::Never,
         attention_output_biased: Biased::Never,
         feed_forward_biased: Biased::Never,
+        layers: Layers::Windowed,
         ..LLAMA
     },
     Family {
         model_type: "qwen2",
+        keys: keys::QWEN2,
         query_key_value_biased: Biased::Always,
         attention_output_biased: Biased::Never,
         feed_forward_biased: Biased::Never,
@@ -120,71 +135,68 @@ const FAMILIES: [Family; 10] = [
     },
     Family {
         model_type: "qwen3",
+        keys: keys::QWEN3,
         query_key_norm: QueryKeyNorm::Head,
         feed_forward_biased: Biased::Never,
         layers: Layers::Qwen,
-        head_size: Some(128),
         ..LLAMA
     },
-    Family {
-        model_type: "smollm3",
-        layers: Layers::SmolLm3,
-        theta: Some(2_000_000.0),
-        tied: true,
-        ..LLAMA
-    },
+    Family { model_type: "smollm3", keys: keys::SMOLLM3, layers: Layers::SmolLm3, ..LLAMA },
     Family {
         model_type: "phi3",
+        keys: keys::PHI3,
         query_key_value_biased: Biased::Never,
         attention_output_biased: Biased::Never,
         feed_forward_biased: Biased::Never,
-        epsilon: 1e-5,
+        layers: Layers::Windowed,
+        positions: Positions::Rotary(Rules { partial: true, scaled: false, ..rope::PLAIN }),
         naming: Naming::Phi3,
         ..LLAMA
     },
     Family {
         model_type: "olmo2",
+        keys: keys::OLMO2,
         placement: Placement::After,
         query_key_norm: QueryKeyNorm::All,
         feed_forward_biased: Biased::Never,
-        epsilon: 1e-5,
         ..LLAMA
     },
     Family {
         model_type: "gemma3_text",
+        keys: keys::GEMMA3,
         norm: Norm::RmsPlusOne,
         placement: Placement::Both,
         query_key_norm: QueryKeyNorm::Head,
         feed_forward_biased: Biased::Never,
         layers: Layers::Gemma3,
-        theta: Some(1_000_000.0),
-        tied: true,
-        head_size: Some(256),
+        positions: Positions::Rotary(Rules { by_layer_type: true, ..rope::PLAIN }),
         ..LLAMA
     },
     Family {
         model_type: "gpt_neox",
+        keys: keys::NEOX,
         norm: Norm::Layer,
         placement: Placement::Parallel,
-        query_key_value_biased: Biased::Always,
-        attention_output_biased: Biased::Always,
         feed_forward_biased: Biased::Always,
         ungated: true,
-        rotated: 0.25,
-        epsilon: 1e-5,
+        positions: Positions::Rotary(Rules {
+            theta: "rotary_emb_base",
+            rotated: "rotary_pct",
+            partial: true,
+            ..rope::PLAIN
+        }),
         naming: Naming::NeoX,
         ..LLAMA
     },
     Family {
         model_type: "gpt2",
+        keys: keys::GPT2,
         norm: Norm::Layer,
         query_key_value_biased: Biased::Always,
         attention_output_biased: Biased::Always,
         feed_forward_biased: Biased::Always,
         ungated: true,
-        theta: None,
-        tied: true,
-        epsilon: 1e-5,
+        positions: Positions::Trained,
         naming: Naming::Gpt2,
         ..LLAMA
     },
@@ -201,68 +213,55 @@ pub(crate) fn naming(family: &str) -> Option<Naming> {
 /// If its family is not known, a key is missing, or a value asks for something that is not computed
 /// here.
 pub fn describe(config: &Value) -> Result<Described, ConfigJsonError> {
-    let config = Config::new(config)?;
-    let model_type = config.text("model_type")?;
+    let any = Config::new(config, keys::ANY)?;
+    let model_type = any.text("model_type")?;
     let known = FAMILIES.iter().find(|family| family.model_type == model_type);
     let family = known.ok_or_else(|| {
         let all: Vec<_> = FAMILIES.iter().map(|family| family.model_type).collect();
         let remedy = format!("the known ones are {}", all.join(", "));
-        config.unsupported("model_type", &remedy)
+        any.unsupported("model_type", &remedy)
     })?;
-    refuse_unsupported(&config)?;
+    let config = Config::new(config, family.keys)?;
+    config.refuse_unsupported()?;
     let model = family.model(&config)?;
     Ok(Described { family: model_type, model })
 }
 
-/// Refuses what no family here computes.
-fn refuse_unsupported(config: &Config<'_>) -> Result<(), ConfigJsonError> {
-    let is_off = |value: &Value| {
-        value.is_null() || *value == Value::Bool(false) || value.as_f64() == Some(0.0)
-    };
-    for (key, remedy) in [
-        ("quantization_config", "import the unquantised model"),
-        ("attn_logit_softcapping", "import a model without soft caps"),
-        ("final_logit_softcapping", "import a model without soft caps"),
-        ("use_bidirectional_attention", "import a model that only reads backwards"),
-        ("scale_attn_by_inverse_layer_idx", "import a model that scales all layers alike"),
-        ("add_cross_attention", "import a decoder without an encoder"),
-    ] {
-        if !config.get(key).is_none_or(is_off) {
-            return Err(config.unsupported(key, remedy));
-        }
-    }
-    Ok(())
-}
-
 impl Family {
     fn model(&self, config: &Config<'_>) -> Result<Model, ConfigJsonError> {
-        // GPT-2 has names of its own for everything.
+        // GPT-2 has names of its own for everything; the newer ones go before them.
         let old = self.naming == Naming::Gpt2;
-        let key = |new, older| if old { older } else { new };
+        let key = |new, older| if old && !config.has(new) { older } else { new };
         // Every size has a bound before anything is allocated for it.
         let hidden = config.size(key("hidden_size", "n_embd"), limits::HIDDEN)?;
-        let heads = config.size(key("num_attention_heads", "n_head"), limits::HEADS)?;
+        let heads_key = key("num_attention_heads", "n_head");
+        let heads = config.size(heads_key, limits::HEADS)?;
         let layers = config.size(key("num_hidden_layers", "n_layer"), limits::LAYERS)?;
-        let context = config.size(key("max_position_embeddings", "n_positions"), u32::MAX)?;
+        let positions = config.size(key("max_position_embeddings", "n_positions"), u32::MAX)?;
         let key_value_heads = config.size_or("num_key_value_heads", heads, limits::HEADS)?;
-        let inner = key("intermediate_size", "n_inner");
-        let intermediate = match config.get(inner).is_none_or(Value::is_null) && old {
-            true => 4 * hidden,
-            false => config.size(inner, limits::INTERMEDIATE)?,
-        };
-        if hidden % heads != 0 && self.head_size.is_none() {
-            let key = key("num_attention_heads", "n_head");
-            return Err(config.unsupported(key, "it must divide the hidden size"));
+        let inner = if old { "n_inner" } else { "intermediate_size" };
+        let four = hidden.saturating_mul(4);
+        let intermediate = config.size_or(inner, four, limits::INTERMEDIATE)?;
+        if hidden % heads != 0 && config.optional_number("head_dim")?.is_none() {
+            return Err(config.unsupported(heads_key, "it must divide the hidden size"));
         }
-        let default = self.head_size.unwrap_or(hidden / heads);
-        let head_size = config.size_or("head_dim", default, limits::HEAD_SIZE)?;
+        let head_size = config.size_or("head_dim", hidden / heads, limits::HEAD_SIZE)?;
+        if self.naming == Naming::NeoX && head_size != hidden / heads {
+            let remedy = "in this family a head is the hidden size over the number of heads";
+            return Err(config.unsupported("head_dim", remedy));
+        }
         let epsilon = match self.norm {
-            Norm::Layer => key("layer_norm_eps", "layer_norm_epsilon"),
+            Norm::Layer if old => "layer_norm_epsilon",
+            Norm::Layer => "layer_norm_eps",
             Norm::Rms | Norm::RmsPlusOne => "rms_norm_eps",
         };
         let mut block = self.block(config, head_size, hidden)?;
-        self.fill_layers(config, &mut block, layers, head_size)?;
-        block.learned_positions = self.theta.is_none().then_some(context);
+        self.fill_layers(config, &mut block, layers, (head_size, positions))?;
+        let is_trained = matches!(self.positions, Positions::Trained);
+        block.learned_positions = is_trained.then_some(positions);
+        // A limit of training is none of a model that is longer, or was drawn in another way.
+        let context = if is_trained { positions } else { positions.min(MOST_POSITIONS) };
+        let deviation = config.real("initializer_range")?;
         Ok(Model {
             vocabulary: config.size("vocab_size", limits::VOCABULARY)?,
             hidden,
@@ -273,8 +272,8 @@ impl Family {
             slices: 1,
             context,
             rope_theta: block.rotary.first().map_or(10_000.0, |rotary| rotary.theta),
-            norm_epsilon: config.real_or(epsilon, self.epsilon)?,
-            initializer_range: config.real_or("initializer_range", 0.02)?,
+            norm_epsilon: config.real(epsilon)?,
+            initializer_range: deviation.clamp(LEAST_DEVIATION, 1.0),
             boundary: None,
             block,
             base: None,
@@ -291,14 +290,14 @@ impl Family {
         let biased = |rule| match rule {
             Biased::Never => Ok(false),
             Biased::Always => Ok(true),
-            Biased::Key(key) => config.flag_or(key, false),
+            Biased::Key(key) => config.flag(key),
         };
-        let sequential = self.placement == Placement::Parallel
-            && !config.flag_or("use_parallel_residual", true)?;
+        let sequential =
+            self.placement == Placement::Parallel && !config.flag("use_parallel_residual")?;
         let gemma = self.layers == Layers::Gemma3;
-        let unscaled = !config.flag_or("scale_attn_weights", true)?;
+        let unscaled = self.naming == Naming::Gpt2 && !config.flag("scale_attn_weights")?;
         let attention_scale = match gemma {
-            true => Some(f64::from(config.number_or("query_pre_attn_scalar", 256)?).sqrt().recip()),
+            true => Some(f64::from(config.number("query_pre_attn_scalar")?).sqrt().recip()),
             false => unscaled.then_some(1.0),
         };
         Ok(Block {
@@ -316,20 +315,19 @@ impl Family {
             attention_scale,
             embedding_scale: gemma.then_some(f64::from(hidden).sqrt()),
             learned_positions: None,
-            tied: config.flag_or("tie_word_embeddings", self.tied)?,
+            tied: config.flag("tie_word_embeddings")?,
             rotary: Vec::new(),
             layers: Vec::new(),
         })
     }
 
     fn activation(&self, config: &Config<'_>) -> Result<Activation, ConfigJsonError> {
-        let (key, default) = match (self.layers, self.naming) {
-            (Layers::Gemma3, _) => ("hidden_activation", "gelu_pytorch_tanh"),
-            (_, Naming::Gpt2) => ("activation_function", "gelu_new"),
-            (_, Naming::NeoX) => ("hidden_act", "gelu"),
-            _ => ("hidden_act", "silu"),
+        let key = match (self.layers, self.naming) {
+            (Layers::Gemma3, _) => "hidden_activation",
+            (_, Naming::Gpt2) => "activation_function",
+            _ => "hidden_act",
         };
-        match config.text_or(key, default)?.as_str() {
+        match config.text(key)?.as_str() {
             "silu" | "swish" => Ok(Activation::Silu),
             "gelu" => Ok(Activation::Gelu),
             "gelu_pytorch_tanh" | "gelu_new" => Ok(Activation::GeluTanh),
@@ -345,22 +343,20 @@ impl Family {
         config: &Config<'_>,
         block: &mut Block,
         layers: u32,
-        head_size: u32,
+        (head_size, positions): (u32, u32),
     ) -> Result<(), ConfigJsonError> {
-        let Some(theta) = self.theta else {
-            // Trained positions instead of rotary ones.
+        let Positions::Rotary(rules) = self.positions else {
             block.layers = vec![LayerAttention { rotary: None, window: None }; layers as usize];
             return Ok(());
         };
-        let gemma = self.layers == Layers::Gemma3;
-        block.rotary = rope::rotaries(config, theta, self.rotated, head_size, gemma)?;
+        block.rotary = rope::rotaries(config, rules, head_size, positions)?;
         let windows = self.windows(config, layers)?;
         let rotates = match self.layers {
             Layers::SmolLm3 => config.rotating_layers(layers)?,
             _ => vec![true; layers as usize],
         };
         let layer = |(window, rotates): (Option<u32>, bool)| LayerAttention {
-            rotary: rotates.then_some(u8::from(gemma && window.is_some())),
+            rotary: rotates.then_some(u8::from(rules.by_layer_type && window.is_some())),
             window,
         };
         block.layers = windows.into_iter().zip(rotates).map(layer).collect();
@@ -377,23 +373,36 @@ impl Family {
         config: &Config<'_>,
         layers: u32,
     ) -> Result<Vec<Option<u32>>, ConfigJsonError> {
-        let window = config.optional_number("sliding_window")?;
-        let from = config.number_or("max_window_layers", 28)?;
-        let period = config.number_or("sliding_window_pattern", 6)?.max(1);
+        let count = layers as usize;
+        let mut window = config.optional_number("sliding_window")?;
+        if matches!(self.layers, Layers::Qwen | Layers::SmolLm3)
+            && !config.flag("use_sliding_window")?
+        {
+            window = None;
+        }
         let applies: Vec<bool> = match self.layers {
-            Layers::Alike => vec![true; layers as usize],
-            Layers::Qwen | Layers::SmolLm3 if !config.flag_or("use_sliding_window", false)? => {
-                vec![false; layers as usize]
-            }
+            Layers::Full => return Ok(vec![None; count]),
+            Layers::Windowed => config.sliding_layers(layers, |_| window.is_some())?,
             Layers::SmolLm3 => {
                 let rotates = config.rotating_layers(layers)?;
-                config.sliding_layers(layers, |layer| !rotates[layer as usize])?
+                let unrotated = |layer| window.is_some() && !rotates[layer as usize];
+                config.sliding_layers(layers, unrotated)?
             }
-            Layers::Qwen => config.sliding_layers(layers, |layer| layer >= from)?,
+            Layers::Qwen => {
+                let from = config.number("max_window_layers")?;
+                config.sliding_layers(layers, |layer| window.is_some() && layer >= from)?
+            }
             Layers::Gemma3 => {
+                let period = config.size("sliding_window_pattern", u32::MAX)?;
                 config.sliding_layers(layers, |layer| !(layer + 1).is_multiple_of(period))?
             }
         };
+        if window.is_none() && applies.contains(&true) {
+            let remedy = "layers with sliding_attention need a window: give its length, and \
+                          use_sliding_window where the family has that key, or full_attention in \
+                          layer_types";
+            return Err(config.unsupported("sliding_window", remedy));
+        }
         Ok(applies.into_iter().map(|applies| window.filter(|_| applies)).collect())
     }
 }
@@ -403,6 +412,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::describe;
+    use shoal_protocol::manifest::{Model, RotaryScaling};
 
     fn config() -> Value {
         json!({
@@ -442,5 +452,116 @@ mod tests {
             let error = describe(&config).expect_err(family).to_string();
             assert!(error.contains("it must be from 1 to 1024"), "{error}");
         }
+    }
+
+    #[test]
+    fn limits_of_training_are_none_of_a_model() {
+        let mut config = config();
+        config["max_position_embeddings"] = 10_485_760.into();
+        config["initializer_range"] = 0.into();
+        let model = describe(&config).expect("a model that is longer than any run").model;
+        model.check().expect("within the limits of a run");
+        assert_eq!(model.context, super::MOST_POSITIONS);
+        // A table of trained positions cannot be cut.
+        let gpt2 = json!({
+            "model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 300,
+            "n_positions": 10_485_760,
+        });
+        let model = describe(&gpt2).expect("a model").model;
+        assert!(model.check().is_err());
+    }
+
+    /// A small model of a family, with some keys.
+    fn of(family: &str, keys: &[(&str, Value)]) -> Result<Model, String> {
+        let mut config = config();
+        config["model_type"] = family.into();
+        for (old, new) in [("n_embd", 64), ("n_head", 4), ("n_layer", 2), ("n_positions", 128)] {
+            config[old] = new.into();
+        }
+        for key in ["num_key_value_heads", "head_dim"] {
+            config[key] = if key == "head_dim" { 16.into() } else { 4.into() };
+        }
+        for (key, value) in keys {
+            config[*key] = value.clone();
+        }
+        describe(&config).map(|found| found.model).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_key_that_the_class_does_not_read_changes_nothing() {
+        for (family, key, value) in [
+            ("llama", "sliding_window", json!(4)),
+            ("olmo2", "sliding_window", json!(4)),
+            ("gpt_neox", "sliding_window", json!(4)),
+            ("llama", "partial_rotary_factor", json!(0.5)),
+            ("qwen2", "partial_rotary_factor", json!(0.5)),
+            ("gemma3_text", "partial_rotary_factor", json!(0.5)),
+            ("llama", "rotary_pct", json!(0.5)),
+            ("llama", "rotary_emb_base", json!(77.0)),
+            ("gpt_neox", "rope_theta", json!(77.0)),
+            ("gpt_neox", "partial_rotary_factor", json!(1.0)),
+            ("mistral", "use_sliding_window", json!(false)),
+            ("mistral", "attention_bias", json!(true)),
+            ("gpt2", "scale_attn_by_inverse_layer_idx", Value::Null),
+            ("phi3", "layer_types", json!(["full_attention", "full_attention"])),
+            ("llama", "final_logit_softcapping", json!(30.0)),
+        ] {
+            let plain = of(family, &[]).expect(family);
+            assert_eq!(of(family, &[(key, value)]), Ok(plain), "{family}: {key}");
+        }
+    }
+
+    #[test]
+    fn an_absent_window_is_that_of_the_class() {
+        let window = |model: Model| model.layer_attention(0).window;
+        for (family, absent) in
+            [("mistral", Some(4096)), ("gemma3_text", Some(4096)), ("phi3", None)]
+        {
+            assert_eq!(window(of(family, &[]).expect(family)), absent, "{family}");
+        }
+        let none = ("sliding_window", Value::Null);
+        assert_eq!(window(of("mistral", std::slice::from_ref(&none)).expect("no windows")), None);
+        let error = of("gemma3_text", &[none]).expect_err("layers with a window of no length");
+        assert!(error.contains("sliding_window = null"), "{error}");
+        let qwen = [("use_sliding_window", json!(true)), ("max_window_layers", json!(0))];
+        assert_eq!(window(of("qwen2", &qwen).expect("windows")), Some(4096));
+        let types = json!(["sliding_attention", "full_attention"]);
+        let error = of("qwen2", &[("layer_types", types)]).expect_err("windows that are off");
+        assert!(error.contains("use_sliding_window"), "{error}");
+    }
+
+    #[test]
+    fn of_two_spellings_of_rotary_embeddings_one_counts() {
+        let new =
+            ("rope_parameters", json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 5.0}));
+        let old = ("rope_scaling", json!({"type": "linear", "factor": 3.0}));
+        let theta = ("rope_theta", json!(7.0));
+        let rotary = |family, keys: &[(&str, Value)]| of(family, keys).expect(family).rotaries();
+        let both = rotary("llama", &[new.clone(), old.clone(), theta.clone()]);
+        assert_eq!(both[0].theta, 7.0);
+        assert_eq!(both[0].scaling, RotaryScaling::Linear { factor: 3.0 });
+        let empty = ("rope_scaling", json!({}));
+        assert_eq!(rotary("llama", &[new, empty, theta.clone()])[0].theta, 5.0);
+        // Gemma adds the one to the other.
+        let nested = json!({"full_attention": {"rope_theta": 5.0}, "sliding_attention": {"rope_theta": 6.0}});
+        let gemma = rotary("gemma3_text", &[("rope_parameters", nested), old, theta]);
+        assert_eq!((gemma[0].theta, gemma[1].theta), (5.0, 6.0));
+        assert_eq!(gemma[0].scaling, RotaryScaling::Linear { factor: 3.0 });
+        let llama3 = json!({
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        });
+        let outer = ("original_max_position_embeddings", json!(32));
+        let found = rotary("llama", &[("rope_parameters", llama3), outer])[0].scaling;
+        let RotaryScaling::Llama3 { original_positions, .. } = found else {
+            panic!("{found:?}");
+        };
+        assert_eq!(original_positions, 32);
+        let partly = [
+            ("rope_parameters", json!({"rope_type": "linear", "factor": 2.0})),
+            ("partial_rotary_factor", json!(0.5)),
+        ];
+        let error = of("llama", &partly).expect_err("no such model");
+        assert!(error.contains("partial_rotary_factor = 0.5"), "{error}");
     }
 }

@@ -7,52 +7,115 @@ use shoal_protocol::manifest::{Rotary, RotaryScaling};
 use super::config::{Config, shortened};
 use crate::base_error::ConfigJsonError;
 
-/// The rotary embeddings of a model: one, or with `by_layer_type` those of full attention and of
-/// windows.
+/// How a family knows positions.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Positions {
+    /// Rotary embeddings.
+    Rotary(Rules),
+    /// A table of trained positions.
+    Trained,
+}
+
+/// How a family's class reads its rotary embeddings.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rules {
+    /// The key beside `rope_parameters` with the base of the wavelengths.
+    pub(super) theta: &'static str,
+    /// The key beside `rope_parameters` with the share of a head that is rotated.
+    pub(super) rotated: &'static str,
+    /// Whether a head may be rotated in part.
+    pub(super) partial: bool,
+    /// Whether wavelengths may be scaled.
+    pub(super) scaled: bool,
+    /// Whether layers with windows have parameters of their own.
+    pub(super) by_layer_type: bool,
+}
+
+/// The rules of most families.
+pub(super) const PLAIN: Rules = Rules {
+    theta: "rope_theta",
+    rotated: "partial_rotary_factor",
+    partial: false,
+    scaled: true,
+    by_layer_type: false,
+};
+
+const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+
+/// The rotary embeddings of a model: one, or those of full attention and of windows. Where both
+/// spellings are there, `rope_scaling` takes the place of `rope_parameters`, as in `transformers`.
 pub(super) fn rotaries(
     config: &Config<'_>,
-    theta: f64,
-    rotated: f64,
+    rules: Rules,
     head_size: u32,
-    by_layer_type: bool,
+    positions: u32,
 ) -> Result<Vec<Rotary>, ConfigJsonError> {
-    let rotated = config.real_or("partial_rotary_factor", rotated)?;
-    let rotated = config.real_or("rotary_pct", rotated)?;
-    let theta = config.real_or("rope_theta", theta)?;
-    let theta = config.real_or("rotary_emb_base", theta)?;
-    let parameters = config.get("rope_parameters").filter(|value| !value.is_null());
-    let scaling = config.get("rope_scaling").filter(|value| !value.is_null());
-    let full = Section { key: "rope_parameters", value: parameters.or(scaling) };
-    if !by_layer_type {
-        return Ok(vec![full.rotary(theta, rotated, head_size)?]);
+    let is_empty = |value: &Value| value.as_object().is_some_and(serde_json::Map::is_empty);
+    let there = |key| config.get(key).filter(|value| !value.is_null() && !is_empty(value));
+    let parameters = there("rope_parameters").map(|value| ("rope_parameters".to_owned(), value));
+    let scaling = there("rope_scaling").map(|value| ("rope_scaling".to_owned(), value));
+    let theta = config.real(rules.theta)?;
+    let section = |values| Section { values, rules, head_size };
+    if !rules.by_layer_type {
+        let values: Vec<_> = scaling.or(parameters).into_iter().collect();
+        let section = section(values);
+        section.refuse_parts(&KINDS, "give one set of parameters for all layers")?;
+        let rotated = config.optional_real(rules.rotated)?.unwrap_or(1.0);
+        let outer = config.optional_number("original_max_position_embeddings")?;
+        return Ok(vec![section.rotary(theta, rotated, (outer, positions))?]);
     }
-    let of = |kind| parameters.and_then(|parameters| parameters.get(kind));
-    let full = Section { key: "rope_parameters", value: of("full_attention").or(scaling) };
-    let local = Section { key: "rope_parameters", value: of("sliding_attention") };
-    let local_theta = config.real_or("rope_local_base_freq", 10_000.0)?;
+    let whole = section(parameters.iter().cloned().collect());
+    whole.refuse_parts(
+        &["rope_type", "type", "rope_theta", "factor"],
+        "give those of full_attention and sliding_attention, each in its object",
+    )?;
+    let of = |kind: &str| {
+        let (key, value) = parameters.as_ref()?;
+        let value = value.get(kind).filter(|value| !value.is_null())?;
+        Some((format!("{key}.{kind}"), value))
+    };
+    let full = section(scaling.into_iter().chain(of(KINDS[0])).collect());
+    let local = section(of(KINDS[1]).into_iter().collect());
+    let rotated = config.optional_real(rules.rotated)?.unwrap_or(1.0);
+    let local_theta = config.real("rope_local_base_freq")?;
     Ok(vec![
-        full.rotary(theta, rotated, head_size)?,
-        local.rotary(local_theta, rotated, head_size)?,
+        full.rotary(theta, rotated, (None, positions))?,
+        local.rotary(local_theta, rotated, (None, positions))?,
     ])
 }
 
-/// The parameters of one rotary embedding.
+/// The parameters of one rotary embedding: the objects that have them, the first that has one
+/// before the others.
 struct Section<'a> {
-    key: &'static str,
-    value: Option<&'a Value>,
+    values: Vec<(String, &'a Value)>,
+    rules: Rules,
+    head_size: u32,
 }
 
 impl Section<'_> {
+    fn name(&self) -> &str {
+        self.values.first().map_or("rope_parameters", |(key, _)| key)
+    }
+
     fn unsupported(&self, part: &str, value: &Value, remedy: &str) -> ConfigJsonError {
         ConfigJsonError::Unsupported {
-            key: format!("{}.{part}", self.key),
+            key: format!("{}.{part}", self.name()),
             value: shortened(value),
             remedy: remedy.to_owned(),
         }
     }
 
+    fn refuse_parts(&self, parts: &[&str], remedy: &str) -> Result<(), ConfigJsonError> {
+        let found = parts.iter().find_map(|part| Some((part, self.get(part)?)));
+        match found {
+            Some((part, value)) => Err(self.unsupported(part, value, remedy)),
+            None => Ok(()),
+        }
+    }
+
     fn get(&self, part: &str) -> Option<&Value> {
-        self.value?.get(part).filter(|value| !value.is_null())
+        let values = self.values.iter();
+        values.filter_map(|(_, value)| value.get(part)).find(|value| !value.is_null())
     }
 
     fn real(&self, part: &str) -> Result<Option<f64>, ConfigJsonError> {
@@ -62,20 +125,36 @@ impl Section<'_> {
     }
 
     fn needed(&self, part: &str) -> Result<f64, ConfigJsonError> {
-        let missing = || ConfigJsonError::Missing { key: format!("{}.{part}", self.key) };
+        let missing = || ConfigJsonError::Missing { key: format!("{}.{part}", self.name()) };
         self.real(part)?.ok_or_else(missing)
     }
 
-    fn rotary(&self, theta: f64, rotated: f64, head_size: u32) -> Result<Rotary, ConfigJsonError> {
-        let rotated = self.real("partial_rotary_factor")?.unwrap_or(rotated);
-        Ok(Rotary {
-            theta: self.real("rope_theta")?.unwrap_or(theta),
-            dimensions: (f64::from(head_size) * rotated) as u32,
-            scaling: self.scaling()?,
-        })
+    fn rotary(
+        &self,
+        theta: f64,
+        rotated: f64,
+        positions: (Option<u32>, u32),
+    ) -> Result<Rotary, ConfigJsonError> {
+        let scaling = self.scaling(positions)?;
+        let part = "partial_rotary_factor";
+        let rotated = self.real(part)?.unwrap_or(rotated);
+        let mut dimensions = (f64::from(self.head_size) * rotated) as u32;
+        if !self.rules.partial {
+            // A plain embedding of these families has no partial rotation, whatever the key says, and
+            // a scaled one cannot have it.
+            if scaling != RotaryScaling::None && dimensions != self.head_size {
+                let remedy = "the heads of this family are rotated whole: take it out";
+                return Err(self.unsupported(part, &Value::from(rotated), remedy));
+            }
+            dimensions = self.head_size;
+        }
+        Ok(Rotary { theta: self.real("rope_theta")?.unwrap_or(theta), dimensions, scaling })
     }
 
-    fn scaling(&self) -> Result<RotaryScaling, ConfigJsonError> {
+    fn scaling(
+        &self,
+        (outer, positions): (Option<u32>, u32),
+    ) -> Result<RotaryScaling, ConfigJsonError> {
         let (part, value) = match (self.get("rope_type"), self.get("type")) {
             (Some(value), _) => ("rope_type", value),
             (None, Some(value)) => ("type", value),
@@ -83,17 +162,27 @@ impl Section<'_> {
         };
         match value.as_str() {
             Some("default") => Ok(RotaryScaling::None),
-            Some("linear") => Ok(RotaryScaling::Linear { factor: self.needed("factor")? }),
-            Some("llama3") => Ok(RotaryScaling::Llama3 {
-                factor: self.needed("factor")?,
-                low_frequency_factor: self.needed("low_freq_factor")?,
-                high_frequency_factor: self.needed("high_freq_factor")?,
-                original_positions: self.needed("original_max_position_embeddings")? as u32,
-            }),
+            Some("linear") if self.rules.scaled => {
+                Ok(RotaryScaling::Linear { factor: self.needed("factor")? })
+            }
+            Some("llama3") if self.rules.scaled => {
+                let original = self.real("original_max_position_embeddings")?;
+                let original = outer.map(f64::from).or(original);
+                Ok(RotaryScaling::Llama3 {
+                    factor: self.needed("factor")?,
+                    low_frequency_factor: self.needed("low_freq_factor")?,
+                    high_frequency_factor: self.needed("high_freq_factor")?,
+                    original_positions: original.unwrap_or(f64::from(positions)) as u32,
+                })
+            }
             _ => {
-                let remedy = "the known ones are default, linear and llama3; to train within the \
-                              model's original context, take the scaling out of config.json";
-                Err(self.unsupported(part, value, remedy))
+                let known =
+                    if self.rules.scaled { "default, linear and llama3" } else { "default" };
+                let remedy = format!(
+                    "the known ones are {known}; to train within the model's original context, take \
+                     the scaling out of config.json"
+                );
+                Err(self.unsupported(part, value, &remedy))
             }
         }
     }

@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod common;
+mod configs;
 mod damage;
 mod data;
 mod device_memory;

@@ -1,0 +1,380 @@
+//! The files of weights of a model in Hugging Face's format: which of them, and which tensor, as
+//! `transformers` chooses.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::Value;
+use shoal_protocol::manifest::Model;
+
+use super::import::{describe_file, read_json};
+use super::index::BaseFile;
+use super::weights::{open, size_of_dtype, wrong_tensor};
+use super::{BaseError, Result, what};
+use crate::family::Naming;
+use crate::family::tensors::{Location, is_constant, locate};
+use crate::parameters::{EMBEDDING, HEAD, Parameter};
+use crate::safetensors_file::{FileTensor, SafetensorsFile};
+
+/// The safetensors files of a model.
+pub(super) struct ModelFiles {
+    folder: PathBuf,
+    files: Vec<SafetensorsFile>,
+    naming: Naming,
+    /// The weight whose tensor the head has, where that is not its own.
+    head: &'static str,
+    /// As `head`, for the embedding.
+    embedding: &'static str,
+}
+
+impl ModelFiles {
+    /// Opens the single file, or else those that the index names.
+    pub(super) fn open(folder: &Path, naming: Naming) -> Result<Self> {
+        let single = "model.safetensors";
+        let mut names = BTreeSet::new();
+        let index = folder.join("model.safetensors.index.json");
+        if folder.join(single).exists() {
+            names.insert(single.to_owned());
+        } else if let Some(value) = read_json(&index)? {
+            let map = value.get("weight_map").and_then(Value::as_object);
+            let map = map.ok_or_else(|| BaseError::damaged(&index, "it has no weight_map"))?;
+            for name in map.values() {
+                let name = name.as_str().filter(|name| {
+                    // The name comes from a file and must not lead out of the folder.
+                    Path::new(name).file_name() == Some((*name).as_ref())
+                });
+                let name = name.ok_or_else(|| BaseError::damaged(&index, "it names no file"))?;
+                names.insert(name.to_owned());
+            }
+        } else {
+            let found = what::folder_without_weights(folder);
+            return Err(BaseError::NoWeights { path: folder.to_owned(), found });
+        }
+        let files = names.iter().map(|name| open(&folder.join(name))).collect::<Result<_>>()?;
+        Ok(Self { folder: folder.to_owned(), files, naming, head: HEAD, embedding: EMBEDDING })
+    }
+
+    /// Decides whether head and embedding are one weight, and which tensor has it. With `untie`, a
+    /// head that is tied becomes a weight of its own.
+    ///
+    /// A tied model's file may have either of the two. If it has both and they differ, they are not
+    /// tied, as in `transformers`, whatever the configuration says.
+    pub(super) fn tie(&mut self, model: &mut Model, untie: bool) -> Result<()> {
+        if !model.block.tied {
+            return Ok(());
+        }
+        let shape = vec![model.vocabulary as usize, model.hidden as usize];
+        let of = |name: &str| Parameter { name: name.to_owned(), shape: shape.clone(), offset: 0 };
+        let found = |name| {
+            let location = locate(self.naming, model, &of(name));
+            self.tensor(&location.tensor).map(|(_, tensor)| (tensor.dtype, tensor.data))
+        };
+        match (found(EMBEDDING), found(HEAD)) {
+            (Some(embedding), Some(head)) if embedding != head => {
+                model.block.tied = false;
+                return Ok(());
+            }
+            (None, Some(_)) => (self.head, self.embedding) = (HEAD, HEAD),
+            _ => (self.head, self.embedding) = (EMBEDDING, EMBEDDING),
+        }
+        if untie {
+            model.block.tied = false;
+        }
+        Ok(())
+    }
+
+    /// A tensor, also without the prefix that the names of the model have in one with a head.
+    fn tensor(&self, name: &str) -> Option<(&SafetensorsFile, FileTensor<'_>)> {
+        let bare = name.strip_prefix(self.naming.prefix()).unwrap_or(name);
+        self.files
+            .iter()
+            .find_map(|file| Some((file, file.tensor(name).or_else(|| file.tensor(bare))?)))
+    }
+
+    fn location(&self, parameter: &Parameter, model: &Model) -> Location {
+        let source = match parameter.name.as_str() {
+            HEAD => self.head,
+            EMBEDDING => self.embedding,
+            name => name,
+        };
+        locate(self.naming, model, &Parameter { name: source.to_owned(), ..parameter.clone() })
+    }
+
+    /// Refuses a model with weights that would be ignored, and one with two of the same name.
+    pub(super) fn refuse_unknown(
+        &self,
+        family: &str,
+        parameters: &[Parameter],
+        model: &Model,
+    ) -> Result<()> {
+        let mut known: BTreeSet<String> =
+            parameters.iter().map(|parameter| self.location(parameter, model).tensor).collect();
+        let shape = vec![model.vocabulary as usize, model.hidden as usize];
+        for name in [HEAD, EMBEDDING] {
+            // Both may be there where they are tied.
+            let both = Parameter { name: name.to_owned(), shape: shape.clone(), offset: 0 };
+            known.insert(locate(self.naming, model, &both).tensor);
+        }
+        let mut seen = BTreeSet::new();
+        for file in &self.files {
+            for name in file.names() {
+                let prefixed = format!("{}{name}", self.naming.prefix());
+                let whole = if known.contains(&prefixed) { &prefixed } else { name };
+                if !known.contains(whole) && !is_constant(name) {
+                    return Err(BaseError::UnknownTensor {
+                        path: file.path().to_owned(),
+                        tensor: name.clone(),
+                        family: family.to_owned(),
+                        remedy: what::unknown_tensor(name),
+                    });
+                }
+                if !seen.insert(whole.clone()) && !is_constant(name) {
+                    let path = file.path().to_owned();
+                    return Err(BaseError::TwiceTensor { path, tensor: name.clone() });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes some weights under the names of this engine.
+    pub(super) fn write(
+        &self,
+        to: &Path,
+        name: &str,
+        group: &[&Parameter],
+        model: &Model,
+    ) -> Result<BaseFile> {
+        let mut data: Vec<(&Parameter, Dtype, Vec<u8>)> = Vec::new();
+        for parameter in group {
+            let location = self.location(parameter, model);
+            let (file, tensor) = self.tensor(&location.tensor).ok_or_else(|| {
+                let tensor = location.tensor.clone();
+                let remedy = what::missing_tensor(&parameter.name);
+                BaseError::MissingTensor { path: self.folder.clone(), tensor, remedy }
+            })?;
+            let size = size_of_dtype(tensor.dtype).filter(|_| tensor.shape == location.shape);
+            let size = size.ok_or_else(|| {
+                wrong_tensor(file.path(), &location.tensor, tensor, &location.shape)
+            })?;
+            let weights = location.read(tensor.data, parameter, size);
+            if !is_finite(tensor.dtype, &weights) {
+                let (path, tensor) = (file.path().to_owned(), location.tensor);
+                return Err(BaseError::NotFinite { path, tensor });
+            }
+            data.push((parameter, tensor.dtype, weights));
+        }
+        let name = format!("{name}.safetensors");
+        let path = to.join(&name);
+        let views = data.iter().map(|(parameter, dtype, bytes)| {
+            let view = TensorView::new(*dtype, parameter.shape.clone(), bytes)
+                .expect("the data has the length of its shape");
+            (parameter.name.as_str(), view)
+        });
+        safetensors::serialize_to_file(views, None, &path)
+            .map_err(|error| BaseError::io(&path)(std::io::Error::other(error)))?;
+        describe_file(to, name)
+    }
+}
+
+/// Whether no number is infinite or NaN: those have all bits of the exponent. Blocks, so that a
+/// compiler takes many numbers at once.
+fn is_finite(dtype: Dtype, data: &[u8]) -> bool {
+    let exponent: u32 = match dtype {
+        Dtype::F32 => 0x7f80_0000,
+        Dtype::BF16 => 0x7f80,
+        Dtype::F16 => 0x7c00,
+        _ => return true,
+    };
+    let is_fine = |numbers: &mut dyn Iterator<Item = u32>| {
+        numbers.fold(true, |fine, bits| fine & (bits & exponent != exponent))
+    };
+    match dtype {
+        Dtype::F32 => data
+            .as_chunks::<4>()
+            .0
+            .chunks(1024)
+            .all(|block| is_fine(&mut block.iter().map(|bytes| u32::from_le_bytes(*bytes)))),
+        _ => {
+            data.as_chunks::<2>().0.chunks(1024).all(|block| {
+                is_fine(&mut block.iter().map(|bytes| u16::from_le_bytes(*bytes).into()))
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+    use std::path::Path;
+
+    use safetensors::tensor::TensorView;
+    use serde_json::{Value, json};
+
+    use super::super::{BaseFiles, Imported, import};
+    use super::{Dtype, is_finite};
+    use crate::family::describe;
+    use crate::parameters::{EMBEDDING, HEAD, all_parameters};
+
+    type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+    fn config(tied: bool) -> Value {
+        json!({
+            "model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1,
+            "max_position_embeddings": 16, "intermediate_size": 8, "vocab_size": 4,
+            "tie_word_embeddings": tied,
+        })
+    }
+
+    /// All tensors of the model, with different numbers in each, and a head.
+    fn tensors(tied: bool) -> Tensors {
+        let model = describe(&config(tied)).expect("a model").model;
+        let mut tensors: Tensors = BTreeMap::new();
+        for (number, parameter) in all_parameters(&model).into_iter().enumerate() {
+            let values = vec![number as f32 + 1.0; parameter.len()];
+            tensors.insert(parameter.name, (parameter.shape, values));
+        }
+        tensors
+    }
+
+    fn write(path: &Path, tensors: &Tensors) {
+        let views = tensors.iter().map(|(name, (shape, values))| {
+            let data = bytemuck::cast_slice(values);
+            (name, TensorView::new(Dtype::F32, shape.clone(), data).expect("of its shape"))
+        });
+        safetensors::serialize_to_file(views, None, path).expect("writable");
+    }
+
+    /// Imports a model with these tensors.
+    fn imported(
+        config: &Value,
+        tensors: &Tensors,
+        untie: bool,
+    ) -> Result<(Imported, tempfile::TempDir), String> {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join("config.json"), config.to_string()).expect("writable");
+        write(&folder.path().join("model.safetensors"), tensors);
+        let base = import(folder.path(), &folder.path().join("base"), untie);
+        base.map(|base| (base, folder)).map_err(|error| error.to_string())
+    }
+
+    /// The first number of a weight of a base.
+    fn first(folder: &tempfile::TempDir, name: &str) -> Option<f32> {
+        let base = BaseFiles::in_folder(&folder.path().join("base")).expect("a base");
+        base.index.weights.iter().find_map(|file| {
+            let file = super::open(&base.find(file)?).ok()?;
+            let data = file.tensor(name)?.data.first_chunk().copied()?;
+            Some(f32::from_le_bytes(data))
+        })
+    }
+
+    #[test]
+    fn a_tied_weight_is_taken_from_where_it_is() {
+        let mut all = tensors(true);
+        let (shape, values) = all.remove(EMBEDDING).expect("it is there");
+        let head = (shape.clone(), vec![77.0; values.len()]);
+        // The head alone.
+        all.insert(HEAD.to_owned(), head.clone());
+        let (base, folder) = imported(&config(true), &all, false).expect("tied");
+        assert!(base.index.model.block.tied);
+        assert_eq!(first(&folder, EMBEDDING), Some(77.0));
+        let (base, folder) = imported(&config(true), &all, true).expect("untied");
+        assert!(!base.index.model.block.tied);
+        assert_eq!(first(&folder, HEAD), Some(77.0));
+        // Both, and equal.
+        all.insert(EMBEDDING.to_owned(), head);
+        assert!(imported(&config(true), &all, false).expect("tied").0.index.model.block.tied);
+        // Both, and different: they are not tied, as in transformers.
+        all.insert(EMBEDDING.to_owned(), (shape, values));
+        let (base, folder) = imported(&config(true), &all, false).expect("untied");
+        assert!(!base.index.model.block.tied);
+        assert_eq!(base.index.config["tie_word_embeddings"], false);
+        assert_eq!((first(&folder, HEAD), first(&folder, EMBEDDING)), (Some(77.0), Some(1.0)));
+        // Neither.
+        let mut none = tensors(false);
+        none.remove(HEAD);
+        let error = imported(&config(false), &none, false).expect_err("no head");
+        assert!(
+            error.contains("lm_head.weight") && error.contains("tie_word_embeddings"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn names_of_the_bare_model_are_read_and_wrapped_ones_refused() {
+        let renamed = |change: &dyn Fn(&str) -> String| -> Tensors {
+            tensors(false).into_iter().map(|(name, value)| (change(&name), value)).collect()
+        };
+        let bare = renamed(&|name| name.strip_prefix("model.").unwrap_or(name).to_owned());
+        imported(&config(false), &bare, false).expect("as transformers");
+        let wrapped = renamed(&|name| format!("_orig_mod.{name}"));
+        let error = imported(&config(false), &wrapped, false).expect_err("not as transformers");
+        assert!(error.contains("_orig_mod. was put before all names"), "{error}");
+        let mut twice = tensors(false);
+        twice.insert("norm.weight".to_owned(), (vec![8], vec![1.0; 8]));
+        let error = imported(&config(false), &twice, false).expect_err("two norms");
+        assert!(error.contains("norm.weight, which another tensor"), "{error}");
+    }
+
+    #[test]
+    fn a_single_file_goes_before_an_index() {
+        let (_, folder) = imported(&config(false), &tensors(false), false).expect("a model");
+        fs::remove_dir_all(folder.path().join("base")).expect("it is there");
+        let index = json!({"weight_map": {"lm_head.weight": "old.safetensors"}});
+        let place = folder.path().join("model.safetensors.index.json");
+        fs::write(&place, index.to_string()).expect("writable");
+        import(folder.path(), &folder.path().join("base"), false).expect("the single file");
+    }
+
+    #[test]
+    fn what_is_no_model_is_named() {
+        let (_, folder) = imported(&config(false), &tensors(false), false).expect("a model");
+        let place = |name: &str| folder.path().join(name);
+        let error = || {
+            let _ = fs::remove_dir_all(place("base"));
+            import(folder.path(), &place("base"), false).expect_err("no model").to_string()
+        };
+        let whole = fs::read(place("model.safetensors")).expect("it is there");
+        fs::write(place("model.safetensors"), &whole[..whole.len() - 9]).expect("writable");
+        assert!(error().contains("not those that its header announces"), "{}", error());
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n";
+        fs::write(place("model.safetensors"), pointer).expect("writable");
+        assert!(error().contains("is a Git LFS pointer"), "{}", error());
+        fs::rename(place("model.safetensors"), place("pytorch_model.bin")).expect("there");
+        assert!(error().contains("it has pytorch_model.bin: load it with"), "{}", error());
+        fs::write(place("model.safetensors"), &whole).expect("writable");
+        fs::write(place("tokenizer.json"), pointer).expect("writable");
+        assert!(error().contains("tokenizer.json is a Git LFS pointer"), "{}", error());
+        fs::write(place("config.json"), "{\n \"time_limit\": [0.0, Infinity]}").expect("writable");
+        assert!(error().contains("line 2 has Infinity"), "{}", error());
+        fs::rename(place("config.json"), place("adapter_config.json")).expect("there");
+        assert!(error().contains("it has the adapters of a model"), "{}", error());
+    }
+
+    #[test]
+    fn a_broken_number_is_named_by_its_tensor() {
+        let mut all = tensors(false);
+        all.get_mut("model.layers.0.mlp.up_proj.weight").expect("there").1[3] = f32::NAN;
+        let error = imported(&config(false), &all, false).expect_err("NaN");
+        assert!(
+            error.contains("model.layers.0.mlp.up_proj.weight has a number that is NaN"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn infinite_numbers_are_found() {
+        let f32s = |number: f32| [1.0, number].map(f32::to_le_bytes).concat();
+        assert!(is_finite(Dtype::F32, &f32s(f32::MAX)));
+        assert!(!is_finite(Dtype::F32, &f32s(f32::NAN)));
+        assert!(!is_finite(Dtype::F32, &f32s(f32::NEG_INFINITY)));
+        let bf16 = |number: f32| half::bf16::from_f32(number).to_le_bytes();
+        assert!(is_finite(Dtype::BF16, &bf16(-3e38)));
+        assert!(!is_finite(Dtype::BF16, &bf16(f32::NAN)));
+        let f16 = |number: f32| half::f16::from_f32(number).to_le_bytes();
+        assert!(is_finite(Dtype::F16, &f16(65504.0)));
+        assert!(!is_finite(Dtype::F16, &f16(1e6)));
+    }
+}

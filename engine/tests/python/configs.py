@@ -1,0 +1,110 @@
+"""Random values of config.json for tiny models of every family, as transformers reads them.
+
+make FOLDER SEED COUNT   writes COUNT models a family, and prints their logits for some tokens as JSON; a configuration that
+                         transformers itself refuses is left out
+
+Keys of other families are among them: what a class does not read must change nothing."""
+
+import json
+import pathlib
+import random
+import sys
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+TOKENS = [n * 17 % 64 for n in range(24)]
+ABSENT = ...
+LINEAR = {"rope_type": "linear", "factor": 3.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+NESTED = {"full_attention": {"rope_type": "default", "rope_theta": 900.0}, "sliding_attention": {"rope_theta": 90.0}}
+SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+             max_position_embeddings=64, initializer_range=0.2)
+OLD_SIZES = dict(vocab_size=64, n_embd=32, n_layer=3, n_head=4, n_positions=64, initializer_range=0.2)
+VALUES = {
+    "sliding_window": [None, 4, 4096],
+    "use_sliding_window": [True, True, False],
+    "max_window_layers": [0, 1, 28],
+    "layer_types": [["full_attention", "sliding_attention", "full_attention"], ["full_attention"] * 3],
+    "rope_theta": [500.0, 20000],
+    "rope_scaling": [None, {}, LINEAR, {"type": "linear", "factor": 2.0}, LLAMA3 | {"original_max_position_embeddings": 16}, LLAMA3],
+    "rope_parameters": [None, {"rope_type": "default", "rope_theta": 700.0}, LINEAR | {"rope_theta": 300.0}, NESTED,
+                        {"rope_type": "default", "partial_rotary_factor": 0.5}],
+    "partial_rotary_factor": [0.5, 1.0],
+    "rotary_pct": [0.5, 1.0],
+    "rotary_emb_base": [300, 20000],
+    "rope_local_base_freq": [300.0],
+    "original_max_position_embeddings": [16],
+    "sliding_window_pattern": [2, 6],
+    "query_pre_attn_scalar": [13, 64],
+    "attention_bias": [True, False],
+    "mlp_bias": [True, False],
+    "tie_word_embeddings": [True, False],
+    "head_dim": [8, 12],
+    "num_key_value_heads": [2, 4],
+    "hidden_act": ["silu", "gelu", "gelu_pytorch_tanh"],
+    "hidden_activation": ["silu", "gelu"],
+    "activation_function": ["gelu", "silu"],
+    "rms_norm_eps": [1e-2],
+    "layer_norm_eps": [1e-2],
+    "layer_norm_epsilon": [1e-2],
+    "no_rope_layers": [[1, 0, 1], [0, 0, 1, 1]],
+    "no_rope_layer_interval": [2],
+    "use_parallel_residual": [True, False],
+    "scale_attn_weights": [True, False],
+    "n_inner": [None, 40],
+    "pretraining_tp": [2],
+    "use_cache": [False],
+}
+# Without these a tiny model would have the sizes of a large one.
+NEEDED = {"num_key_value_heads": 0.9, "head_dim": 0.8}
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gemma3_text", "gpt_neox", "gpt2"]
+
+
+def draw(family, dice):
+    config = {"model_type": family, "pad_token_id": 0} | (OLD_SIZES if family == "gpt2" else SIZES)
+    for key, values in VALUES.items():
+        value = dice.choice(values)
+        if dice.random() < NEEDED.get(key, 0.3):
+            config[key] = value
+    return config
+
+
+def logits(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(torch.tensor([TOKENS])).logits.flatten()
+
+
+def make(folder, seed, count):
+    torch.set_num_threads(1)
+    made = {}
+    for family in FAMILIES:
+        found, tries = 0, 0
+        while found < int(count) and tries < 40 * int(count):
+            name = f"{family}-{seed}-{tries}"
+            dice = random.Random(name)
+            torch.manual_seed(tries)
+            config = draw(family, dice)
+            tries += 1
+            place = pathlib.Path(folder, name)
+            try:
+                kind = CONFIG_MAPPING[family].from_dict(json.loads(json.dumps(config)))
+                model = AutoModelForCausalLM.from_config(kind)
+                with torch.no_grad():
+                    for weight in model.parameters():
+                        if weight.dim() == 1:
+                            weight.add_(torch.randn_like(weight) * 0.2)
+                model.save_pretrained(place)
+                (place / "config.json").write_text(json.dumps(config))
+                values = logits(place)
+            except Exception:  # transformers refuses it in many ways
+                continue
+            if torch.isfinite(values).all():
+                made[name] = {"config": config, "logits": values.tolist()}
+                found += 1
+        assert found == int(count), (family, found)
+    print(json.dumps({"tokens": TOKENS, "models": made}))
+
+
+{"make": make}[sys.argv[1]](*sys.argv[2:])
