@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::class::Class;
-use crate::source::{Messages, Row};
+use crate::source::{Arguments, Json, Messages, Row};
 use crate::template::{ChatTemplate, TemplateError, assistant_mask};
 use crate::tokenizer::{TextTokenizer, TokenizerError};
 
@@ -80,6 +80,38 @@ pub enum DocumentError {
         "the chat template renders the prompt otherwise when the completion follows: use --train-on all, or another template via --chat-template FILE"
     )]
     PromptChanges,
+    /// A message with a weight that is not used.
+    #[error(
+        "message {number} has {key} = {value}: an answer of the assistant may have 0 or 1 (false or true), another message 0; take the key out, or the message"
+    )]
+    Weight {
+        /// The message, from 1.
+        number: usize,
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// Weights of answers that the template does not mark one by one.
+    #[error(
+        "its {answers} answers have weights, but the chat template marks {parts} parts of it: leave the weights out, or give a template that marks each answer once with --chat-template FILE"
+    )]
+    WeightOfParts {
+        /// Parts that the template marks.
+        parts: usize,
+        /// Messages of the assistant.
+        answers: usize,
+    },
+    /// A weight of 0 where all tokens are trained on.
+    #[error(
+        "an answer has the weight 0, and --train-on all trains on everything: take one of the two out"
+    )]
+    WeightOfAll,
+    /// A weight of 0 in a completion.
+    #[error(
+        "a message of `completion` has the weight 0, but all of it is trained on: move it to `prompt`, or use `messages`"
+    )]
+    WeightOfCompletion,
     /// An id outside the vocabulary.
     #[error("token {token} is outside the vocabulary of {vocabulary}: check config.json")]
     Vocabulary {
@@ -131,10 +163,10 @@ impl Encoder {
     pub fn encode(&self, row: &Row) -> Result<Document, DocumentError> {
         let document = match row {
             Row::Text { text, starts, ends } => self.encode_text(text, *starts, *ends)?,
-            Row::Messages(messages) => self.encode_chat(messages)?,
+            Row::Messages { messages, arguments } => self.encode_chat(messages, arguments)?,
             Row::Prompt { prompt, completion } => self.encode_prompt(prompt, completion)?,
-            Row::PromptMessages { prompt, completion } => {
-                self.encode_chat_prompt(prompt, completion)?
+            Row::PromptMessages { prompt, completion, arguments } => {
+                self.encode_chat_prompt(prompt, completion, arguments)?
             }
         };
         let vocabulary = self.tokenizer.vocabulary();
@@ -147,12 +179,13 @@ impl Encoder {
     fn encode_text(&self, text: &str, starts: bool, ends: bool) -> Result<Document, DocumentError> {
         let content = self.tokenizer.encode(text, false)?;
         let mut tokens = Vec::with_capacity(content.len() + 2);
-        if starts {
+        // A text that has them itself begins and ends once.
+        if starts && !self.begins(&content) {
             tokens.extend_from_slice(self.tokenizer.starts());
         }
         tokens.extend(content);
         if ends {
-            tokens.extend(self.end()?);
+            self.end(&mut tokens)?;
         }
         let mut document = Document { classes: vec![Class::Target; tokens.len()], tokens };
         if starts {
@@ -161,14 +194,31 @@ impl Encoder {
         Ok(document)
     }
 
-    fn encode_chat(&self, messages: &Messages) -> Result<Document, DocumentError> {
+    fn encode_chat(
+        &self,
+        messages: &Messages,
+        arguments: &Arguments,
+    ) -> Result<Document, DocumentError> {
         let template = self.template.as_ref().ok_or(DocumentError::NoTemplate)?;
+        let (messages, trained) = weights(messages)?;
+        let is_weighted = trained.contains(&false);
         let mut document = if self.train_on == TrainOn::All {
-            let tokens = self.tokenizer.encode(&template.render(messages)?, false)?;
+            if is_weighted {
+                return Err(DocumentError::WeightOfAll);
+            }
+            let tokens = self.tokenizer.encode(&template.render(&messages, arguments)?, false)?;
             Document { classes: vec![Class::Target; tokens.len()], tokens }
         } else {
-            let rendered = template.render_masked(messages)?;
+            let mut rendered = template.render_masked(&messages, arguments)?;
             let encoded = self.tokenizer.encode_with_offsets(&rendered.text, false)?;
+            if is_weighted {
+                let (parts, answers) = (rendered.generated.len(), trained.len());
+                if parts != answers {
+                    return Err(DocumentError::WeightOfParts { parts, answers });
+                }
+                let mut trained = trained.iter();
+                rendered.generated.retain(|_| trained.next() == Some(&true));
+            }
             let mask = assistant_mask(&encoded, &rendered.generated);
             let classes = mask.into_iter().map(class_of).collect();
             Document { tokens: encoded.tokens, classes }
@@ -179,13 +229,15 @@ impl Encoder {
 
     fn encode_prompt(&self, prompt: &str, completion: &str) -> Result<Document, DocumentError> {
         let mut document = Document::default();
-        for token in self.tokenizer.starts() {
-            document.push(*token, class_of(self.train_on == TrainOn::All));
-        }
         self.encode_behind(&format!("{prompt}{completion}"), prompt, &mut document)?;
-        for token in self.end()? {
-            document.push(token, Class::Target);
+        if !self.begins(&document.tokens) {
+            let starts = self.tokenizer.starts();
+            document.tokens.splice(..0, starts.iter().copied());
+            let class = class_of(self.train_on == TrainOn::All);
+            document.classes.splice(..0, starts.iter().map(|_| class));
         }
+        self.end(&mut document.tokens)?;
+        document.classes.resize(document.tokens.len(), Class::Target);
         document.begin();
         Ok(document)
     }
@@ -194,11 +246,16 @@ impl Encoder {
         &self,
         prompt: &Messages,
         completion: &Messages,
+        arguments: &Arguments,
     ) -> Result<Document, DocumentError> {
         let template = self.template.as_ref().ok_or(DocumentError::NoTemplate)?;
-        let chat = [prompt.as_slice(), completion].concat();
-        let text = template.render(&chat)?;
-        let prompt = template.render_prompt(prompt)?;
+        let ((prompt, _), (completion, trained)) = (weights(prompt)?, weights(completion)?);
+        if trained.contains(&false) {
+            return Err(DocumentError::WeightOfCompletion);
+        }
+        let chat = [prompt.as_slice(), &completion].concat();
+        let text = template.render(&chat, arguments)?;
+        let prompt = template.render_prompt(&prompt, arguments)?;
         if self.train_on == TrainOn::Responses && !text.starts_with(&prompt) {
             return Err(DocumentError::PromptChanges);
         }
@@ -223,15 +280,58 @@ impl Encoder {
         Ok(())
     }
 
-    /// The tokens behind a text: those that the tokenizer adds, and `eos` if it is not among them.
-    fn end(&self) -> Result<Vec<u32>, DocumentError> {
-        let mut tokens = self.tokenizer.ends().to_vec();
-        let eos = self.tokenizer.eos().ok_or(DocumentError::NoEos)?;
-        if tokens.last() != Some(&eos) {
-            tokens.push(eos);
-        }
-        Ok(tokens)
+    /// Whether a text has the tokens itself that the tokenizer adds before one.
+    fn begins(&self, content: &[u32]) -> bool {
+        let starts = self.tokenizer.starts();
+        !starts.is_empty() && content.starts_with(starts)
     }
+
+    /// Appends the tokens behind a text, unless it ends with them itself: those that the tokenizer adds,
+    /// and `eos` if it is not among them.
+    fn end(&self, tokens: &mut Vec<u32>) -> Result<(), DocumentError> {
+        let mut end = self.tokenizer.ends().to_vec();
+        let eos = self.tokenizer.eos().ok_or(DocumentError::NoEos)?;
+        if end.last() != Some(&eos) {
+            end.push(eos);
+        }
+        if !tokens.ends_with(&end) {
+            tokens.extend(end);
+        }
+        Ok(())
+    }
+}
+
+/// The keys with which a message says whether it is trained on, as OpenAI and axolotl have them.
+const WEIGHTS: [&str; 2] = ["weight", "train"];
+
+/// The messages without their weights, and whether each of the assistant's is trained on.
+fn weights(messages: &Messages) -> Result<(Messages, Vec<bool>), DocumentError> {
+    let mut trained = Vec::new();
+    let mut plain = messages.clone();
+    for (number, message) in plain.iter_mut().enumerate() {
+        let is_answer = message.get("role").and_then(Json::as_text) == Some("assistant");
+        let mut own = true;
+        for key in WEIGHTS {
+            let Some(value) = message.remove(key) else { continue };
+            let weight = match &value {
+                Json::Bool(flag) => Some(*flag),
+                Json::Number(number) if number.as_f64() == Some(0.0) => Some(false),
+                Json::Number(number) if number.as_f64() == Some(1.0) => Some(true),
+                _ => None,
+            };
+            own &= match weight {
+                Some(weight) if is_answer || !weight => weight,
+                _ => {
+                    let value = serde_json::to_string(&value).unwrap_or_default();
+                    return Err(DocumentError::Weight { number: number + 1, key, value });
+                }
+            };
+        }
+        if is_answer {
+            trained.push(own);
+        }
+    }
+    Ok((plain, trained))
 }
 
 const fn class_of(target: bool) -> Class {
@@ -239,6 +339,12 @@ const fn class_of(target: bool) -> Class {
 }
 
 impl Document {
+    /// Whether nothing is learnt from it. A document that begins in another block may have targets
+    /// there.
+    pub(crate) fn has_no_target(&self) -> bool {
+        !self.classes.contains(&Class::Target)
+    }
+
     fn push(&mut self, token: u32, class: Class) {
         self.tokens.push(token);
         self.classes.push(class);

@@ -1,5 +1,7 @@
 //! The tokenizer of a model's folder, as Hugging Face lays it out.
 
+mod added;
+mod kind;
 mod scan;
 mod steps;
 
@@ -21,6 +23,13 @@ const MAX_TOKENIZER_BYTES: u64 = 128 << 20;
 /// Largest other file of a model's folder, in bytes.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
+/// The beginning of a pointer that Git LFS leaves in place of a file.
+const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
+
+/// Files of tokenizers that are not read here.
+const OTHER_KINDS: [&str; 5] =
+    ["tokenizer.model", "tekken.json", "tiktoken.model", "vocab.json", "vocab.txt"];
+
 /// Why a folder's tokenizer cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
@@ -31,6 +40,22 @@ pub enum TokenizerError {
         path: PathBuf,
         /// The error of the file system.
         source: io::Error,
+    },
+    /// The folder has a tokenizer of another kind.
+    #[error(
+        "{base} has {found} and no tokenizer.json: load it with transformers (AutoTokenizer.from_pretrained) and write it with save_pretrained, which makes one", base = base.display()
+    )]
+    OtherKind {
+        /// The folder.
+        base: PathBuf,
+        /// The file that it has instead.
+        found: &'static str,
+    },
+    /// A pointer in place of the file.
+    #[error("{path} is a Git LFS pointer and not the file itself: fetch it with `git lfs pull`", path = path.display())]
+    Pointer {
+        /// The file.
+        path: PathBuf,
     },
     /// A file is too large.
     #[error("{path} has more than {most} bytes, the most for such a file: fetch the model again, or use another", path = path.display())]
@@ -63,16 +88,6 @@ pub enum TokenizerError {
         path: PathBuf,
         /// The key, its value and its range.
         problem: Box<OutOfRange>,
-    },
-    /// The tokenizer has more tokens than the model.
-    #[error(
-        "the tokenizer has {tokenizer} tokens, but config.json has vocab_size {model}: use the model's own tokenizer, or enlarge its embedding"
-    )]
-    Vocabulary {
-        /// Largest id of the tokenizer, plus one.
-        tokenizer: u64,
-        /// `vocab_size` of config.json.
-        model: u64,
     },
     /// A text cannot be encoded.
     #[error("the tokenizer refuses a text: {0}; remove the text")]
@@ -108,25 +123,25 @@ pub struct TextTokenizer {
 }
 
 impl TextTokenizer {
-    /// Loads the tokenizer of a model's folder: `tokenizer.json`, and where they exist
-    /// `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json` and
-    /// `config.json`.
+    /// Loads the tokenizer of a model's folder, as `AutoTokenizer` of `transformers` does:
+    /// `tokenizer.json`, and where they exist `tokenizer_config.json`, `special_tokens_map.json`,
+    /// `added_tokens.json`, `generation_config.json` and `config.json`.
     ///
     /// # Errors
-    /// If a file cannot be read or is invalid, or the tokenizer has more tokens than the model.
+    /// If a file cannot be read or is invalid.
     pub fn load(base: &Path) -> Result<Self, TokenizerError> {
         let path = base.join("tokenizer.json");
-        let bytes = read_capped(&path, MAX_TOKENIZER_BYTES)?;
         let invalid = |reason: String| TokenizerError::Tokenizer { path: path.clone(), reason };
-        scan::scan(&bytes).map_err(out_of_range(&path))?;
-        let mut tokenizer = guarded(|| Tokenizer::from_bytes(&bytes)).map_err(invalid)?;
-        // Rows are cut and padded here, not by the tokenizer.
-        tokenizer.with_padding(None);
-        tokenizer.with_truncation(None).map_err(|error| invalid(error.to_string()))?;
-
         let config = read_json(&base.join("config.json"))?;
         let generation = read_json(&base.join("generation_config.json"))?;
-        let special = special_tokens(base)?;
+        let files = added::Files {
+            config: read_json(&base.join("tokenizer_config.json"))?,
+            map: read_json(&base.join("special_tokens_map.json"))?,
+            added: read_json(&base.join("added_tokens.json"))?,
+        };
+        let bytes = tokenizer_bytes(base, &path)?;
+        let tokenizer = build(&path, &bytes, &files, &config)?;
+        let special = files.special();
 
         let largest = tokenizer.get_vocab(true).into_values().max();
         let used = largest.map_or(0, |id| u64::from(id) + 1);
@@ -142,9 +157,8 @@ impl TextTokenizer {
                 let problem = OutOfRange::above("the largest id", used - 1, most - 1);
                 return Err(out_of_range(&path)(problem));
             }
-            Some(model) if model < used => {
-                return Err(TokenizerError::Vocabulary { tokenizer: used, model });
-            }
+            // Tokens without a row of the embedding do no harm until a text has one, and then the
+            // text is refused.
             Some(model) => model,
             None => used,
         };
@@ -272,6 +286,50 @@ impl TextTokenizer {
     }
 }
 
+/// The bytes of `tokenizer.json`, or what the folder has instead.
+fn tokenizer_bytes(base: &Path, path: &Path) -> Result<Vec<u8>, TokenizerError> {
+    let other = OTHER_KINDS.into_iter().find(|name| base.join(name).exists());
+    if let Some(found) = other
+        && !path.exists()
+    {
+        return Err(TokenizerError::OtherKind { base: base.to_owned(), found });
+    }
+    let bytes = read_capped(path, MAX_TOKENIZER_BYTES)?;
+    match bytes.starts_with(POINTER) {
+        true => Err(TokenizerError::Pointer { path: path.to_owned() }),
+        false => Ok(bytes),
+    }
+}
+
+/// The tokenizer of `tokenizer.json`, with what its class and the files beside it change.
+fn build(
+    path: &Path,
+    bytes: &[u8],
+    files: &added::Files,
+    config: &Value,
+) -> Result<Tokenizer, TokenizerError> {
+    let invalid = |reason: String| TokenizerError::Tokenizer { path: path.to_owned(), reason };
+    scan::scan(bytes).map_err(out_of_range(path))?;
+    let mut tokenizer = if kind::rebuilds(files, config, bytes) {
+        let mut value: Value = serde_json::from_slice(bytes)
+            .map_err(|source| TokenizerError::Json { path: path.to_owned(), source })?;
+        kind::rebuild(files, &mut value);
+        let bytes = value.to_string().into_bytes();
+        guarded(|| Tokenizer::from_bytes(&bytes)).map_err(invalid)?
+    } else {
+        guarded(|| Tokenizer::from_bytes(bytes)).map_err(invalid)?
+    };
+    kind::set_prefix(files, config, &mut tokenizer);
+    added::complete(&mut tokenizer, files).map_err(|failure| match failure {
+        added::Failure::Range(problem) => out_of_range(path)(problem),
+        added::Failure::Library(reason) => invalid(reason),
+    })?;
+    // Rows are cut and padded here, not by the tokenizer.
+    tokenizer.with_padding(None);
+    tokenizer.with_truncation(None).map_err(|error| invalid(error.to_string()))?;
+    Ok(tokenizer)
+}
+
 /// Adds the path to a value that is out of range.
 fn out_of_range(path: &Path) -> impl FnOnce(OutOfRange) -> TokenizerError {
     let path = path.to_owned();
@@ -298,25 +356,6 @@ fn added_around(tokenizer: &Tokenizer) -> Result<(Vec<u32>, Vec<u32>), String> {
     let start = start.unwrap_or_default();
     let end = (start + without.len()).min(with.len());
     Ok((with[..start].to_vec(), with[end..].to_vec()))
-}
-
-/// The special tokens by name. `tokenizer_config.json` goes before `special_tokens_map.json`.
-fn special_tokens(base: &Path) -> Result<BTreeMap<String, String>, TokenizerError> {
-    let mut special = BTreeMap::new();
-    for file in ["tokenizer_config.json", "special_tokens_map.json"] {
-        let values = read_json(&base.join(file))?;
-        let Some(values) = values.as_object() else { continue };
-        for (key, token) in values.iter().filter(|(key, _)| key.ends_with("_token")) {
-            let text = match token {
-                Value::String(text) => Some(text.as_str()),
-                other => other.get("content").and_then(Value::as_str),
-            };
-            if let Some(text) = text {
-                special.entry(key.clone()).or_insert_with(|| text.to_owned());
-            }
-        }
-    }
-    Ok(special)
 }
 
 /// The ids in a value, which is one id or a list of ids.

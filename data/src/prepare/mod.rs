@@ -9,7 +9,7 @@ mod options;
 mod pipeline;
 mod state;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
 use std::io::Write;
 use std::num::NonZero;
@@ -77,9 +77,12 @@ pub enum PrepareError {
     Empty(u64),
     /// No training document has a label.
     #[error(
-        "no training document has a target: use --train-on all, a smaller --held-out, or longer documents"
+        "no training document has a target: {hint}use --train-on all, a smaller --held-out, or longer documents"
     )]
-    NoTargets,
+    NoTargets {
+        /// What the chats without a target have in common.
+        hint: String,
+    },
     /// The folder holds finished data.
     #[error("{folder} holds prepared data: name another folder, or remove it", folder = folder.display())]
     Exists {
@@ -159,7 +162,7 @@ pub fn prepare(
         return Err(PrepareError::Exists { folder: out.to_owned() });
     }
     let read = ReadOptions { line_bytes: options.line_bytes, ..ReadOptions::default() };
-    let files = find(&options.sources)?;
+    let files = find(&options.sources, options.split.as_ref())?.files;
     let kind = detect(&files, options.format, &read)?;
     let (encoder, arguments) = set_up(options, &files, kind)?;
     let mut work = Work::begin(options, out, &encoder, arguments)?;
@@ -263,6 +266,8 @@ struct Work<'a> {
     train: List,
     held_out: List,
     rows: Vec<Row>,
+    /// Roles of chats without a target.
+    roles: BTreeSet<String>,
 }
 
 impl<'a> Work<'a> {
@@ -320,6 +325,7 @@ impl<'a> Work<'a> {
             train,
             held_out,
             rows,
+            roles: BTreeSet::new(),
         })
     }
 
@@ -331,13 +337,18 @@ impl<'a> Work<'a> {
 
     /// Packs and writes a document. Returns whether a shard became complete.
     fn take(&mut self, encoded: Encoded) -> Result<bool, WriteError> {
-        let Encoded { document, number, starts, place } = encoded;
+        let Encoded { document, number, starts, place, roles } = encoded;
         self.place = place;
         let Some(document) = document else {
             self.documents.empty += 1;
             return Ok(false);
         };
         self.tokens += document.tokens.len() as u64;
+        if starts && document.has_no_target() {
+            self.documents.without_target += 1;
+            let room = pipeline::MOST_ROLES.saturating_sub(self.roles.len());
+            self.roles.extend(roles.into_iter().take(room));
+        }
         let (list, count) = if self.options.holds_out(number) {
             (&mut self.held_out, &mut self.documents.held_out)
         } else {
@@ -372,7 +383,7 @@ impl<'a> Work<'a> {
 
     /// Writes the remaining rows and the index.
     fn finish(mut self, encoder: &Encoder) -> Result<Index, PrepareError> {
-        let Documents { train, held_out, empty } = self.documents;
+        let Documents { train, held_out, empty, .. } = self.documents;
         if train + held_out == 0 {
             return Err(PrepareError::Empty(empty));
         }
@@ -385,7 +396,17 @@ impl<'a> Work<'a> {
             [&self.train, &self.held_out].map(|list| list.writer.state().finished.clone());
         let train_totals = Totals::of(&train);
         if train_totals.targets == 0 {
-            return Err(PrepareError::NoTargets);
+            let roles: Vec<&str> = self.roles.iter().map(String::as_str).collect();
+            let hint = match roles.is_empty() {
+                true => String::new(),
+                false => format!(
+                    "the chats have the roles {}, and the chat template marks nothing that they say: \
+                     rename them to those of the template (user and assistant), or give another with \
+                     --chat-template FILE; or else ",
+                    roles.join(", ")
+                ),
+            };
+            return Err(PrepareError::NoTargets { hint });
         }
         self.save()?;
         let tokenizer = encoder.tokenizer();

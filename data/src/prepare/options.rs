@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::document::TrainOn;
 use crate::pack::Packing;
-use crate::source::{DEFAULT_LINE_BYTES, Format};
+use crate::source::{DEFAULT_LINE_BYTES, Format, Split};
 use crate::template::Date;
 
 use super::PrepareError;
@@ -21,6 +21,8 @@ pub struct PrepareOptions {
     pub sources: Vec<String>,
     /// The model's folder, with the tokenizer.
     pub base: PathBuf,
+    /// The split to take of folders that have several; `None` takes `train` where there is one.
+    pub split: Option<Split>,
     /// The kind of rows of the sources.
     pub format: Format,
     /// The targets in chats, and in prompts with a completion.
@@ -54,6 +56,7 @@ impl PrepareOptions {
         Self {
             sources,
             base,
+            split: None,
             format: Format::Auto,
             train_on: TrainOn::Responses,
             context,

@@ -17,6 +17,9 @@ use crate::source::{self, RawContent, RawRow, ReadOptions, Row, RowKind, SourceF
 const BATCH_BYTES: usize = 1 << 18;
 /// Most rows of a batch.
 const BATCH_ROWS: usize = 1 << 10;
+/// Most roles of chats without a target that are named, and most characters of each.
+pub(super) const MOST_ROLES: usize = 8;
+const ROLE_CHARACTERS: usize = 32;
 /// Batches that wait before and behind each worker.
 const QUEUE: usize = 2;
 
@@ -43,6 +46,8 @@ pub(super) struct Encoded {
     pub(super) starts: bool,
     /// The place behind the row.
     pub(super) place: Place,
+    /// The roles of a chat that has no target.
+    pub(super) roles: Vec<String>,
 }
 
 /// The documents of a batch, and the error behind them.
@@ -157,7 +162,7 @@ fn encode_row(
     let row = Row::parse(row, input.kind, path)?;
     let (starts, ends) = match &row {
         Row::Text { starts, ends, .. } => (*starts, *ends),
-        Row::Messages(_) | Row::Prompt { .. } | Row::PromptMessages { .. } => (true, true),
+        Row::Messages { .. } | Row::Prompt { .. } | Row::PromptMessages { .. } => (true, true),
     };
     let number = if ends { place.documents - 1 } else { place.documents };
     let document = if row.is_empty() {
@@ -167,5 +172,21 @@ fn encode_row(
         let error = |source| PrepareError::Row { path: path.clone(), row: line, source };
         Some(encoded.map_err(error)?)
     };
-    Ok(Encoded { document, number, starts, place })
+    let untaught = document.as_ref().is_some_and(Document::has_no_target);
+    let roles = if untaught { roles(&row) } else { Vec::new() };
+    Ok(Encoded { document, number, starts, place, roles })
+}
+
+/// The roles of a chat, shortened.
+fn roles(row: &Row) -> Vec<String> {
+    let Row::Messages { messages, .. } = row else { return Vec::new() };
+    let texts = messages.iter().filter_map(|message| message.get("role")?.as_text());
+    let mut roles: Vec<String> = Vec::new();
+    for role in texts {
+        let role: String = role.chars().take(ROLE_CHARACTERS).collect();
+        if roles.len() < MOST_ROLES && !roles.contains(&role) {
+            roles.push(role);
+        }
+    }
+    roles
 }

@@ -117,6 +117,13 @@ pub struct Documents {
     pub held_out: u64,
     /// Documents without text, which were skipped.
     pub empty: u64,
+    /// Documents of both lists from which nothing is learnt: none of their tokens is a target.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub without_target: u64,
+}
+
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// The description of prepared data: `index.json`.

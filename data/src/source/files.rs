@@ -1,5 +1,6 @@
 //! Finds the files of sources.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -11,9 +12,30 @@ use shoal_protocol::inside;
 use super::SourceError;
 use super::compressed::{Bounded, Counted, MOST_RATIO, RatioExceeded, WINDOW_LOG};
 use super::glob;
+use super::split::Split;
 
 /// Buffer between a file and its reader, in bytes.
 const BUFFER_BYTES: usize = 1 << 18;
+
+/// The mark before a text in UTF-8, which is no part of it.
+pub(super) const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// Files of JSON that describe a folder and have no rows.
+const DESCRIPTIONS: [&str; 4] =
+    ["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
+
+/// Refuses a file that begins as one in UTF-16.
+pub(super) fn refuse_encoding(path: &Path, beginning: &[u8]) -> Result<(), SourceError> {
+    let marked = beginning.starts_with(&[0xff, 0xfe]) || beginning.starts_with(&[0xfe, 0xff]);
+    let has_zeros = beginning.first_chunk::<4>().is_some_and(|bytes| {
+        let zeros = bytes.map(|byte| byte == 0);
+        zeros == [true, false, true, false] || zeros == [false, true, false, true]
+    });
+    match marked || has_zeros {
+        true => Err(SourceError::Encoding { path: path.to_owned() }),
+        false => Ok(()),
+    }
+}
 
 /// How a file holds rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +87,7 @@ impl SourceFile {
         let ends = |endings: &[&str]| endings.iter().any(|ending| stem.ends_with(ending));
         let container = if ends(&[".txt", ".md"]) {
             Container::Text
-        } else if ends(&[".jsonl", ".ndjson", ".json-lines"]) {
+        } else if ends(&[".jsonl", ".ndjson", ".json-lines", ".json"]) {
             Container::Lines
         } else if ends(&[".parquet"]) && compression == Compression::None {
             Container::Parquet
@@ -105,7 +127,18 @@ pub(super) fn read_error(path: &Path) -> impl FnOnce(io::Error) -> SourceError {
     }
 }
 
-/// The files of `sources`, in order. A source is a file, a folder, or a pattern with `*`, `?`,
+/// The files of sources.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Found {
+    /// The files to read, in order.
+    pub files: Vec<SourceFile>,
+    /// The split that is taken of a folder that has several.
+    pub split: Option<Split>,
+    /// Files of other splits, which are left out, by split.
+    pub left_out: BTreeMap<String, u64>,
+}
+
+/// The files of `sources`, in order. Of a folder with splits it is those of `split`, or of `train`. A source is a file, a folder, or a pattern with `*`, `?`,
 /// `[...]` or `**`.
 ///
 /// Files of a folder or pattern are in the byte order of their paths; hidden ones and those of
@@ -117,9 +150,9 @@ pub(super) fn read_error(path: &Path) -> impl FnOnce(io::Error) -> SourceError {
 /// here. A link that is itself the source is followed anywhere.
 ///
 /// # Errors
-/// If a source cannot be read, is of no known kind, or has no file.
-pub fn find(sources: &[String]) -> Result<Vec<SourceFile>, SourceError> {
-    let mut files = Vec::new();
+/// If a source cannot be read, is of no known kind, has no file, or has not the split.
+pub fn find(sources: &[String], split: Option<&Split>) -> Result<Found, SourceError> {
+    let mut all = Found::default();
     for source in sources {
         let path = Path::new(source);
         if path.is_dir() {
@@ -130,7 +163,7 @@ pub fn find(sources: &[String]) -> Result<Vec<SourceFile>, SourceError> {
             if found.is_empty() {
                 return Err(SourceError::NoFile(source.clone()));
             }
-            files.extend(found);
+            all.take(path, found, split)?;
         } else if glob::is_pattern(source) && !path.exists() {
             let folder = glob::fixed_folder(source);
             let mut paths = walk(&folder)?;
@@ -139,20 +172,69 @@ pub fn find(sources: &[String]) -> Result<Vec<SourceFile>, SourceError> {
             if found.is_empty() {
                 return Err(SourceError::NoFile(source.clone()));
             }
-            files.extend(found);
+            all.files.extend(found);
         } else {
             fs::metadata(path).map_err(read_error(path))?;
             let file = SourceFile::of(path)?;
-            files.push(file.ok_or_else(|| SourceError::Kind { path: path.to_owned() })?);
+            all.files.push(file.ok_or_else(|| SourceError::Kind { path: path.to_owned() })?);
         }
     }
-    Ok(files)
+    Ok(all)
+}
+
+impl Found {
+    /// Takes the files of a folder that belong to a split.
+    fn take(
+        &mut self,
+        folder: &Path,
+        found: Vec<SourceFile>,
+        split: Option<&Split>,
+    ) -> Result<(), SourceError> {
+        let of =
+            |file: &SourceFile| Split::of(file.path.strip_prefix(folder).unwrap_or(&file.path));
+        let splits: BTreeSet<Option<Split>> = found.iter().map(of).collect();
+        let chosen = match split {
+            Some(Split::All) => None,
+            Some(split) => Some(Some(*split)),
+            None if splits.len() < 2 => None,
+            None if splits.contains(&Some(Split::Train)) => Some(Some(Split::Train)),
+            // Other files than those of a named split are to train on, if there are any.
+            None => Some(None),
+        };
+        let Some(chosen) = chosen else {
+            self.files.extend(found);
+            return Ok(());
+        };
+        if !splits.contains(&chosen) {
+            let names = splits.into_iter().map(|split| split.map_or("unnamed", Split::name));
+            return Err(SourceError::NoSplit {
+                folder: folder.to_owned(),
+                split: chosen.map_or("train", Split::name),
+                found: names.collect::<Vec<_>>().join(", "),
+            });
+        }
+        self.split = chosen.or(self.split);
+        for file in found {
+            match of(&file) {
+                own if own == chosen => self.files.push(file),
+                own => {
+                    let name = own.map_or("unnamed", Split::name).to_owned();
+                    *self.left_out.entry(name).or_default() += 1;
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Describes the files of a folder that are of a known kind.
 fn describe(folder: &Path, paths: &[PathBuf]) -> Result<Vec<SourceFile>, SourceError> {
     let mut files = Vec::new();
     for path in paths {
+        let name = path.file_name().unwrap_or_default();
+        if DESCRIPTIONS.iter().any(|own| name == *own) {
+            continue;
+        }
         if let Some(file) = SourceFile::of(path)? {
             refuse_outside(folder, path)?;
             files.push(file);

@@ -124,6 +124,27 @@ impl Json {
         }
     }
 
+    /// The items of a list.
+    #[must_use]
+    pub fn as_list(&self) -> Option<&[Self]> {
+        match self {
+            Self::List(list) => Some(list),
+            _ => None,
+        }
+    }
+
+    /// Whether it is null, or a text, list or object without content.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::Null => true,
+            Self::Text(text) => text.is_empty(),
+            Self::List(list) => list.is_empty(),
+            Self::Object(object) => object.0.is_empty(),
+            Self::Bool(_) | Self::Number(_) => false,
+        }
+    }
+
     /// Bytes of all texts in the value.
     #[must_use]
     pub fn text_bytes(&self) -> usize {
@@ -131,6 +152,19 @@ impl Json {
             Self::Text(text) => text.len(),
             Self::List(list) => list.iter().map(Self::text_bytes).sum(),
             Self::Object(object) => object.iter().map(|(_, value)| value.text_bytes()).sum(),
+            _ => 0,
+        }
+    }
+
+    /// Bytes of all texts and keys in the value.
+    #[must_use]
+    pub fn all_bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::List(list) => list.iter().map(Self::all_bytes).sum(),
+            Self::Object(object) => {
+                object.iter().map(|(key, value)| key.len() + value.all_bytes()).sum()
+            }
             _ => 0,
         }
     }

@@ -6,17 +6,20 @@ mod glob;
 mod json;
 mod lines;
 mod parquet;
+mod python;
 mod row;
+mod split;
 mod text;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-pub use files::{Compression, Container, SourceFile, find};
+pub use files::{Compression, Container, Found, SourceFile, find};
 pub use glob::matches;
 pub use json::{Json, Object};
-pub use row::{Format, FormatError, Messages, Row, RowKind};
+pub use row::{Arguments, Format, FormatError, Messages, Row, RowKind};
+pub use split::{Split, SplitError};
 
 /// Most bytes of a line of JSON, unless another cap is given.
 pub const DEFAULT_LINE_BYTES: usize = 16 << 20;
@@ -34,14 +37,16 @@ pub enum SourceError {
     },
     /// A file of a kind that is not read.
     #[error(
-        "{path} is of no known kind: use .txt, .md, .jsonl or .ndjson, each also with .gz or .zst, or .parquet", path = path.display()
+        "{path} is of no known kind: use .txt, .md, .json, .jsonl or .ndjson, each also with .gz or .zst, or .parquet", path = path.display()
     )]
     Kind {
         /// The file.
         path: PathBuf,
     },
     /// A folder or pattern without a file of a known kind.
-    #[error("{0} has no .txt, .md, .jsonl or .parquet file: name another file, folder or pattern")]
+    #[error(
+        "{0} has no .txt, .md, .json, .jsonl or .parquet file: name another file, folder or pattern"
+    )]
     NoFile(String),
     /// A file of a folder that is a link to a file elsewhere.
     #[error(
@@ -54,6 +59,22 @@ pub enum SourceError {
         target: PathBuf,
         /// The folder that is a source.
         folder: PathBuf,
+    },
+    /// A file that is not UTF-8 but UTF-16.
+    #[error("{path} is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`", path = path.display())]
+    Encoding {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A folder without files of the split that is asked for.
+    #[error("{folder} has no split {split}, but {found}: name one with --split, or `--split all`", folder = folder.display())]
+    NoSplit {
+        /// The folder.
+        folder: PathBuf,
+        /// The split.
+        split: &'static str,
+        /// The splits that it has.
+        found: String,
     },
     /// A compressed file that is far larger than it looks.
     #[error(
@@ -106,6 +127,16 @@ pub enum SourceError {
         key: &'static str,
         /// The right type.
         expected: &'static str,
+    },
+    /// A column that would be left out although it says something.
+    #[error("{path}, row {row}: `{key}` is not trained on here: take the column or the row out", path = path.display())]
+    Unused {
+        /// The file.
+        path: PathBuf,
+        /// The row, from 1.
+        row: u64,
+        /// The key.
+        key: &'static str,
     },
     /// A first row whose keys fit no format.
     #[error(

@@ -46,6 +46,9 @@ impl Table {
             let missing = || SourceError::NoKey { path: file.path.clone(), row: 1, key };
             fields.push(field.ok_or_else(missing)?.clone());
         }
+        let further = kind.further_keys();
+        let further = schema.get_fields().iter().filter(|field| further.contains(&field.name()));
+        fields.extend(further.cloned());
         let projection = Type::group_type_builder(schema.name()).with_fields(fields).build();
         let projection = projection.map_err(|error| damaged(&file.path, 0, &error))?;
         Ok(Self {

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use serde::Deserialize;
 
 use super::json::{Json, Object};
+use super::python;
 use super::{RawContent, RawRow, SourceError};
 
 /// The kind of rows that sources are said to have.
@@ -84,6 +85,15 @@ impl RowKind {
         }
     }
 
+    /// Further keys that such a row may have and that count, those that are refused included.
+    #[must_use]
+    pub fn further_keys(self) -> Vec<&'static str> {
+        match self {
+            Self::Text => Vec::new(),
+            Self::Messages | Self::Prompt => ARGUMENTS.into_iter().chain(REFUSED).collect(),
+        }
+    }
+
     /// The kind of a row with these keys.
     #[must_use]
     pub fn of_keys(keys: &[String]) -> Option<Self> {
@@ -94,6 +104,22 @@ impl RowKind {
 
 /// The messages of a chat; each is an object with at least a `role`.
 pub type Messages = Vec<Object>;
+
+/// What a row of a chat gives its template besides the messages.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Arguments {
+    /// The value of `tools`: null, or the functions that the assistant may call.
+    pub tools: Json,
+    /// The values of `chat_template_kwargs`.
+    pub others: Object,
+}
+
+/// Columns that models of other kinds are trained on. What they say cannot be left out in silence.
+const REFUSED: [&str; 8] =
+    ["images", "image", "videos", "video", "audios", "audio", "functions", "documents"];
+
+/// Columns that chats have besides their own keys.
+const ARGUMENTS: [&str; 2] = ["tools", "chat_template_kwargs"];
 
 /// A parsed row.
 #[derive(Debug, Clone, PartialEq)]
@@ -108,7 +134,12 @@ pub enum Row {
         ends: bool,
     },
     /// A chat.
-    Messages(Messages),
+    Messages {
+        /// The messages.
+        messages: Messages,
+        /// What else the template sees.
+        arguments: Arguments,
+    },
     /// A prompt and its completion.
     Prompt {
         /// Context only.
@@ -122,6 +153,8 @@ pub enum Row {
         prompt: Messages,
         /// The targets.
         completion: Messages,
+        /// What else the template sees.
+        arguments: Arguments,
     },
 }
 
@@ -132,6 +165,25 @@ struct Columns {
     messages: Option<Json>,
     prompt: Option<Json>,
     completion: Option<Json>,
+    tools: Option<Json>,
+    chat_template_kwargs: Option<Json>,
+    images: Option<Presence>,
+    image: Option<Presence>,
+    videos: Option<Presence>,
+    video: Option<Presence>,
+    audios: Option<Presence>,
+    audio: Option<Presence>,
+    functions: Option<Presence>,
+    documents: Option<Presence>,
+}
+
+/// Whether a value says anything: it is neither null nor an empty text, list or object.
+struct Presence(bool);
+
+impl<'de> Deserialize<'de> for Presence {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Json::deserialize(deserializer).map(|value| Self(!value.is_empty()))
+    }
 }
 
 /// The only key of a row of text. It avoids a copy of the others.
@@ -162,15 +214,26 @@ impl Row {
                 {
                     return Ok(Self::Text { text, starts: true, ends: true });
                 }
-                serde_json::from_slice(&line).map_err(json)?
+                parse_line(&line).map_err(json)?
             }
             RawContent::Columns(mut columns) => {
                 columns.remove_nulls();
+                let full = |value: Json| Presence(!value.is_empty());
                 Columns {
                     text: columns.remove("text"),
                     messages: columns.remove("messages"),
                     prompt: columns.remove("prompt"),
                     completion: columns.remove("completion"),
+                    tools: columns.remove("tools"),
+                    chat_template_kwargs: columns.remove("chat_template_kwargs"),
+                    images: columns.remove("images").map(full),
+                    image: columns.remove("image").map(full),
+                    videos: columns.remove("videos").map(full),
+                    video: columns.remove("video").map(full),
+                    audios: columns.remove("audios").map(full),
+                    audio: columns.remove("audio").map(full),
+                    functions: columns.remove("functions").map(full),
+                    documents: columns.remove("documents").map(full),
                 }
             }
         };
@@ -183,17 +246,65 @@ impl Row {
     pub fn is_empty(&self) -> bool {
         match self {
             Self::Text { text, starts, ends } => text.trim().is_empty() && *starts && *ends,
-            Self::Messages(messages) => messages.is_empty(),
+            Self::Messages { messages, .. } => messages.is_empty(),
             Self::Prompt { completion, .. } => completion.is_empty(),
             Self::PromptMessages { completion, .. } => completion.is_empty(),
         }
     }
 }
 
+/// Parses a line. Numbers that Python writes and JSON does not have become null: whether a value
+/// that counts may be null is seen later.
+fn parse_line(line: &[u8]) -> Result<Columns, serde_json::Error> {
+    serde_json::from_slice(line).or_else(|error| match python::to_json(line) {
+        Some(line) => serde_json::from_slice(&line),
+        None => Err(error),
+    })
+}
+
 impl Columns {
-    fn into_row(self, kind: RowKind, path: &Path, row: u64) -> Result<Row, SourceError> {
+    /// The first column that is refused and says something.
+    fn refused(&self) -> Option<&'static str> {
+        let values = [
+            &self.images,
+            &self.image,
+            &self.videos,
+            &self.video,
+            &self.audios,
+            &self.audio,
+            &self.functions,
+            &self.documents,
+        ];
+        let full = |(_, value): &(&str, &Option<Presence>)| value.as_ref().is_some_and(|own| own.0);
+        REFUSED.into_iter().zip(values).find(full).map(|(key, _)| key)
+    }
+
+    /// What the template of a chat sees besides the messages. A text is the JSON of the value.
+    fn arguments(&mut self) -> Result<Arguments, (&'static str, &'static str)> {
+        let tools = self.tools.take().map_or(Ok(Json::Null), parsed);
+        let tools = tools.ok().filter(|tools| matches!(tools, Json::Null | Json::List(_)));
+        let tools = tools.ok_or((ARGUMENTS[0], "a list of functions, or its JSON"))?;
+        let tools = if tools.is_empty() { Json::Null } else { tools };
+        let others = match self.chat_template_kwargs.take().map_or(Ok(Json::Null), parsed) {
+            Ok(Json::Null) => Object::default(),
+            Ok(Json::Object(others)) => others,
+            _ => return Err((ARGUMENTS[1], "an object, or its JSON")),
+        };
+        Ok(Arguments { tools, others })
+    }
+
+    fn into_row(mut self, kind: RowKind, path: &Path, row: u64) -> Result<Row, SourceError> {
         let wrong =
             |key, expected| SourceError::WrongType { path: path.to_owned(), row, key, expected };
+        let arguments = match kind {
+            RowKind::Text => Arguments::default(),
+            RowKind::Messages | RowKind::Prompt => {
+                if let Some(key) = self.refused() {
+                    return Err(SourceError::Unused { path: path.to_owned(), row, key });
+                }
+                self.arguments().map_err(|(key, expected)| wrong(key, expected))?
+            }
+        };
         let text = |value: Option<Json>, key| match value {
             Some(Json::Text(text)) => Ok(text),
             Some(_) => Err(wrong(key, "a text")),
@@ -201,11 +312,11 @@ impl Columns {
         };
         let messages = |value: Option<Json>, key| {
             let wrong = || wrong(key, "a list of objects with `role` and `content`");
-            match value {
-                Some(Json::List(list)) => {
+            match value.map(listed) {
+                Some(Some(list)) => {
                     list.into_iter().map(message).collect::<Option<Messages>>().ok_or_else(wrong)
                 }
-                Some(_) => Err(wrong()),
+                Some(None) => Err(wrong()),
                 None => Err(SourceError::NoKey { path: path.to_owned(), row, key }),
             }
         };
@@ -213,18 +324,56 @@ impl Columns {
             RowKind::Text => {
                 Ok(Row::Text { text: text(self.text, "text")?, starts: true, ends: true })
             }
-            RowKind::Prompt if matches!(self.prompt, Some(Json::List(_))) => {
+            RowKind::Prompt if matches!(self.prompt, Some(Json::List(_) | Json::Object(_))) => {
                 Ok(Row::PromptMessages {
                     prompt: messages(self.prompt, "prompt")?,
                     completion: messages(self.completion, "completion")?,
+                    arguments,
                 })
             }
+            RowKind::Prompt if arguments != Arguments::default() => Err(wrong(
+                "prompt",
+                "a list of messages where a row has tools or template arguments",
+            )),
             RowKind::Prompt => Ok(Row::Prompt {
                 prompt: text(self.prompt, "prompt")?,
                 completion: text(self.completion, "completion")?,
             }),
-            RowKind::Messages => messages(self.messages, "messages").map(Row::Messages),
+            RowKind::Messages => {
+                let messages = messages(self.messages, "messages")?;
+                Ok(Row::Messages { messages, arguments })
+            }
         }
+    }
+}
+
+/// A value, or the one whose JSON a text is.
+fn parsed(value: Json) -> Result<Json, serde_json::Error> {
+    match value {
+        Json::Text(text) if text.trim().is_empty() => Ok(Json::Null),
+        Json::Text(text) => serde_json::from_str(&text),
+        value => Ok(value),
+    }
+}
+
+/// The items of a list: also of one that is written as a text, and of an object of lists, as which
+/// older tables have a list of objects.
+fn listed(value: Json) -> Option<Vec<Json>> {
+    match parsed(value).ok()? {
+        Json::List(list) => Some(list),
+        Json::Object(columns) => {
+            let mut rows: Vec<Object> = Vec::new();
+            let count = columns.iter().next().and_then(|(_, column)| column.as_list())?.len();
+            rows.resize(count, Object::default());
+            for (key, column) in columns.iter() {
+                let column = column.as_list().filter(|column| column.len() == count)?;
+                for (row, value) in rows.iter_mut().zip(column) {
+                    row.insert(key.to_owned(), value.clone());
+                }
+            }
+            Some(rows.into_iter().map(Json::Object).collect())
+        }
+        _ => None,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::PathBuf;
 
-use super::files::{SourceFile, read_error};
+use super::files::{BYTE_ORDER_MARK, SourceFile, read_error, refuse_encoding};
 use super::{RawContent, RawRow, ReadOptions, SourceError};
 
 /// Longest block, in bytes.
@@ -48,6 +48,12 @@ impl Blocks {
         let wanted = (BLOCK_BYTES + 1).saturating_sub(self.pending.len()) as u64;
         let read = self.reader.by_ref().take(wanted).read_to_end(&mut self.pending);
         read.map_err(read_error(&self.path))?;
+        if self.number == 0 {
+            refuse_encoding(&self.path, &self.pending)?;
+            if self.pending.starts_with(BYTE_ORDER_MARK) {
+                self.pending.drain(..BYTE_ORDER_MARK.len());
+            }
+        }
         let ends = self.pending.len() <= BLOCK_BYTES;
         let end = if ends { self.pending.len() } else { cut(&self.pending[..BLOCK_BYTES]) };
         let rest = self.pending.split_off(end);

@@ -6,7 +6,7 @@
 use minijinja::{Error, State, Value};
 
 use super::Rendered;
-use crate::source::Object;
+use crate::source::{Arguments, Object};
 
 /// Name of the filter.
 pub(super) const FILTER: &str = "shoal_generation";
@@ -55,10 +55,13 @@ pub(super) struct Markers {
 
 impl Markers {
     /// Two characters that the messages do not contain.
-    pub(super) fn unused_in(messages: &[Object]) -> Self {
+    pub(super) fn unused_in(messages: &[Object], arguments: &Arguments) -> Self {
         let candidates = ('\u{10f000}'..='\u{10fffd}').rev();
-        let mut unused = candidates
-            .filter(|candidate| !messages.iter().any(|message| message.contains(*candidate)));
+        let has = |candidate: char| {
+            let mut objects = messages.iter().chain([&arguments.others]);
+            objects.any(|object| object.contains(candidate)) || arguments.tools.contains(candidate)
+        };
+        let mut unused = candidates.filter(|candidate| !has(*candidate));
         let open = unused.next().unwrap_or('\u{e000}');
         Self { open, close: unused.next().unwrap_or('\u{e001}') }
     }
@@ -103,7 +106,7 @@ mod tests {
     fn markers_avoid_the_messages() {
         let taken = ["\u{10fffd}", "\u{10fffb}"]
             .map(|text| Object::from_iter([("content".to_owned(), Json::Text(text.to_owned()))]));
-        let markers = Markers::unused_in(&taken);
+        let markers = Markers::unused_in(&taken, &Arguments::default());
         assert_eq!(markers, Markers { open: '\u{10fffc}', close: '\u{10fffa}' });
         let rendered = markers.extract("a\u{10fffc}ßb\u{10fffa}c\u{10fffc}\u{10fffa}");
         assert_eq!(rendered, Rendered { text: "aßbc".to_owned(), generated: vec![1..3, 4..4] });

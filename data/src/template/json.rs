@@ -158,11 +158,30 @@ fn key_text(key: &Value) -> String {
 }
 
 /// A number as Python writes it.
-fn number(value: &Value) -> String {
+pub(super) fn number(value: &Value) -> String {
     if value.is_integer() {
         return value.to_string();
     }
     f64::try_from(value.clone()).map_or_else(|_| value.to_string(), float)
+}
+
+/// Whether a value has a float that Python writes with an exponent.
+pub(super) fn has_exponent(state: &State, value: &Value, depth: usize) -> Result<bool, Error> {
+    limits::charge(state, 1)?;
+    match value.kind() {
+        ValueKind::Number => Ok(!value.is_integer() && number(value).contains('e')),
+        ValueKind::Seq | ValueKind::Map if depth <= MAX_DEPTH => {
+            let is_map = value.kind() == ValueKind::Map;
+            for item in value.try_iter()? {
+                let item = if is_map { value.get_item(&item)? } else { item };
+                if has_exponent(state, &item, depth + 1)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        }
+        _ => Ok(false),
+    }
 }
 
 /// The `repr` of a float in Python: the shortest digits that give it back, with an exponent below

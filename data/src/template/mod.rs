@@ -15,7 +15,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest, Serde, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
-use crate::source::{Messages, Object};
+use crate::source::{Arguments, Messages, Object};
 use crate::tokenizer::{Encoded, TokenizerError, read_json};
 
 pub use date::{Date, DateError};
@@ -140,7 +140,9 @@ impl ChatTemplate {
         special: &BTreeMap<String, String>,
         date: Option<Date>,
     ) -> Result<Self, TemplateError> {
-        let (translated, marked) = generation::translate(source);
+        // Python's Jinja has one kind of line end, whatever the file has.
+        let unified = source.replace("\r\n", "\n").replace('\r', "\n");
+        let (translated, marked) = generation::translate(&unified);
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|error| TemplateError::Syntax(describe(&error)))?);
@@ -148,6 +150,7 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(limits::call_method);
         environment.add_filter(generation::FILTER, generation::mark);
         environment.add_filter("tojson", json::tojson);
+        environment.add_test("sequence", is_sequence);
         environment.add_function("raise_exception", raise_exception);
         if let Some(date) = date {
             environment.add_function("strftime_now", move |format: &str| date.format(format));
@@ -204,40 +207,60 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// If the template refuses the chat.
-    pub fn render(&self, messages: &Messages) -> Result<String, TemplateError> {
-        Ok(self.render_marked(messages, false)?.text)
+    pub fn render(
+        &self,
+        messages: &Messages,
+        arguments: &Arguments,
+    ) -> Result<String, TemplateError> {
+        Ok(self.render_marked(messages, arguments, false)?.text)
     }
 
     /// The text of the beginning of a chat, up to where the assistant goes on.
     ///
     /// # Errors
     /// If the template refuses the chat.
-    pub fn render_prompt(&self, messages: &Messages) -> Result<String, TemplateError> {
-        Ok(self.render_marked(messages, true)?.text)
+    pub fn render_prompt(
+        &self,
+        messages: &Messages,
+        arguments: &Arguments,
+    ) -> Result<String, TemplateError> {
+        Ok(self.render_marked(messages, arguments, true)?.text)
     }
 
     /// The text of a chat, and the ranges of the assistant's text.
     ///
     /// # Errors
     /// If the template refuses the chat, or has no generation tags.
-    pub fn render_masked(&self, messages: &Messages) -> Result<Rendered, TemplateError> {
+    pub fn render_masked(
+        &self,
+        messages: &Messages,
+        arguments: &Arguments,
+    ) -> Result<Rendered, TemplateError> {
         if !self.marked {
             return Err(TemplateError::NoGeneration);
         }
-        self.render_marked(messages, false)
+        self.render_marked(messages, arguments, false)
     }
 
-    fn render_marked(&self, messages: &Messages, prompt: bool) -> Result<Rendered, TemplateError> {
-        let texts = messages.iter().flat_map(Object::iter);
-        let bytes = texts.map(|(key, value)| (key.len() + value.text_bytes()) as u64).sum();
+    fn render_marked(
+        &self,
+        messages: &Messages,
+        arguments: &Arguments,
+        prompt: bool,
+    ) -> Result<Rendered, TemplateError> {
+        let texts = messages.iter().chain([&arguments.others]).flat_map(Object::iter);
+        let bytes: u64 = texts.map(|(key, value)| (key.len() + value.text_bytes()) as u64).sum();
+        // Of tools, templates print the keys too.
+        let bytes = bytes.saturating_add(arguments.tools.all_bytes() as u64);
         let (fuel, most) = (limits::fuel(bytes), limits::output(bytes));
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(fuel));
         let messages: Vec<_> = messages.iter().map(alias_reasoning).collect();
-        let markers = generation::Markers::unused_in(&messages);
+        let arguments = arguments.clone();
+        let markers = generation::Markers::unused_in(&messages, &arguments);
         let special = self.special.clone();
         let text = limits::until_deadline(move || {
-            let context = context(&special, &messages, markers, prompt);
+            let context = context(&special, &messages, &arguments, (markers, prompt));
             let mut out = limits::Rendering { bytes: Vec::new(), most };
             let template = environment.get_template(NAME);
             let rendered = template
@@ -260,20 +283,22 @@ impl ChatTemplate {
 fn context(
     special: &BTreeMap<String, String>,
     messages: &[Object],
-    markers: generation::Markers,
-    prompt: bool,
+    arguments: &Arguments,
+    (markers, prompt): (generation::Markers, bool),
 ) -> BTreeMap<String, Value> {
     let mut context: BTreeMap<String, Value> =
         special.iter().map(|(name, text)| (name.clone(), Value::from(text.as_str()))).collect();
     let own = [
         ("messages", Value::from(Serde(messages))),
-        ("tools", Value::from(())),
+        ("tools", Value::from(Serde(&arguments.tools))),
         ("documents", Value::from(())),
         ("add_generation_prompt", Value::from(prompt)),
         (generation::OPEN, Value::from(markers.open.to_string())),
         (generation::CLOSE, Value::from(markers.close.to_string())),
     ];
     context.extend(own.map(|(name, value)| (name.to_owned(), value)));
+    let others = arguments.others.iter();
+    context.extend(others.map(|(name, value)| (name.to_owned(), Value::from(Serde(value)))));
     context
 }
 
@@ -282,12 +307,20 @@ fn context(
 #[must_use]
 pub fn assistant_mask(encoded: &Encoded, generated: &[Range<usize>]) -> Vec<bool> {
     let mut mask = vec![false; encoded.tokens.len()];
-    let token_at = |character: usize| {
-        encoded.offsets.iter().position(|(start, end)| (*start..*end).contains(&character))
+    // Ranges are in order, so that a search goes on where the last one ended: in a long chat a search
+    // from the beginning for each range would take time with the square of its length.
+    let mut from = 0;
+    let mut token_at = |character: usize| {
+        let has = |(start, end): &(usize, usize)| (*start..*end).contains(&character);
+        let offsets = &encoded.offsets;
+        let found = offsets[from..].iter().position(has).map(|place| from + place);
+        let found = found.or_else(|| offsets.iter().position(has));
+        from = found.unwrap_or(from);
+        found
     };
     for range in generated {
         let Some(first) = token_at(range.start) else { break };
-        let last = range.end.checked_sub(1).and_then(token_at).filter(|last| *last > 0);
+        let last = range.end.checked_sub(1).and_then(&mut token_at).filter(|last| *last > 0);
         let end = last.map_or(mask.len(), |last| last + 1);
         if first < end {
             mask[first..end].fill(true);
@@ -326,9 +359,24 @@ fn format(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Erro
         ValueKind::Bool => {
             out.write_str(if value.is_true() { "True" } else { "False" }).map_err(Error::from)
         }
+        ValueKind::Number => out.write_str(&json::number(value)).map_err(Error::from),
         ValueKind::String => minijinja::escape_formatter(out, state, value),
+        // Of numbers in lists, the engine prints those with an exponent in another way.
+        ValueKind::Seq | ValueKind::Map if json::has_exponent(state, value, 0)? => {
+            let reason = "a list or object with a number below 0.0001 or from 1e16 on is printed in \
+                          another way than in Python: print it with tojson";
+            Err(Error::new(ErrorKind::InvalidOperation, reason))
+        }
         _ => limits::write_value(out, state, value),
     }
+}
+
+/// Whether a value has a length and items, as Jinja2 asks: of texts and objects too.
+fn is_sequence(value: &Value) -> bool {
+    matches!(
+        value.kind(),
+        ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined
+    )
 }
 
 fn raise_exception(message: &str, _rest: Rest<Value>, _named: Kwargs) -> Result<Value, Error> {

@@ -7,7 +7,7 @@ fn render(source: &str) -> Result<String, TemplateError> {
     let text = |text: &str| crate::source::Json::Text(text.to_owned());
     let message = message.map(|(key, value)| (key.to_owned(), text(value)));
     let template = ChatTemplate::new(source, &BTreeMap::new(), None)?;
-    template.render(&vec![message.into_iter().collect()])
+    template.render(&vec![message.into_iter().collect()], &Arguments::default())
 }
 
 /// A list of ten lists of ten lists, and so on: its text has ten to the power of `depth` items.
@@ -70,4 +70,40 @@ fn what_is_deep_within_the_limits_does_not_overflow_the_stack() {
     let lists = "{% set n = namespace(x=[]) %}{% for i in range(90000) %}{% set n.x = [n.x] %}{% endfor %}done";
     assert_eq!(render(lists).expect("a text"), "done");
     assert!(render("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}").is_err());
+}
+
+/// What Python's Jinja2 makes of the templates in `templates.json`, which `tests/templates.py` writes.
+#[test]
+fn templates_are_those_of_python() {
+    #[derive(serde::Deserialize)]
+    struct Golden {
+        messages: Messages,
+        cases: Vec<(String, Option<String>)>,
+    }
+    let golden = include_str!("../../tests/templates.json");
+    let golden: Golden = serde_json::from_str(golden).expect("the script's output");
+    let special = [("bos_token", "<s>"), ("eos_token", "</s>")];
+    let special = special.map(|(name, text)| (name.to_owned(), text.to_owned())).into();
+    let mut differ = Vec::new();
+    let mut refused = Vec::new();
+    for (source, expected) in &golden.cases {
+        let template = ChatTemplate::new(source, &special, None);
+        let found = template.and_then(|it| it.render(&golden.messages, &Arguments::default()));
+        match (found, expected) {
+            (Ok(found), Some(expected)) if found == *expected => {}
+            (Ok(found), expected) => {
+                differ.push(format!("{source}\n  here   {found:?}\n  Python {expected:?}"));
+            }
+            (Err(error), Some(_)) => refused.push(format!("{source}: {error}")),
+            (Err(_), None) => {}
+        }
+    }
+    println!("refused:\n{}", refused.join("\n"));
+    assert!(
+        differ.is_empty(),
+        "{} of {} differ:\n{}",
+        differ.len(),
+        golden.cases.len(),
+        differ.join("\n")
+    );
 }

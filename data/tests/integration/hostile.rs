@@ -18,7 +18,7 @@ fn a_link_out_of_the_folder_is_refused_by_name() {
     write(folder.path(), "secret.txt", "a key");
     write(folder.path(), "data/a.txt", "text");
     symlink("a.txt", folder.path().join("data/b.txt")).expect("a link");
-    let found = |source: &str| find(&[place(folder.path(), source)]);
+    let found = |source: &str| find(&[place(folder.path(), source)], None).map(|found| found.files);
     assert_eq!(found("data").expect("a link inside").len(), 2);
     symlink("../secret.txt", folder.path().join("data/c.txt")).expect("a link");
     for source in ["data", "data/*.txt"] {
@@ -42,16 +42,18 @@ fn a_snapshot_of_the_hub_is_read_through_its_links() {
     let link = folder.path().join("repository/snapshots/0f/data/a.jsonl");
     symlink("../../../blobs/77", link).expect("a link");
     for source in ["repository/snapshots/0f", "repository/snapshots/0f/data/*.jsonl"] {
-        let found = find(&[place(folder.path(), source)]);
+        let found = find(&[place(folder.path(), source)], None).map(|found| found.files);
         assert_eq!(found.expect("a snapshot").len(), 1, "{source}");
     }
 }
 
 /// The error at which the rows of a file end.
 fn failure(path: &str) -> SourceError {
-    let file = find(&[path.to_owned()]).expect("it exists").remove(0);
-    let rows = open(&file, RowKind::Text, 0, &ReadOptions::default()).expect("it opens");
-    rows.filter_map(Result::err).next().expect("an error")
+    let file = find(&[path.to_owned()], None).expect("it exists").files.remove(0);
+    match open(&file, RowKind::Text, 0, &ReadOptions::default()) {
+        Ok(rows) => rows.filter_map(Result::err).next().expect("an error"),
+        Err(error) => error,
+    }
 }
 
 #[test]

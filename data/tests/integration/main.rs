@@ -1,5 +1,6 @@
 //! Data from files of every kind to rows of tokens.
 
+mod columns;
 mod common;
 mod golden;
 mod hostile;
@@ -9,3 +10,4 @@ mod packing;
 mod prepare;
 mod resume;
 mod sources;
+mod tokenizers;
