@@ -143,6 +143,7 @@ impl Coordinator {
         }
         self.retry_late_rounds(out);
         self.weights.retry_snapshots(&self.context, self.first_version(), out);
+        self.judge_snapshots(out);
         self.end_when_saved(out);
         self.weights.retry_copies(&self.context, out);
         self.rebalance(out);
@@ -258,6 +259,7 @@ impl Coordinator {
             }
             ToCoordinator::Stored { version, stage, files } => {
                 self.weights.stored(&self.context, from, (version, stage), files, out);
+                self.judge_snapshots(out);
             }
             ToCoordinator::Held { claims, part, last } => {
                 self.claims_held(from, &claims, (part, last), out);

@@ -8,6 +8,7 @@ use shoal_protocol::message::{
 use shoal_protocol::units::Rate;
 
 use super::rounds::{Agreement, Inputs};
+use super::weights::Verdict;
 use super::{Coordinator, Out, Phase, event};
 use crate::action::{CoordinatorAction, CoordinatorEvent, LossCause};
 
@@ -74,6 +75,30 @@ impl Coordinator {
             }
             Ok(None) => {}
             Err(reason) => self.alarm(from, id.step, reason, out),
+        }
+    }
+
+    /// Decides about replicas that wrote different files of a stage's weights.
+    pub(super) fn judge_snapshots(&mut self, out: &mut Out) {
+        while let Some(verdict) = self.weights.judge(&self.context, out) {
+            match verdict {
+                Verdict::Disproved(members) => {
+                    for member in members {
+                        self.member_lost(member, LossCause::Disproved, out);
+                    }
+                }
+                Verdict::Unclear(version, stage) => {
+                    let parts = [(version, stage)];
+                    self.weights.replace_lost(&self.context, &parts, self.first_version(), out);
+                }
+                Verdict::Split(version, stage) => {
+                    let reason = format!(
+                        "the replicas of stage {stage} have different weights at version {version}: \
+                         one of their machines is broken, or lies"
+                    );
+                    return self.stop(reason, out);
+                }
+            }
         }
     }
 

@@ -149,6 +149,7 @@ impl Coordinator {
             return self.begin_search(out);
         }
         self.weights.replace_lost(&self.context, &lost, self.first_version(), out);
+        self.judge_snapshots(out);
         self.end_when_saved(out);
     }
 

@@ -45,15 +45,31 @@ impl Run {
         Self::after(History::default(), stages, microbatches, steps)
     }
 
+    /// Makes a step of one microbatch, given the number of members.
+    fn step(&mut self, number: u64, members: u8) -> Vec<CoordinatorAction> {
+        self.request_work(0, 1, number);
+        self.finish(0, 0, number + 1);
+        let reduced = (0..members).map(|member| self.reduce(member, outcome()));
+        reduced.flatten().collect()
+    }
+
     /// The same, with a history.
     fn after(history: History, stages: u16, microbatches: u32, steps: u64) -> Self {
+        Self::waiting_for(2, history, (stages, microbatches, steps))
+    }
+
+    fn waiting_for(
+        members: usize,
+        history: History,
+        (stages, microbatches, steps): (u16, u32, u64),
+    ) -> Self {
         let manifest = Arc::new(Scenario::small_manifest(stages, microbatches, steps));
         let config = CoordinatorConfig {
             manifest,
             history,
             founding: None,
             anchors: [member(0).peer].into(),
-            wait_for: 2,
+            wait_for: members,
             home: member(0),
             retry: Duration::from_secs(2),
             patience: Duration::from_secs(30),
@@ -346,7 +362,7 @@ fn a_step_is_committed_when_all_hold_equal_results_and_applied_once_logged() {
     assert_eq!(commits.len(), 2);
     let stores = messages(&actions, |message| matches!(message, FromCoordinator::Store { .. }));
     let store = FromCoordinator::Store { version: Step(1), stage: Stage(0) };
-    assert_eq!(stores, [(member(0), store)]);
+    assert_eq!(stores, [(member(0), store.clone()), (member(1), store)], "one word is not enough");
     // A repeated report is answered, so that it ends.
     let noted = FromCoordinator::Noted { key: key(0), grant: nth(1) };
     let again = run.finish(0, 0, 1);
@@ -357,7 +373,8 @@ fn a_step_is_committed_when_all_hold_equal_results_and_applied_once_logged() {
 fn a_run_ends_when_its_last_checkpoint_is_stored_copied_logged_and_archived() {
     let mut run = Run::opened(1, 0);
     let stored = ToCoordinator::Stored { version: Step(0), stage: Stage(0), files: files() };
-    assert_eq!(run.receive(1, stored.clone()), []);
+    let none = ToCoordinator::Stored { version: Step(0), stage: Stage(0), files: Vec::new() };
+    assert_eq!(run.receive(1, none), [], "its disk was full");
     let part = SnapshotPart { stage: Stage(0), stored: stored_by(&[0]) };
     let keep = FromCoordinator::Keep { version: Step(0), part };
     let asked = run.receive(0, stored);
@@ -377,6 +394,68 @@ fn a_run_ends_when_its_last_checkpoint_is_stored_copied_logged_and_archived() {
     assert_eq!(run.logged.last(), Some(&LogRecord::Completed));
     // From here on all members may leave.
     assert_eq!(run.input(CoordinatorInput::Disconnected { member: member(1) }), []);
+}
+
+#[test]
+fn a_checkpoint_is_what_two_replicas_wrote_alike() {
+    let stored = |files| ToCoordinator::Stored { version: Step(0), stage: Stage(0), files };
+    let mut run = Run::opened(1, 0);
+    assert_eq!(run.receive(1, stored(files())), [], "one word is not believed");
+    run.receive(0, stored(files()));
+    let stages = vec![stored_by(&[0, 1])];
+    let record = LogRecord::Checkpoint { version: Step(0), stages, oldest: Step(0) };
+    assert_eq!(run.logged.last(), Some(&record), "no copy was needed");
+
+    // The other one says nothing: after a while the first is believed.
+    let mut run = Run::opened(1, 0);
+    run.receive(1, stored(files()));
+    let asked = |actions: &[CoordinatorAction]| {
+        let store = |message: &FromCoordinator| matches!(message, FromCoordinator::Store { .. });
+        messages(actions, store).len()
+    };
+    run.now = run.now + Duration::from_secs(2);
+    assert_eq!(asked(&run.input(CoordinatorInput::Tick)), 1);
+    run.now = run.now + Duration::from_secs(30);
+    let late = run.input(CoordinatorInput::Tick);
+    let keep = |message: &FromCoordinator| matches!(message, FromCoordinator::Keep { .. });
+    assert_eq!((asked(&late), messages(&late, keep).len()), (0, 1));
+
+    // Two that differ, and no third.
+    let mut other = files();
+    other[0].hash = ContentHash([9; 32]);
+    let mut run = Run::opened(1, 0);
+    run.receive(1, stored(other));
+    let stopped = stop_reason(&run.receive(0, stored(files())));
+    assert!(stopped.contains("stage 0 have different weights at version 0"), "{stopped}");
+}
+
+#[test]
+fn of_different_checkpoints_the_majority_counts() {
+    let mut run = Run::waiting_for(3, History::default(), (1, 1, 1));
+    for number in 0..3 {
+        run.receive(number, register(StageChoice::Auto));
+    }
+    let mut other = files();
+    other[0].hash = ContentHash([9; 32]);
+    let stores = |actions: &[CoordinatorAction]| -> Vec<Member> {
+        let store = |message: &FromCoordinator| matches!(message, FromCoordinator::Store { .. });
+        messages(actions, store).into_iter().map(|(to, _)| to).collect()
+    };
+    let stored =
+        |step, files| ToCoordinator::Stored { version: Step(step), stage: Stage(0), files };
+    assert_eq!(stores(&run.step(0, 3)), [member(0), member(1)]);
+    assert_eq!(run.receive(0, stored(1, other.clone())), []);
+    // Nobody knows which one is right: the next version is written by all.
+    assert_eq!(stores(&run.receive(1, stored(1, files()))), [member(0), member(1), member(2)]);
+    run.receive(0, stored(1, other));
+    run.receive(1, stored(1, files()));
+    let decided = run.receive(2, stored(1, files()));
+    let span = StageSpan::one(Stage(0));
+    let lost = CoordinatorEvent::Lost { member: member(0), span, how: LossCause::Disproved };
+    assert_eq!(events(&decided)[0], lost);
+    let stages = vec![stored_by(&[1, 2])];
+    let record = LogRecord::Checkpoint { version: Step(1), stages, oldest: Step(1) };
+    assert!(run.logged.contains(&record), "{:?}", run.logged);
 }
 
 fn stop_reason(actions: &[CoordinatorAction]) -> String {

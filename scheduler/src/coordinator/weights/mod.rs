@@ -21,7 +21,8 @@ pub(super) use self::archive::Archive;
 use self::checkpoints::Checkpoints;
 pub(super) use self::newcomers::Newcomers;
 use self::newcomers::fetched_stages;
-use self::snapshots::Snapshots;
+pub(super) use self::snapshots::Verdict;
+use self::snapshots::{Snapshots, WITNESSES};
 use super::context::Context;
 use super::{Out, event, send};
 use crate::action::CoordinatorEvent;
@@ -185,10 +186,20 @@ impl Weights {
         }
     }
 
+    /// What follows from replicas that wrote different files of a stage, if some did. What they agree on from then on
+    /// is copied and announced.
+    pub(super) fn judge(&mut self, context: &Context, out: &mut Out) -> Option<Verdict> {
+        let verdict = self.snapshots.judge(context)?;
+        self.checkpoints.copy_stored(context, &self.snapshots, &self.archive, out);
+        self.announce_snapshots(context, out);
+        Some(verdict)
+    }
+
     /// Has failed snapshots written again, when that is due. Newcomers without a snapshot start again from
     /// `version`.
     pub(super) fn retry_snapshots(&mut self, context: &Context, version: Step, out: &mut Out) {
         if let Some(failed) = self.snapshots.retry(context, out) {
+            self.checkpoints.copy_stored(context, &self.snapshots, &self.archive, out);
             self.replace_lost(context, &failed, version, out);
         }
     }
@@ -261,7 +272,7 @@ impl Weights {
         let version = context.progress.version;
         self.checkpoints.begin(version);
         for stage in context.config.manifest.stages() {
-            self.write_snapshot(context, (version, stage), 1, out);
+            self.write_snapshot(context, (version, stage), WITNESSES, out);
         }
     }
 
