@@ -274,6 +274,7 @@ impl RunConfig {
             evaluate_every = evaluation.every,
             evaluation_microbatches = evaluation.microbatches,
             checkpoint_every = checkpoint.every,
+            checkpoint_interval = checkpoint.interval,
             checkpoint_keep = checkpoint.keep,
             admission = text_of(admission.mode),
             admission_key = match admission.key {
@@ -330,7 +331,7 @@ impl Default for RunConfig {
                 rule: Rule::Adamw(Adam { beta2: 0.95, ..Adam::DEFAULT }),
             },
             evaluation: Evaluation { held_out: 0.1, every: 50, microbatches: 8 },
-            checkpoint: Checkpoint { every: 0, keep: 2 },
+            checkpoint: Checkpoint { every: 0, interval: 300, keep: 2 },
             admission: invited(),
             lora: None,
             outer: None,

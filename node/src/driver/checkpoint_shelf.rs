@@ -122,10 +122,12 @@ impl CheckpointShelf {
         self.kept.retain(|kept| *kept >= oldest);
         self.newest = Some((version, stages.clone()));
         let Some(archive) = &context.archive else { return };
-        if !archive.keeps() {
-            let used = |version| self.uploads.needs(version) || self.collecting.contains(&version);
-            forget_archived(archive.folder(), &context.files, oldest, used);
-        }
+        let every = context.manifest.checkpoint.every;
+        let keeps = |version: Step| archive.keeps() && every > 0 && version.0.is_multiple_of(every);
+        let used = |version| {
+            keeps(version) || self.uploads.needs(version) || self.collecting.contains(&version)
+        };
+        forget_archived(archive.folder(), &context.files, oldest, used);
         // The coordinator sends the last one again until an archive has it.
         if self.uploads.needs(version) || !self.collecting.insert(version) {
             return;

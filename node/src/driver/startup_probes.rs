@@ -97,6 +97,7 @@ pub(super) async fn new_peer(
             .map(|weights| (weights, shoal_engine::group_elements(manifest, weights)))
             .collect(),
         limits,
+        saving: setup.leaving.drain_timeout,
         seed: u64::from_le_bytes(*me.peer.0.first_chunk().expect("32 bytes")),
         routing: Routing::default(),
     });

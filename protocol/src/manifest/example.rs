@@ -47,7 +47,7 @@ pub fn small() -> Manifest {
             rule: Rule::Adamw(Adam { beta2: 0.95, ..Adam::DEFAULT }),
         },
         evaluation: Evaluation { held_out: 0.1, every: 5, microbatches: 2 },
-        checkpoint: Checkpoint { every: 0, keep: 2 },
+        checkpoint: Checkpoint { every: 0, interval: 0, keep: 2 },
         data: Data::Text(tokens()),
         admission: Admission::default(),
         lora: None,

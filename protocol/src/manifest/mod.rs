@@ -145,11 +145,20 @@ pub struct Evaluation {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
 #[serde(deny_unknown_fields)]
 pub struct Checkpoint {
-    /// Commits from one checkpoint to the next; 0 saves only the final state of the run.
+    /// Commits from one checkpoint to the next; 0 makes none by their number.
     pub every: u64,
+    /// Seconds from one checkpoint to the next, at most; 0 makes none by time. Unless it is 0, one is also made when
+    /// the last host of a stage leaves in order.
+    #[serde(default = "default_interval")]
+    pub interval: u32,
     /// Newest complete checkpoints whose stages peers keep; archives keep all.
     #[serde(default = "default_keep")]
     pub keep: u32,
+}
+
+/// Five minutes of work may be lost.
+fn default_interval() -> u32 {
+    300
 }
 
 /// The newest checkpoint, and an older one in case the newest becomes unavailable.
@@ -506,6 +515,7 @@ impl Manifest {
         let evaluation = &self.evaluation;
         within("evaluation.every", evaluation.every, 0..=1 << 40)?;
         within("checkpoint.every", self.checkpoint.every, 0..=1 << 40)?;
+        within("checkpoint.interval", self.checkpoint.interval, 0..=1 << 24)?;
         within("checkpoint.keep", self.checkpoint.keep, 1..=limits::CHECKPOINTS)?;
         if evaluation.every > 0 {
             within("evaluation.held_out", evaluation.held_out, 1e-6..=0.9)?;

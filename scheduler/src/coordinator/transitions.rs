@@ -84,6 +84,12 @@ impl Coordinator {
         if drain.cancelled {
             self.weights.stop_fetching(member);
         }
+        let current = &self.context.members.current;
+        let is_left = |stage| current.staying(stage).all(|host| current.is_draining(host));
+        let saves = self.context.config.manifest.checkpoint.interval > 0;
+        if saves && !self.context.progress.is_suspended() && drain.stages.stages().any(is_left) {
+            self.weights.save_before_leave(&self.context, member, out);
+        }
     }
 
     /// A change of the membership is in the log.

@@ -25,6 +25,8 @@ pub struct PeerConfig {
     pub parameters: BTreeMap<WeightGroup, usize>,
     /// The resource limits.
     pub limits: PeerLimits,
+    /// How long a peer that is the last host of a stage waits for a checkpoint before it leaves in order.
+    pub saving: Duration,
     /// Breaks ties between equally good replicas, differently at each peer.
     pub seed: u64,
     /// The policy for the choice between replicas of the next stage.

@@ -75,7 +75,7 @@ impl Peer {
             }
             PeerInput::LinksProbed(links) => self.handle_probed_links(links, out),
             PeerInput::Drain => self.drain(now, out),
-            PeerInput::Tick => {}
+            PeerInput::Tick => self.leave_when_drained(now, out),
         }
     }
 
@@ -96,6 +96,9 @@ impl Peer {
             FromCoordinator::Checkpoint { version, stages, oldest } => {
                 let event = PeerEvent::Checkpoint { version, stages, oldest };
                 out.push(PeerAction::Event(event));
+                if self.saving.take_if(|(saved, _)| *saved <= version).is_some() {
+                    self.leave_when_drained(now, out);
+                }
             }
             FromCoordinator::Refused { reason } => {
                 if self.status == Status::Joining {
@@ -467,11 +470,27 @@ impl Peer {
     /// Leaves in order: accepts no work of later steps, and leaves once the begun work is committed.
     fn drain(&mut self, now: Moment, out: &mut Out) {
         self.is_draining = true;
+        if self.is_last_host() {
+            self.saving = Some((self.version(), now + self.config.saving));
+        }
         let newest = context_of!(self, now).newest_runnable();
         if !self.is_serving() || !self.pipeline.has_work_through(newest) {
             self.leave_when_drained(now, out);
         }
         self.report_draining(out);
+    }
+
+    /// Whether what this peer has of the run would be lost with it, and is to be saved.
+    fn is_last_host(&self) -> bool {
+        let checkpoint = &self.config.manifest.checkpoint;
+        let initial = self.config.manifest.is_initial(self.version());
+        if !self.is_serving() || checkpoint.interval == 0 || initial {
+            return false;
+        }
+        let members = || self.view().members.iter().filter(|record| record.serving);
+        let own = members().find(|record| record.member == self.config.me);
+        let hosts = |stage| members().filter(|record| record.span.contains(stage)).count();
+        own.is_some_and(|own| own.span.stages().any(|stage| hosts(stage) == 1))
     }
 
     /// Reports that this peer is about to leave, so that it is replaced and not moved.
@@ -484,7 +503,8 @@ impl Peer {
     /// Leaves if this peer drains and has begun no work that others would have to repeat.
     pub(super) fn leave_when_drained(&mut self, now: Moment, out: &mut Out) {
         let begun = self.is_serving() && self.pipeline.has_begun_work();
-        if self.is_draining && !begun && self.status != Status::Over {
+        let saving = self.saving.is_some_and(|(_, until)| now < until);
+        if self.is_draining && !begun && !saving && self.status != Status::Over {
             out.push(PeerAction::ToCoordinator(ToCoordinator::Leave));
             self.end(now, PeerEvent::Drained, out);
         }

@@ -51,6 +51,8 @@ pub struct Peer {
     status: Status,
     /// The peer leaves as soon as no counted work depends on it.
     is_draining: bool,
+    /// The version that is saved before it leaves, and when that is not waited for any more.
+    saving: Option<(Step, Moment)>,
     position: Position,
     contact: CoordinatorContact,
     membership: Membership,
@@ -104,6 +106,7 @@ impl Peer {
             config,
             status: Status::Joining,
             is_draining: false,
+            saving: None,
             position: Position::default(),
             contact: CoordinatorContact::default(),
             membership: Membership::default(),
@@ -150,7 +153,8 @@ impl Peer {
     #[must_use]
     pub fn next_timeout(&self) -> Option<Moment> {
         let wait = self.pipeline.wait_ends_at().filter(|_| self.is_serving());
-        let due = wait.map_or(self.retry_at, |at| at.min(self.retry_at));
+        let saved = self.saving.map(|(_, at)| at);
+        let due = wait.into_iter().chain(saved).fold(self.retry_at, Moment::min);
         (self.status != Status::Over).then_some(due)
     }
 

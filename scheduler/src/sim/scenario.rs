@@ -465,6 +465,8 @@ fn manifest(rng: &mut Rng, stages: u16) -> Manifest {
         manifest.evaluation.microbatches = rng.within(1..=5) as u32;
     }
     manifest.checkpoint.every = rng.within(0..=3);
+    let mut timed = Rng::new(manifest.training.seed ^ 0x7469_6d65_0000_0000);
+    manifest.checkpoint.interval = timed.chance(300).into();
     train_workers(&mut manifest);
     assert_eq!(manifest.check(), Ok(()), "a scenario has a valid manifest");
     manifest

@@ -11,6 +11,7 @@ use shoal_protocol::ids::{
     ClaimKey, ContentHash, Era, Grant, Incarnation, Member, Mend, Microbatch, PeerId, Stage,
     StageSpan, Step, Term, WeightGroup,
 };
+use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{
     Candidate, Duties, FixedLoss, FromCoordinator, LogRecord, PassTimes, RoundId, RoundOutcome,
     SnapshotPart, StageChoice, StageRoom, StoredFile, StoredStage, ToCoordinator, proof_of_all,
@@ -58,12 +59,27 @@ impl Run {
         Self::waiting_for(2, history, (stages, microbatches, steps))
     }
 
+    /// The same, with a changed manifest.
+    fn with_manifest(
+        (stages, microbatches, steps): (u16, u32, u64),
+        change: impl FnOnce(&mut Manifest),
+    ) -> Self {
+        let mut manifest = Scenario::small_manifest(stages, microbatches, steps);
+        change(&mut manifest);
+        Self::of(2, History::default(), manifest)
+    }
+
     fn waiting_for(
         members: usize,
         history: History,
         (stages, microbatches, steps): (u16, u32, u64),
     ) -> Self {
-        let manifest = Arc::new(Scenario::small_manifest(stages, microbatches, steps));
+        Self::of(members, history, Scenario::small_manifest(stages, microbatches, steps))
+    }
+
+    fn of(members: usize, history: History, manifest: Manifest) -> Self {
+        let stages = manifest.training.stages;
+        let manifest = Arc::new(manifest);
         let config = CoordinatorConfig {
             manifest,
             history,
@@ -456,6 +472,31 @@ fn of_different_checkpoints_the_majority_counts() {
     let stages = vec![stored_by(&[1, 2])];
     let record = LogRecord::Checkpoint { version: Step(1), stages, oldest: Step(1) };
     assert!(run.logged.contains(&record), "{:?}", run.logged);
+}
+
+#[test]
+fn checkpoints_come_by_time_and_before_the_last_host_leaves() {
+    let mut run = Run::with_manifest((1, 1, 9), |manifest| manifest.checkpoint.interval = 300);
+    run.receive(0, register(StageChoice::Auto));
+    run.receive(1, register(StageChoice::Auto));
+    let stores = |actions: &[CoordinatorAction]| -> usize {
+        let store = |message: &FromCoordinator| matches!(message, FromCoordinator::Store { .. });
+        messages(actions, store).len()
+    };
+    assert_eq!(stores(&run.receive(1, ToCoordinator::Draining)), 0, "initial weights");
+    assert_eq!(stores(&run.step(0, 2)), 0, "the time begins");
+    assert_eq!(stores(&run.receive(0, ToCoordinator::Draining)), 2, "both leave");
+    let stored = ToCoordinator::Stored { version: Step(1), stage: Stage(0), files: files() };
+    run.receive(0, stored.clone());
+    run.receive(1, stored);
+    assert!(matches!(run.logged.last(), Some(LogRecord::Checkpoint { .. })), "{:?}", run.logged);
+
+    let mut run = Run::with_manifest((1, 1, 9), |manifest| manifest.checkpoint.interval = 300);
+    run.receive(0, register(StageChoice::Auto));
+    run.receive(1, register(StageChoice::Auto));
+    assert_eq!(stores(&run.step(0, 2)), 0);
+    run.now = run.now + Duration::from_secs(300);
+    assert_eq!(stores(&run.receive(0, ToCoordinator::Draining)), 0, "another host stays");
 }
 
 fn stop_reason(actions: &[CoordinatorAction]) -> String {

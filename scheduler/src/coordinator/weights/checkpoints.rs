@@ -2,8 +2,10 @@
 //! it, the checkpoint is complete and goes into the log.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use shoal_protocol::ids::{Member, Stage, Step};
+use shoal_protocol::manifest::Checkpoint;
 use shoal_protocol::message::{FromCoordinator, LogRecord, SnapshotPart, StoredStage};
 use shoal_protocol::units::Moment;
 
@@ -31,6 +33,9 @@ pub(super) struct Checkpoints {
     retry_at: Option<Moment>,
     /// The newest version that an archive holds as a whole.
     archived: Option<Step>,
+    /// When the newest one began, and how long the last complete one took.
+    begun_at: Option<Moment>,
+    took: Duration,
     /// How often each member was asked to keep a copy, so that the work is spread.
     copies_kept: BTreeMap<Member, u64>,
 }
@@ -96,10 +101,14 @@ impl Checkpoints {
         self.overdue = true;
     }
 
-    /// Whether the present version is to be saved.
-    pub(super) fn is_due(&self, context: &Context) -> bool {
-        let every = context.config.manifest.checkpoint.every;
-        every > 0 && (context.progress.version.0.is_multiple_of(every) || self.overdue)
+    /// Whether the present version is to be saved. By time they are so far apart that they take a twentieth of it.
+    pub(super) fn is_due(&mut self, context: &Context) -> bool {
+        let Checkpoint { every, interval, .. } = context.config.manifest.checkpoint;
+        let begun_at = *self.begun_at.get_or_insert(context.now);
+        let apart = Duration::from_secs(interval.into()).max(20 * self.took);
+        let by_steps = every > 0 && context.progress.version.0.is_multiple_of(every);
+        let by_time = interval > 0 && context.now >= begun_at + apart;
+        by_steps || by_time || (self.overdue && (every > 0 || interval > 0))
     }
 
     /// Whether another checkpoint may begin.
@@ -108,7 +117,8 @@ impl Checkpoints {
     }
 
     /// A checkpoint of a version begins; all its stages are to be written.
-    pub(super) fn begin(&mut self, version: Step) {
+    pub(super) fn begin(&mut self, version: Step, now: Moment) {
+        self.begun_at = Some(now);
         self.pending.insert(version, Pending::Writing);
     }
 
@@ -293,7 +303,8 @@ impl Checkpoints {
     }
 
     /// A checkpoint is complete: older ones need not be completed any more.
-    pub(super) fn complete(&mut self, version: Step, out: &mut Out) {
+    pub(super) fn complete(&mut self, version: Step, now: Moment, out: &mut Out) {
+        self.took = self.begun_at.map_or(Duration::ZERO, |at| now.since(at));
         self.pending.remove(&version);
         let overtaken = |(older, pending): (&Step, &Pending)| {
             (*older < version && !matches!(pending, Pending::Logging)).then_some(*older)

@@ -253,7 +253,7 @@ impl Weights {
     }
 
     /// Whether the present version is to be saved.
-    pub(super) fn is_checkpoint_due(&self, context: &Context) -> bool {
+    pub(super) fn is_checkpoint_due(&mut self, context: &Context) -> bool {
         self.checkpoints.is_due(context)
     }
 
@@ -267,10 +267,23 @@ impl Weights {
         }
     }
 
+    /// Has the present version saved before a member leaves that is the last one to host a stage. It waits for the
+    /// message that tells it of the checkpoint.
+    pub(super) fn save_before_leave(&mut self, context: &Context, leaver: Member, out: &mut Out) {
+        let version = context.progress.version;
+        if let Some(stages) = self.archive.stages(version) {
+            let (stages, oldest) = (stages.to_vec(), self.archive.oldest());
+            send(leaver, FromCoordinator::Checkpoint { version, stages, oldest }, out);
+        } else if !self.checkpoints.needs(version) && !context.config.manifest.is_initial(version) {
+            self.write_checkpoint(context, out);
+            self.checkpoints.copy_stored(context, &self.snapshots, &self.archive, out);
+        }
+    }
+
     /// Has every stage of the present version written for a checkpoint.
     fn write_checkpoint(&mut self, context: &Context, out: &mut Out) {
         let version = context.progress.version;
-        self.checkpoints.begin(version);
+        self.checkpoints.begin(version, context.now);
         for stage in context.config.manifest.stages() {
             self.write_snapshot(context, (version, stage), WITNESSES, out);
         }
@@ -331,7 +344,7 @@ impl Weights {
         (version, stages, oldest): (Step, Vec<StoredStage>, Step),
         out: &mut Out,
     ) {
-        self.checkpoints.complete(version, out);
+        self.checkpoints.complete(version, context.now, out);
         self.archive.keep(version, stages.clone(), oldest);
         self.drop_unneeded();
         let last = version.0 == context.config.manifest.training.steps;

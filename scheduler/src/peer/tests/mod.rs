@@ -82,6 +82,7 @@ impl Probe {
         let manifest = Arc::new(manifest);
         let config = PeerConfig {
             me: member(ME),
+            saving: Duration::from_secs(25),
             parameters: manifest.weight_groups().map(|weights| (weights, 4)).collect(),
             manifest,
             candidate: Candidate {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::num::NonZeroU16;
 use std::ops::{Index, IndexMut};
+use std::time::Duration;
 
 use shoal_protocol::ids::{
     ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
@@ -54,12 +55,16 @@ pub(super) struct Node {
     pub(super) known_dead: BTreeSet<Member>,
 }
 
+/// How long a leaving peer waits for a checkpoint.
+const SAVING: Duration = Duration::from_secs(2);
+
 impl Node {
     fn new(scenario: &Scenario, index: usize, incarnation: Incarnation) -> Self {
         let me = Member { peer: peer_id(index), incarnation };
         let peer = Peer::new(PeerConfig {
             me,
             manifest: scenario.manifest.clone(),
+            saving: SAVING,
             candidate: Candidate {
                 choice: scenario.peers[index].choice,
                 fits: scenario.peers[index].fits.clone(),
