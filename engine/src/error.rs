@@ -229,6 +229,14 @@ pub enum EngineError {
         /// What may be used.
         has: Bytes,
     },
+    /// A model whose numbers overflow.
+    #[error(
+        "the model computes logits that are NaN or infinite behind {token} tokens: take an earlier checkpoint, or one of a run in f32"
+    )]
+    BrokenLogits {
+        /// Tokens of the text.
+        token: usize,
+    },
     /// A base could not be read.
     #[error(transparent)]
     Base(#[from] BaseError),

@@ -161,6 +161,9 @@ impl Generation<'_> {
             return Ok(ControlFlow::Break(Ending::Positions));
         }
         let logits = self.generator.next_logits(&self.text)?;
+        if !logits.iter().all(|logit| logit.is_finite()) {
+            return Err(EngineError::BrokenLogits { token: self.text.len() });
+        }
         let known = logits.len().min(self.sampling.vocabulary as usize);
         let token = self.sampling.choose(&logits[..known], &mut self.random);
         if self.sampling.ends.contains(&token) {

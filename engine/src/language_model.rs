@@ -14,6 +14,7 @@ use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::frozen::Frozen;
 use crate::norm::normalise;
+use crate::parameters::{Parameter, parameters};
 use crate::tensor::elements;
 use crate::weights::Weights;
 use crate::weights_place::WeightsPlace;
@@ -41,6 +42,20 @@ fn base_of(manifest: &Manifest, folder: &Path) -> Result<BaseFiles> {
         return Err(EngineError::OtherBase { path: folder.to_owned() });
     }
     Ok(BaseFiles::in_folder(folder)?)
+}
+
+/// Refuses weights that are NaN or infinite, with which every text would be empty.
+fn refuse_broken(folder: &Path, manifest: &Manifest, stage: Stage, values: &[f32]) -> Result<()> {
+    let is_broken = |parameter: &Parameter| {
+        !values[parameter.range()].iter().fold(true, |fine, value| fine & value.is_finite())
+    };
+    match parameters(manifest, stage).into_iter().find(is_broken) {
+        Some(parameter) => {
+            let (path, tensor) = (folder.to_owned(), parameter.name);
+            Err(BaseError::NotFinite { path, tensor }.into())
+        }
+        None => Ok(()),
+    }
 }
 
 impl LanguageModel {
@@ -74,7 +89,7 @@ impl LanguageModel {
             (Some(_), Some(base)) => Some(base_of(&manifest, base)?),
         };
         let weights = |stage| Ok(checkpoint.weights(stage)?);
-        Self::new(manifest, device, tokenizer, weights, base.as_ref())
+        Self::new((manifest, folder), device, tokenizer, weights, base.as_ref())
     }
 
     fn of_base(folder: &Path, device: Device) -> Result<Self> {
@@ -85,11 +100,11 @@ impl LanguageModel {
         let manifest = Manifest { model: base.index.model.clone(), training, ..run };
         let shape = manifest.clone();
         let weights = |stage| Ok(base::stage_weights(&base, &shape, stage)?);
-        Self::new(manifest, device, None, weights, None)
+        Self::new((manifest, folder), device, None, weights, None)
     }
 
     fn new(
-        mut manifest: Manifest,
+        (mut manifest, folder): (Manifest, &Path),
         device: Device,
         tokenizer: Option<Tokenizer>,
         weights: impl Fn(Stage) -> Result<Vec<f32>>,
@@ -100,6 +115,7 @@ impl LanguageModel {
         let mut stages = Vec::new();
         for stage in manifest.stages() {
             let values = weights(stage)?;
+            refuse_broken(folder, &manifest, stage, &values)?;
             let place = WeightsPlace::whole(&manifest, stage, device);
             let mut frozen = Frozen::new(&manifest, stage, device, &place.own)?;
             if let (Some(frozen), Some(base)) = (&mut frozen, base) {

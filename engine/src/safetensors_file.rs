@@ -84,3 +84,48 @@ pub(crate) struct FileTensor<'a> {
     /// Little-endian.
     pub(crate) data: &'a [u8],
 }
+
+/// Whether no number is infinite or NaN: those have all bits of the exponent. Blocks, so that a
+/// compiler takes many numbers at once.
+pub(crate) fn is_finite(dtype: Dtype, data: &[u8]) -> bool {
+    let exponent: u32 = match dtype {
+        Dtype::F32 => 0x7f80_0000,
+        Dtype::BF16 => 0x7f80,
+        Dtype::F16 => 0x7c00,
+        _ => return true,
+    };
+    let is_fine = |numbers: &mut dyn Iterator<Item = u32>| {
+        numbers.fold(true, |fine, bits| fine & (bits & exponent != exponent))
+    };
+    match dtype {
+        Dtype::F32 => data
+            .as_chunks::<4>()
+            .0
+            .chunks(1024)
+            .all(|block| is_fine(&mut block.iter().map(|bytes| u32::from_le_bytes(*bytes)))),
+        _ => {
+            data.as_chunks::<2>().0.chunks(1024).all(|block| {
+                is_fine(&mut block.iter().map(|bytes| u16::from_le_bytes(*bytes).into()))
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Dtype, is_finite};
+
+    #[test]
+    fn infinite_numbers_are_found() {
+        let f32s = |number: f32| [1.0, number].map(f32::to_le_bytes).concat();
+        assert!(is_finite(Dtype::F32, &f32s(f32::MAX)));
+        assert!(!is_finite(Dtype::F32, &f32s(f32::NAN)));
+        assert!(!is_finite(Dtype::F32, &f32s(f32::NEG_INFINITY)));
+        let bf16 = |number: f32| half::bf16::from_f32(number).to_le_bytes();
+        assert!(is_finite(Dtype::BF16, &bf16(-3e38)));
+        assert!(!is_finite(Dtype::BF16, &bf16(f32::NAN)));
+        let f16 = |number: f32| half::f16::from_f32(number).to_le_bytes();
+        assert!(is_finite(Dtype::F16, &f16(65504.0)));
+        assert!(!is_finite(Dtype::F16, &f16(1e6)));
+    }
+}

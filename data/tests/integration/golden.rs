@@ -12,8 +12,8 @@ use shoal_data::source::{Messages, Object};
 use shoal_data::template::{ChatTemplate, TemplateError, assistant_mask};
 use shoal_data::tokenizer::TextTokenizer;
 
-/// Runs `golden.py`, which trains a tokenizer on this crate's own text; `None` without Python.
-fn golden(folder: &Path) -> Option<Value> {
+/// What a script prints; `None` without Python.
+fn printed(script: &str, arguments: &[PathBuf]) -> Option<Value> {
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python = std::env::var_os("SHOAL_TEST_PYTHON")
         .map_or_else(|| crate_folder.join("../.venv/bin/python"), PathBuf::from);
@@ -22,18 +22,23 @@ fn golden(folder: &Path) -> Option<Value> {
         return None;
     }
     let output = Command::new(python)
-        .arg(crate_folder.join("tests/golden.py"))
-        .arg(folder.join("models"))
-        .args(
-            ["src/template/mod.rs", "src/source/mod.rs", "../README.md"]
-                .map(|file| crate_folder.join(file)),
-        )
+        .arg(crate_folder.join("tests").join(script))
+        .args(arguments)
         .env("HF_HUB_OFFLINE", "1")
         .output()
         .expect("python starts");
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{complaint}");
     Some(serde_json::from_slice(&output.stdout).expect("the script prints JSON"))
+}
+
+/// Runs `golden.py`, which trains a tokenizer on this crate's own text.
+fn golden(folder: &Path) -> Option<Value> {
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let texts = ["src/template/mod.rs", "src/source/mod.rs", "../README.md"];
+    let mut arguments = vec![folder.join("models")];
+    arguments.extend(texts.map(|file| crate_folder.join(file)));
+    printed("golden.py", &arguments)
 }
 
 fn numbers(value: &Value) -> Vec<u64> {
@@ -184,4 +189,30 @@ fn tokens_chats_and_masks_are_those_of_transformers() {
         check_prepared(name, folder.path(), &base, family);
         check_texts(name, folder.path(), &base, family);
     }
+}
+
+/// Random added tokens, flags and classes: `SHOAL_TOKENIZERS` of them, those of `SHOAL_SEED`.
+#[test]
+fn random_tokenizers_are_those_of_transformers() {
+    let folder = tempfile::tempdir().expect("writable");
+    let of = |name, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
+    let (seed, count) = (of("SHOAL_SEED", "1"), of("SHOAL_TOKENIZERS", "40"));
+    let arguments = [folder.path().to_owned(), seed.into(), count.into()];
+    let Some(found) = printed("tokenizer_walk.py", &arguments) else { return };
+    let mut differ = Vec::new();
+    for (number, one) in found.as_array().expect("a list").iter().enumerate() {
+        let place = folder.path().join(number.to_string());
+        let tokenizer = TextTokenizer::load(&place).unwrap_or_else(|e| panic!("{number}: {e}"));
+        let texts = one["texts"].as_array().expect("a list").iter();
+        let mut is_same = tokenizer.eos().map(u64::from) == one["eos"].as_u64();
+        for (text, expected) in texts.zip(one["ids"].as_array().expect("a list")) {
+            let text = text.as_str().expect("a text");
+            let own = |special| tokenizer.encode(text, special).expect("it encodes");
+            is_same &= own(true) == ids(&expected[0]) && own(false) == ids(&expected[1]);
+        }
+        if !is_same {
+            differ.push(format!("{number}: {}", one["about"]));
+        }
+    }
+    assert!(differ.is_empty(), "{} differ:\n{}", differ.len(), differ.join("\n"));
 }

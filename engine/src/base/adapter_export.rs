@@ -7,22 +7,25 @@ use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
 use super::export::{ExportDtype, write_json};
+use super::import::NAME;
 use super::weights::BaseFiles;
 use super::{BaseError, Result, staging};
 use crate::checkpoint::Checkpoint;
 use crate::parameters::parameters;
 
 /// Writes the adapters of a checkpoint into the folder `out`, which is complete once it exists. `base`
-/// describes the model that they were trained beside.
+/// describes the model that they were trained beside, and `name` is where PEFT finds it: a repository or a
+/// folder. Without one it is the name that the base was imported by.
 ///
 /// # Errors
-/// If the run trained all weights, the checkpoint is damaged, PEFT has no such adapters for the model's
+/// If the run trained all weights, the base has no name, the checkpoint is damaged, PEFT has no such adapters for the model's
 /// family, or the disk is full; `out` then does not exist.
 pub fn export_adapter(
     checkpoint: &Checkpoint,
     base: &BaseFiles,
     out: &Path,
     dtype: ExportDtype,
+    name: Option<&str>,
 ) -> Result<()> {
     staging::refuse_occupied(out)?;
     let manifest = checkpoint.manifest();
@@ -38,6 +41,13 @@ pub fn export_adapter(
         );
         return Err(refused(&reason));
     }
+    let own = base.index.config.get(NAME).and_then(Value::as_str);
+    let Some(name) = name.or(own).filter(|name| !name.is_empty()) else {
+        return Err(refused(
+            "its adapters would name no model (base_model_name_or_path = null), so that PEFT does not \
+             find it: give the repository or folder of the model with --base-model NAME",
+        ));
+    };
     let mut tensors = Vec::new();
     for stage in manifest.stages() {
         let state = checkpoint.stage(stage).map_err(|error| refused(&error.to_string()))?;
@@ -55,7 +65,6 @@ pub fn export_adapter(
     });
     safetensors::serialize_to_file(views, None, &path)
         .map_err(|error| BaseError::io(&path)(std::io::Error::other(error)))?;
-    let name = base.index.config.get("_name_or_path").and_then(Value::as_str);
     let modules = lora.targets.iter().map(|target| target.matrix());
     let config = json!({
         "peft_type": "LORA",
@@ -71,7 +80,9 @@ pub fn export_adapter(
         "inference_mode": true,
     });
     write_json(staging.path(), "adapter_config.json", &config)?;
-    for file in base.index.others.iter().filter(|file| file.name.contains("tokenizer")) {
+    let model_files = ["config.json", "generation_config.json"];
+    let others = base.index.others.iter();
+    for file in others.filter(|file| !model_files.contains(&file.name.as_str())) {
         if let Some(from) = base.find(file) {
             fs::copy(&from, staging.path().join(&file.name)).map_err(BaseError::io(&from))?;
         }

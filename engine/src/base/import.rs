@@ -37,6 +37,9 @@ const OTHERS: [&str; 13] = [
     "NOTICE",
 ];
 
+/// The key of `config.json` with the name of the model.
+pub(super) const NAME: &str = "_name_or_path";
+
 /// An imported model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Imported {
@@ -54,8 +57,23 @@ pub struct Imported {
 /// # Errors
 /// If the model is incomplete, has an unknown shape, or the disk is full; `out` then does not exist.
 pub fn import(source: &Path, out: &Path, untie: bool) -> Result<Imported> {
+    import_as(source, out, untie, None)
+}
+
+/// As [`import`], of a model with a name that others find it by. Adapters that are trained beside the
+/// base name it.
+///
+/// # Errors
+/// As [`import`].
+pub fn import_as(source: &Path, out: &Path, untie: bool, name: Option<&str>) -> Result<Imported> {
     staging::refuse_occupied(out)?;
     let mut config = read_config(source)?;
+    // What a file says there is where its author had the model, or the model that it was made from.
+    match (config.as_object_mut(), name) {
+        (Some(keys), Some(name)) => drop(keys.insert(NAME.to_owned(), name.into())),
+        (Some(keys), None) => drop(keys.remove(NAME)),
+        (None, _) => {}
+    }
     let described = family::describe(&config)
         .map_err(|error| BaseError::Config { path: source.to_owned(), error })?;
     let naming = family::naming(&described.family).expect("a described family is in the table");
@@ -105,7 +123,9 @@ fn read_config(source: &Path) -> Result<Value> {
 /// The JSON in a file; `None` if there is none.
 pub(super) fn read_json(path: &Path) -> Result<Option<Value>> {
     let file = match File::open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
+            return Ok(None);
+        }
         other => other.map_err(BaseError::io(path))?,
     };
     let mut text = Vec::new();

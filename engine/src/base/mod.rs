@@ -23,7 +23,7 @@ mod what;
 
 pub use adapter_export::export_adapter;
 pub use export::{ExportDtype, export};
-pub use import::{Imported, import};
+pub use import::{Imported, import, import_as};
 #[cfg(test)]
 pub(crate) use index::DECODER;
 pub use index::{BaseFile, BaseIndex, INDEX};

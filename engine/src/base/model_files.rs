@@ -15,7 +15,7 @@ use super::{BaseError, Result, what};
 use crate::family::Naming;
 use crate::family::tensors::{Location, is_constant, locate};
 use crate::parameters::{EMBEDDING, HEAD, Parameter};
-use crate::safetensors_file::{FileTensor, SafetensorsFile};
+use crate::safetensors_file::{FileTensor, SafetensorsFile, is_finite};
 
 /// The safetensors files of a model.
 pub(super) struct ModelFiles {
@@ -178,32 +178,6 @@ impl ModelFiles {
     }
 }
 
-/// Whether no number is infinite or NaN: those have all bits of the exponent. Blocks, so that a
-/// compiler takes many numbers at once.
-fn is_finite(dtype: Dtype, data: &[u8]) -> bool {
-    let exponent: u32 = match dtype {
-        Dtype::F32 => 0x7f80_0000,
-        Dtype::BF16 => 0x7f80,
-        Dtype::F16 => 0x7c00,
-        _ => return true,
-    };
-    let is_fine = |numbers: &mut dyn Iterator<Item = u32>| {
-        numbers.fold(true, |fine, bits| fine & (bits & exponent != exponent))
-    };
-    match dtype {
-        Dtype::F32 => data
-            .as_chunks::<4>()
-            .0
-            .chunks(1024)
-            .all(|block| is_fine(&mut block.iter().map(|bytes| u32::from_le_bytes(*bytes)))),
-        _ => {
-            data.as_chunks::<2>().0.chunks(1024).all(|block| {
-                is_fine(&mut block.iter().map(|bytes| u16::from_le_bytes(*bytes).into()))
-            })
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -214,7 +188,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::super::{BaseFiles, Imported, import};
-    use super::{Dtype, is_finite};
+    use super::Dtype;
     use crate::family::describe;
     use crate::parameters::{EMBEDDING, HEAD, all_parameters};
 
@@ -362,19 +336,5 @@ mod tests {
             error.contains("model.layers.0.mlp.up_proj.weight has a number that is NaN"),
             "{error}"
         );
-    }
-
-    #[test]
-    fn infinite_numbers_are_found() {
-        let f32s = |number: f32| [1.0, number].map(f32::to_le_bytes).concat();
-        assert!(is_finite(Dtype::F32, &f32s(f32::MAX)));
-        assert!(!is_finite(Dtype::F32, &f32s(f32::NAN)));
-        assert!(!is_finite(Dtype::F32, &f32s(f32::NEG_INFINITY)));
-        let bf16 = |number: f32| half::bf16::from_f32(number).to_le_bytes();
-        assert!(is_finite(Dtype::BF16, &bf16(-3e38)));
-        assert!(!is_finite(Dtype::BF16, &bf16(f32::NAN)));
-        let f16 = |number: f32| half::f16::from_f32(number).to_le_bytes();
-        assert!(is_finite(Dtype::F16, &f16(65504.0)));
-        assert!(!is_finite(Dtype::F16, &f16(1e6)));
     }
 }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::optimizer::layout_of_run;
 use crate::parameters::{Parameter, parameters};
-use crate::safetensors_file::{FileProblem, FileTensor, HEADER_CAP, SafetensorsFile};
+use crate::safetensors_file::{FileProblem, FileTensor, HEADER_CAP, SafetensorsFile, is_finite};
 
 type Result<T> = std::result::Result<T, CheckpointError>;
 
@@ -116,7 +116,7 @@ impl Checkpoint {
         self.files().iter().filter(|file| names.contains(&file.name)).cloned().collect()
     }
 
-    /// Checks that every file is intact and that each weight is present once, in its shape.
+    /// Checks that every file is intact and that each weight is present once, in its shape, and finite.
     ///
     /// # Errors
     /// The first problem.
@@ -126,8 +126,14 @@ impl Checkpoint {
             self.verify_file(file)?;
         }
         for stage in self.manifest().stages() {
-            TensorFile::open(&self.folder.join(weights_file(self.manifest(), stage)))?
-                .tensors(&[("", parameters(self.manifest(), stage))])?;
+            let path = self.folder.join(weights_file(self.manifest(), stage));
+            let (file, list) = (TensorFile::open(&path)?, parameters(self.manifest(), stage));
+            let data = file.tensors(&[("", list.clone())])?.into_iter().flatten();
+            let broken = list.iter().zip(data).find(|(_, data)| !is_finite(Dtype::F32, data));
+            if let Some((parameter, _)) = broken {
+                let reason = format!("{} has a number that is NaN or infinite", parameter.name);
+                return Err(CheckpointError::damaged(&path, reason));
+            }
             TensorFile::open(&self.folder.join(optimizer_file(self.manifest(), stage)))?
                 .tensors(&optimizer_tensors(self.manifest(), stage))?;
         }

@@ -52,7 +52,12 @@ fn train(place: &Path, source: &Path, targets: &[LoraTarget], tokens: &[u32]) ->
         let described = BaseFiles::in_folder(&checkpoint).expect("a base's index");
         let checkpoint = Checkpoint::open(&checkpoint).expect("a checkpoint");
         let f32 = ExportDtype::F32;
-        base::export_adapter(&checkpoint, &described, &out, f32).expect("exported");
+        base::export_adapter(&checkpoint, &described, &out, f32, Some("a/model"))
+            .expect("exported");
+        let unnamed =
+            base::export_adapter(&checkpoint, &described, &place.join("unnamed"), f32, None);
+        let error = unnamed.expect_err("PEFT would not find its model").to_string();
+        assert!(error.contains("--base-model NAME"), "{error}");
         (checkpoint, out)
     };
     let (_, first) = export(&trainer, 0, "first");

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use shoal_data::document::TrainOn;
 use shoal_data::pack::Packing;
-use shoal_data::source::Format;
+use shoal_data::source::{Format, Split};
 use shoal_data::template::Date;
 use shoal_protocol::units::Bytes;
 
@@ -24,7 +24,7 @@ pub enum DataCommand {
 /// `shoal data prepare`
 #[derive(Debug, Clone, Args)]
 pub struct DataPrepareArgs {
-    /// Files (.txt, .md, .jsonl, .parquet; also .gz and .zst), folders, patterns, or hf:datasets/OWNER/NAME[:PATTERN].
+    /// Files (.txt, .md, .json, .jsonl, .parquet; also .gz and .zst), folders, patterns, or hf:datasets/OWNER/NAME[:PATTERN].
     #[arg(value_name = "SRC", required = true)]
     pub sources: Vec<String>,
     /// Folder of the base (`shoal import`) whose tokenizer and chat template to use.
@@ -36,6 +36,9 @@ pub struct DataPrepareArgs {
     /// Tokens per sample.
     #[arg(long, value_name = "N")]
     pub context: u32,
+    /// Split to take of folders that have several (train, validation, test), or all; default: train.
+    #[arg(long, value_name = "SPLIT")]
+    pub split: Option<Split>,
     /// Kind of the rows: auto, text (key `text`), chat (key `messages`) or prompt (keys `prompt` and `completion`).
     #[arg(long, value_name = "FORMAT", default_value_t = Format::Auto)]
     pub format: Format,
@@ -57,6 +60,9 @@ pub struct DataPrepareArgs {
     /// Threads that encode; default: as many as there are cores.
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZero<usize>>,
+    /// Most bytes of a row.
+    #[arg(long, value_name = "SIZE", default_value = "16MiB")]
+    pub line_bytes: Bytes,
     /// Size of a shard.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub shard_bytes: Bytes,

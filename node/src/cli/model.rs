@@ -32,6 +32,13 @@ pub struct ExportArgs {
     /// it only the adapters are written, as PEFT has them.
     #[arg(long, value_name = "BASE")]
     pub merge: Option<PathBuf>,
+    /// Repository or folder of the model that adapters were trained beside, for PEFT; default: the hf: name that
+    /// it was imported by.
+    #[arg(long, value_name = "NAME", conflicts_with = "merge")]
+    pub base_model: Option<String>,
+    /// Chat template to write instead of the base's, such as the one that the data was prepared with.
+    #[arg(long, value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
     /// Number format of the weights.
     #[arg(long, value_name = "DTYPE", default_value = "f32")]
     pub dtype: DtypeArg,

@@ -3,6 +3,7 @@
 use std::io::{self, BufRead, IsTerminal, Read};
 
 use anyhow::anyhow;
+use shoal_data::source::Arguments;
 use shoal_data::source::{Json, Messages, Object};
 use shoal_data::template::ChatTemplate;
 use shoal_engine::{Ending, Sampling};
@@ -121,7 +122,10 @@ impl Chat {
 
     /// The tokens of the conversation, up to where the assistant goes on.
     fn prompt(&self) -> anyhow::Result<Vec<u32>> {
-        let text = self.template.render_prompt(&self.messages).exit_with(Exit::Usage)?;
+        let text = self
+            .template
+            .render_prompt(&self.messages, &Arguments::default())
+            .exit_with(Exit::Usage)?;
         let tokenizer = self.model.codec().tokenizer().expect("a chat has a tokenizer");
         // The template has the tokens around the text.
         Ok(tokenizer.encode(&text, false)?)

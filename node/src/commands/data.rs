@@ -8,8 +8,10 @@ use anyhow::anyhow;
 use serde::Serialize;
 use shoal_data::batch::{Batches, encode_rows};
 use shoal_data::pack::Row;
-use shoal_data::prepared::{Index, Shard};
+use shoal_data::prepared::{Documents, Index, Shard};
+use shoal_data::source::{self, Split};
 use shoal_data::stats::{Stats, spans};
+use shoal_data::template::ChatTemplate;
 use shoal_data::tokenizer::TextTokenizer;
 use shoal_data::{PrepareError, PrepareOptions, prepare};
 use shoal_engine::{Batch, Samples, TokenFile};
@@ -64,11 +66,22 @@ fn prepare_data(args: DataPrepareArgs) -> anyhow::Result<()> {
         pack: args.pack,
         held_out: args.held_out,
         shard_bytes: args.shard_bytes.0,
+        line_bytes: usize::try_from(args.line_bytes.0).unwrap_or(usize::MAX),
+        split: args.split,
         threads: args.threads,
         chat_template: args.chat_template,
         date: args.date,
         ..PrepareOptions::new(sources, args.tokenizer, args.context)
     };
+    let found = source::find(&options.sources, options.split.as_ref()).exit_with(Exit::Usage)?;
+    if !found.left_out.is_empty() {
+        let names = found.left_out.iter().map(|(split, files)| format!("{split} ({files} files)"));
+        outln!(
+            "{} of the sources is taken, {} left out: --split takes another, --split all all of them",
+            found.split.map_or("what is in no split", Split::name),
+            names.collect::<Vec<_>>().join(", ")
+        );
+    }
     let bar = progress::byte_bar("preparing");
     let prepared = prepare(&options, &args.out, |progress| {
         bar.set_length(progress.bytes_total);
@@ -102,9 +115,33 @@ fn prepare_data(args: DataPrepareArgs) -> anyhow::Result<()> {
     if index.documents.empty > 0 {
         outln!("{} empty documents were left out", index.documents.empty);
     }
+    say_untaught(&index);
+    if let Some(file) = &options.chat_template {
+        let of = |file| ChatTemplate::find(&options.base, file).ok();
+        if of(Some(file.as_path())) != of(None) {
+            outln!(
+                "the base has another chat template: give `shoal export` and `shoal chat` \
+                 --chat-template {}, so that the model is used with the one it learns",
+                file.display()
+            );
+        }
+    }
     let base = options.base.display();
     outln!("train on it: shoal init --from {base} --data {out} -o run.toml");
     Ok(())
+}
+
+/// Says how many documents have no target, and warns if they are more than one in a hundred.
+fn say_untaught(index: &Index) {
+    let Documents { train, held_out, without_target, .. } = index.documents;
+    if without_target > 0 {
+        let all = train + held_out;
+        let warning = if without_target * 100 > all { "warning: " } else { "" };
+        outln!(
+            "{warning}nothing is learnt from {without_target} of {all} documents: they have no \
+             target, so look at the roles of their messages, or use --train-on all"
+        );
+    }
 }
 
 fn show(args: &DataShowArgs) -> anyhow::Result<()> {
@@ -212,10 +249,11 @@ fn stats(args: &DataStatsArgs) -> anyhow::Result<()> {
     );
     let documents = index.documents;
     outln!(
-        "{} documents, {} held out, {} empty",
+        "{} documents, {} held out, {} empty, {} without a target",
         documents.train,
         documents.held_out,
-        documents.empty
+        documents.empty,
+        documents.without_target
     );
     for (name, shards, totals) in [
         ("training", &index.train, index.train_totals),

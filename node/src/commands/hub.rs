@@ -34,6 +34,12 @@ pub(super) fn local_model(model: &str) -> anyhow::Result<PathBuf> {
     Ok(download(&hub()?, &reference, &wanted)?.folder)
 }
 
+/// The repository of a model that is named as `hf:owner/name`, as others find it.
+pub(super) fn name(model: &str) -> Option<String> {
+    let name = model.strip_prefix(PREFIX)?;
+    Some(name.split('@').next().unwrap_or(name).to_owned())
+}
+
 /// The files of a source: the source itself, or those of `hf:datasets/owner/name[@revision][:pattern]`.
 ///
 /// # Errors
@@ -45,7 +51,7 @@ pub(super) fn local_sources(source: String) -> anyhow::Result<Vec<String>> {
     let reference: Reference = source.parse().exit_with(Exit::Usage)?;
     let readable = |path: &str| {
         let path = path.trim_end_matches(".gz").trim_end_matches(".zst");
-        [".jsonl", ".parquet", ".txt", ".md"].iter().any(|end| path.ends_with(end))
+        [".jsonl", ".ndjson", ".parquet", ".txt", ".md"].iter().any(|end| path.ends_with(end))
     };
     let snapshot = download(&hub()?, &reference, &readable)?;
     let path = |file: SnapshotFile| file.local.to_string_lossy().into_owned();

@@ -1,5 +1,8 @@
 //! `shoal import`, `shoal export` and `shoal push`: models in Hugging Face's format, in and out.
 
+use std::fs;
+
+use shoal_data::template::ChatTemplate;
 use shoal_engine::base::{self, BaseError};
 use shoal_engine::{BaseFiles, Checkpoint};
 
@@ -13,7 +16,8 @@ use crate::terminal::outln;
 /// # Errors
 /// If the model is incomplete or of no known family, or the disk is full.
 pub(super) fn import(args: &ImportArgs) -> anyhow::Result<()> {
-    let imported = checked(base::import(&hub::local_model(&args.model)?, &args.out, args.untie))?;
+    let (folder, name) = (hub::local_model(&args.model)?, hub::name(&args.model));
+    let imported = checked(base::import_as(&folder, &args.out, args.untie, name.as_deref()))?;
     let out = args.out.display();
     let (index, millions) = (&imported.index, imported.parameters as f64 / 1e6);
     outln!(
@@ -43,9 +47,13 @@ pub(super) fn export(args: &ExportArgs) -> anyhow::Result<()> {
     let base = base.exit_with(Exit::Usage)?;
     let has_adapters = checkpoint.manifest().lora.is_some();
     let (out, dtype) = (&args.out, args.dtype.into());
+    let template = args.chat_template.as_deref();
+    let template = template.map(|file| ChatTemplate::find(folder, Some(file))).transpose();
+    let template = template.exit_with(Exit::Usage)?;
     let what = match &args.merge {
         None if has_adapters => {
-            checked(base::export_adapter(&checkpoint, &base, out, dtype))?;
+            let name = args.base_model.as_deref();
+            checked(base::export_adapter(&checkpoint, &base, out, dtype, name))?;
             "adapters for "
         }
         None => {
@@ -65,6 +73,9 @@ pub(super) fn export(args: &ExportArgs) -> anyhow::Result<()> {
             ""
         }
     };
+    if let Some(template) = template {
+        fs::write(out.join("chat_template.jinja"), template)?;
+    }
     let (out, family) = (out.display(), &base.index.family);
     outln!("{out}: {what}{family}, version {} of the weights", checkpoint.step());
     Ok(())

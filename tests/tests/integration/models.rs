@@ -119,7 +119,7 @@ fn peers_train_adapters_and_survive_a_death_with_small_checkpoints() {
         command.arg(&checkpoint).args(arguments).arg("-o").arg(&out);
         (out, Process::start("export", command).end())
     };
-    let (out, ended) = export("adapter", &[]);
+    let (out, ended) = export("adapter", &["--base-model".as_ref(), "a/model".as_ref()]);
     let _ = ended.success();
     assert!(out.join("adapter_config.json").exists() && !out.join("config.json").exists());
     let base = run.path("base");
