@@ -3,8 +3,11 @@
 /// Most bytes behind a point or an exponent that are looked at.
 const NUMBER: &[u8] = b"+-.0123456789eE";
 
-/// A line with null in place of `NaN`, `Infinity` and numbers that no float holds, and with the
-/// replacement character in place of half a surrogate pair; `None` if it has none of these. Texts are
+/// What stands for half a surrogate pair: a character that no text has.
+pub(super) const HALF: char = '\u{fdd0}';
+
+/// A line with null in place of `NaN`, `Infinity` and numbers that no float holds, and with
+/// [`HALF`] in place of half a surrogate pair; `None` if it has none of these. Texts are
 /// not touched otherwise.
 pub(super) fn to_json(line: &[u8]) -> Option<Vec<u8>> {
     let mut changed = false;
@@ -58,7 +61,7 @@ fn copy_text(text: &[u8], out: &mut Vec<u8>) -> (usize, bool) {
                 at += 12;
             }
             (_, Some(0xd800..=0xdfff)) => {
-                out.extend_from_slice(b"\\ufffd");
+                out.extend_from_slice(b"\\ufdd0");
                 (at, mended) = (at + 6, true);
             }
             (b'\\', _) => {
@@ -88,7 +91,7 @@ mod tests {
             (r#"{"n": 1e999, "m": -1.5e-3}"#, Some(r#"{"n": null, "m": -1.5e-3}"#)),
             (
                 r#"{"t": "cut \ud83d", "u": "\ud83d\ude00"}"#,
-                Some(r#"{"t": "cut \ufffd", "u": "\ud83d\ude00"}"#),
+                Some(r#"{"t": "cut \ufdd0", "u": "\ud83d\ude00"}"#),
             ),
             (r#"{"t": "a \" NaN \\", "n": 1}"#, None),
             (r#"{"t": "open"#, None),

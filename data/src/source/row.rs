@@ -256,13 +256,30 @@ impl Row {
 /// Parses a line. Numbers that Python writes and JSON does not have become null: whether a value
 /// that counts may be null is seen later.
 fn parse_line(line: &[u8]) -> Result<Columns, serde_json::Error> {
-    serde_json::from_slice(line).or_else(|error| match python::to_json(line) {
-        Some(line) => serde_json::from_slice(&line),
-        None => Err(error),
+    serde_json::from_slice(line).or_else(|error| {
+        let Some(line) = python::to_json(line) else { return Err(error) };
+        let columns: Columns = serde_json::from_slice(&line)?;
+        match columns.has(python::HALF) {
+            true => Err(serde::de::Error::custom("half a surrogate pair, which is no character")),
+            false => Ok(columns),
+        }
     })
 }
 
 impl Columns {
+    /// Whether a value that counts contains a character.
+    fn has(&self, character: char) -> bool {
+        let values = [
+            &self.text,
+            &self.messages,
+            &self.prompt,
+            &self.completion,
+            &self.tools,
+            &self.chat_template_kwargs,
+        ];
+        values.into_iter().flatten().any(|value| value.contains(character))
+    }
+
     /// The first column that is refused and says something.
     fn refused(&self) -> Option<&'static str> {
         let values = [

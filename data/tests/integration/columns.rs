@@ -183,6 +183,9 @@ fn what_python_writes_is_read_where_it_does_not_count() {
     };
     let index = prepare("{\"text\": \"ab\", \"score\": NaN, \"n\": 1e999}\n").expect("it is read");
     assert_eq!(texts_of(folder.path(), &index).0, "ab<eos>");
+    prepare("{\"text\": \"ab\", \"id\": \"cut \\ud83d\"}\n").expect("it does not count");
+    let error = prepare("{\"text\": \"cut \\ud83d\"}\n").expect_err("no text");
+    assert!(error.contains("line 1: half a surrogate pair"), "{error}");
     let error = prepare("{\"text\": NaN}\n").expect_err("no text");
     assert!(error.contains("row 1: no `text`"), "{error}");
 }
