@@ -116,16 +116,7 @@ fn prepare_data(args: DataPrepareArgs) -> anyhow::Result<()> {
         outln!("{} empty documents were left out", index.documents.empty);
     }
     say_untaught(&index);
-    if let Some(file) = &options.chat_template {
-        let of = |file| ChatTemplate::find(&options.base, file).ok();
-        if of(Some(file.as_path())) != of(None) {
-            outln!(
-                "the base has another chat template: give `shoal export` and `shoal chat` \
-                 --chat-template {}, so that the model is used with the one it learns",
-                file.display()
-            );
-        }
-    }
+    say_template(&options);
     let base = options.base.display();
     outln!("train on it: shoal init --from {base} --data {out} -o run.toml");
     Ok(())
@@ -141,6 +132,20 @@ fn say_untaught(index: &Index) {
             "{warning}nothing is learnt from {without_target} of {all} documents: they have no \
              target, so look at the roles of their messages, or use --train-on all"
         );
+    }
+}
+
+/// Says that an export has the base's chat template, if the data was prepared with another.
+fn say_template(options: &PrepareOptions) {
+    if let Some(file) = &options.chat_template {
+        let of = |file| ChatTemplate::find(&options.base, file).ok();
+        if of(Some(file.as_path())) != of(None) {
+            outln!(
+                "the base has another chat template: give `shoal export` and `shoal chat` \
+                 --chat-template {}, so that the model is used with the one it learns",
+                file.display()
+            );
+        }
     }
 }
 
