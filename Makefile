@@ -39,6 +39,7 @@ help:
 	@echo 'make bench-scale     measure control traffic with 100, 1,000 and 10,000 peers (20 minutes)'
 	@echo 'make fuzz SECONDS=N  fuzz each decoder for so long (an hour in all unless told otherwise); a nightly compiler'
 	@echo 'make soak SECONDS=N  run swarms with faults and demos with deaths for so long'
+	@echo 'make drill SECONDS=N break machines, cables and disks of a swarm for so long (root)'
 	@echo 'make screenshots     take pictures of a run in a browser and a terminal (3 minutes; Chromium, tmux)'
 	@echo 'make lint       check formatting, clippy and dependencies'
 	@echo 'make check-gpu  run the checks that need an NVIDIA GPU'
@@ -259,6 +260,9 @@ SECONDS ?= 3600
 soak: setup
 	scripts/soak.sh $(SECONDS)
 
+drill: setup
+	scripts/drill.sh $(SECONDS)
+
 # Two minutes for each decoder by default.
 fuzz: SECONDS := $(if $(filter command line environment,$(origin SECONDS)),$(SECONDS),120)
 fuzz:
@@ -283,4 +287,4 @@ check-real: build
 .PHONY: help setup build demo test programs test-system test-deployment bench-smoke bench bench-recovery \
 	bench-overhead bench-codec bench-all-reduce bench-all-reduce-links bench-links bench-transport bench-chunks \
 	bench-convergence bench-workers bench-meetings bench-span-choice bench-staleness bench-subspace bench-prepare bench-swap bench-island bench-spans bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
-	bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak lint check-gpu check-real
+	bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak drill lint check-gpu check-real
