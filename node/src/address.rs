@@ -1,6 +1,8 @@
 //! The address to join at: given on the command line, or read from a file that the first peer writes.
 
 use std::convert::Infallible;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -31,6 +33,16 @@ impl FromStr for JoinAddress {
         Ok(text
             .strip_prefix('@')
             .map_or_else(|| Self::Typed(text.to_owned()), |path| Self::File(path.into())))
+    }
+}
+
+impl From<OsString> for JoinAddress {
+    /// Reads an argument. Paths may be of any bytes; an address that is no text is refused as an address.
+    fn from(argument: OsString) -> Self {
+        match argument.as_bytes() {
+            [b'@', path @ ..] => Self::File(OsStr::from_bytes(path).into()),
+            _ => Self::Typed(argument.to_string_lossy().into_owned()),
+        }
     }
 }
 
@@ -84,6 +96,15 @@ mod tests {
     fn an_at_sign_names_a_file() {
         assert_eq!("@a/b".parse(), Ok(JoinAddress::File("a/b".into())));
         assert_eq!("/ip4/x".parse(), Ok(JoinAddress::Typed("/ip4/x".into())));
+    }
+
+    #[test]
+    fn a_path_of_any_bytes_is_a_file() {
+        let bytes = |bytes: &[u8]| OsStr::from_bytes(bytes).to_owned();
+        let path = JoinAddress::from(bytes(b"@x\xff/address"));
+        assert_eq!(path, JoinAddress::File(bytes(b"x\xff/address").into()));
+        let address = JoinAddress::from(bytes(b"/ip4/\xff"));
+        assert_eq!(address, JoinAddress::Typed("/ip4/\u{fffd}".to_owned()));
     }
 
     #[test]

@@ -423,6 +423,23 @@ mod tests {
     }
 
     #[test]
+    fn paths_of_any_bytes_are_taken() {
+        use std::os::unix::ffi::OsStrExt as _;
+
+        let path = std::ffi::OsStr::from_bytes(b"x\xff/y");
+        for line in [
+            "shoal checkpoint verify",
+            "shoal generate --prompt a",
+            "shoal chat",
+            "shoal start run.toml --archive",
+            "shoal local run.toml --out out --events",
+        ] {
+            let words = line.split(' ').map(std::ffi::OsStr::new).chain([path]);
+            assert!(Cli::try_parse_from(words).is_ok(), "{line}");
+        }
+    }
+
+    #[test]
     fn flags_that_mean_nothing_are_refused() {
         for line in [
             "shoal",

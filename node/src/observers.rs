@@ -1,6 +1,7 @@
 //! All observers inside the process: the event stream, the progress view, the report, the status
 //! and TensorBoard.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -25,9 +26,9 @@ pub enum EventSink {
     File(PathBuf),
 }
 
-impl From<&str> for EventSink {
-    fn from(text: &str) -> Self {
-        if text == "-" { Self::Stdout } else { Self::File(text.into()) }
+impl From<OsString> for EventSink {
+    fn from(path: OsString) -> Self {
+        if path == "-" { Self::Stdout } else { Self::File(path.into()) }
     }
 }
 

@@ -1,9 +1,13 @@
 //! Addresses of archives: a folder, or a place in an object store.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use clap::builder::{
+    OsStringValueParser, TryMapValueParser, TypedValueParser as _, ValueParserFactory,
+};
 use object_store::path::Path;
 
 /// The longest name of a bucket; Google's, with dots, is the longest of all.
@@ -146,6 +150,18 @@ impl FromStr for ArchivePlace {
         } else {
             Ok(Self::Folder(text.into()))
         }
+    }
+}
+
+impl ValueParserFactory for ArchivePlace {
+    type Parser = TryMapValueParser<OsStringValueParser, fn(OsString) -> Result<Self, UrlError>>;
+
+    /// Reads an argument. A folder's path may be of any bytes.
+    fn value_parser() -> Self::Parser {
+        OsStringValueParser::new().try_map(|argument| match argument.into_string() {
+            Ok(text) => text.parse(),
+            Err(path) => Ok(Self::Folder(path.into())),
+        })
     }
 }
 
