@@ -58,6 +58,7 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
         let known = admission::known_issuer(home.path(), &manifest)?;
         manifest.admission.key = Some(known.unwrap_or(home.identity()?.peer_id()));
     }
+    warn_of_no_checkpoints(&manifest);
     let manifest = Arc::new(manifest);
     let archive = open_archive(&options, &home, &manifest).await?;
     let mut observer = Observers::new(
@@ -110,6 +111,15 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
     };
     serving.close().await;
     conclude(outcome?, &context, &observer)
+}
+
+fn warn_of_no_checkpoints(Manifest { checkpoint, .. }: &Manifest) {
+    if checkpoint.every == 0 && checkpoint.interval == 0 {
+        progress::say(
+            "no checkpoints before the end: where all hosts of a stage are lost, the run begins again ([checkpoint] \
+             interval = 300 in run.toml makes one every five minutes)",
+        );
+    }
 }
 
 /// Reports how the run ended for this peer.

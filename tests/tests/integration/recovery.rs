@@ -303,6 +303,24 @@ fn a_drained_peer_leaves_in_order_and_the_others_continue() {
 }
 
 #[test]
+fn a_run_whose_last_peer_is_told_to_leave_goes_on_where_it_was() {
+    let run = Run::tiny(&[
+        ("checkpoint.interval", toml::Value::from(300)),
+        ("training.steps", toml::Value::from(30)),
+    ]);
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let flags = ["--stage", "all"];
+    let mut swarm = Swarm::start_in(homes.path(), &run.config(), &[&flags[..], SLOW].concat());
+    swarm.reach(4);
+    let leaving = swarm.peers.remove(0);
+    leaving.terminate();
+    let _ = leaving.end().success();
+    let mut swarm = Swarm::start_in(homes.path(), &run.config(), &flags);
+    assert!(swarm.peers[0].event("committed")["step"].as_u64() > Some(4), "nothing is repeated");
+    assert_eq!(swarm.finish().hash(), run.alone().hash());
+}
+
+#[test]
 fn another_replica_writes_the_checkpoint_of_a_full_disk() {
     let run = Run::of_two_stages(6, 2);
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3", "--stage", "0"]);
