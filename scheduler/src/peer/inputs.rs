@@ -503,7 +503,9 @@ impl Peer {
     /// Leaves if this peer drains and has begun no work that others would have to repeat.
     pub(super) fn leave_when_drained(&mut self, now: Moment, out: &mut Out) {
         let begun = self.is_serving() && self.pipeline.has_begun_work();
-        let saving = self.saving.is_some_and(|(_, until)| now < until);
+        // The time is over, and no timer of it remains.
+        self.saving.take_if(|(_, until)| now >= *until);
+        let saving = self.saving.is_some();
         if self.is_draining && !begun && !saving && self.status != Status::Over {
             out.push(PeerAction::ToCoordinator(ToCoordinator::Leave));
             self.end(now, PeerEvent::Drained, out);
