@@ -481,7 +481,8 @@ impl Peer {
     }
 
     /// Whether what this peer has of the run would be lost with it, and is to be saved.
-    fn is_last_host(&self) -> bool {
+    #[must_use]
+    pub fn is_last_host(&self) -> bool {
         let checkpoint = &self.config.manifest.checkpoint;
         let initial = self.config.manifest.is_initial(self.version());
         if !self.is_serving() || checkpoint.interval == 0 || initial {

@@ -61,7 +61,7 @@ fn each_problem_comes_with_a_fix() {
     let folder = tempfile::tempdir().expect("a folder");
     // The address has the id of another peer.
     let mut id = shoal(["id", "--data-dir"]);
-    id.arg(folder.path());
+    id.arg(folder.path().join("stranger"));
     let stranger = Process::start("id", id).end().success().trim().to_owned();
     let wrong = swarm.address.replace(&swarm.peer_id(0), &stranger);
     let outcome = doctor(folder.path(), &[&wrong]);

@@ -88,14 +88,13 @@ fn a_restarted_peer_exports_the_progress_of_the_run() {
 }
 
 #[test]
-fn a_checkpoint_of_another_run_is_refused_and_counted() {
-    let other = Run::tiny(&[("training.seed", Value::from(8))]);
-    let folder = other.path("archive");
-    let checkpoint = folder.join("checkpoints/version-4");
-    fs::create_dir_all(folder.join("checkpoints")).expect("room for a folder");
-    fs::rename(other.local("alone").checkpoint(), &checkpoint).expect("one disk");
-    let archive = folder.to_str().expect("a plain path");
+fn a_damaged_checkpoint_is_refused_and_counted() {
     let run = Run::tiny(&[("training.steps", Value::from(1_000_000))]);
+    let folder = run.path("archive");
+    let checkpoint = folder.join("checkpoints/version-4");
+    fs::create_dir_all(&checkpoint).expect("room for a folder");
+    fs::write(checkpoint.join("shoal.json"), "{").expect("room for a file");
+    let archive = folder.to_str().expect("a plain path");
     let address = own_address();
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "2", "--stage", "all"]);
     swarm.join(&["--archive", archive, "--metrics", &address.to_string()]);
@@ -103,7 +102,7 @@ fn a_checkpoint_of_another_run_is_refused_and_counted() {
     let text = scrape(address);
     let refused = r#"shoal_refused_total{reason="checkpoint""#;
     assert_eq!(value(&text, refused), 1.0, "{text}");
-    assert!(checkpoint.is_dir(), "the other checkpoint remains");
+    assert!(checkpoint.is_dir(), "the damaged checkpoint remains");
 }
 
 /// Checks the text with promtool, where it is installed.

@@ -474,11 +474,9 @@ impl<'a> Driver<'a> {
         }
         self.status.draining(preemption, source);
         self.shutdown.drain();
-        out.push(match self.coordination.is_indispensable() {
-            // The run stands still until this peer is started again: nothing is worth a wait.
-            true => Ending::Drained.into(),
-            false => PeerInput::Drain.into(),
-        });
+        // Where the run stands still until this peer is started again, only a checkpoint is worth a wait.
+        let at_once = self.coordination.is_indispensable() && !self.peer.is_last_host();
+        out.push(if at_once { Ending::Drained.into() } else { PeerInput::Drain.into() });
         Ok(())
     }
 
