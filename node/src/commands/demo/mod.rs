@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use shoal_engine::{data, tokenizer};
-use shoal_protocol::manifest::{Codecs, Data, Manifest};
+use shoal_protocol::manifest::{AdmissionMode, Codecs, Data, Manifest};
 
 use crate::cli::{DemoArgs, LogFormat};
 use crate::config::{Outer, RunConfig};
@@ -114,6 +114,9 @@ fn configure(args: &DemoArgs) -> anyhow::Result<RunConfig> {
     training.stages = args.stages.unwrap_or(if args.workers.is_some() { 1 } else { 2 });
     training.steps = args.steps.unwrap_or(training.steps);
     training.seed = args.seed.unwrap_or(training.seed);
+    // Its peers are processes of this machine.
+    config.admission.mode = AdmissionMode::Open;
+    config.checkpoint.interval = 0;
     config.checkpoint.every =
         if args.kill_every.is_some() { KILLED_CHECKPOINT_EVERY } else { CHECKPOINT_EVERY };
     if let Some(dtype) = args.dtype {
@@ -230,7 +233,6 @@ fn peer_arguments(
     if index == 0 {
         arguments = arguments
             .with("start", folder.join("run.toml"))
-            .with_flag("--open")
             .with("--wait-for", args.peers.to_string())
             .with("--out", folder.path());
     } else {
