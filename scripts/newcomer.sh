@@ -139,7 +139,7 @@ told() {
         { before = $0 }'
 }
 
-join() { wrong "$1" "$2" shoal join --data-dir "$ROOM/second/other" "${@:3}"; }
+join() { wrong "$1" "$2" shoal join --wait 0 --data-dir "$ROOM/second/other" "${@:3}"; }
 doctor() { wrong "$1" "$2" shoal doctor --data-dir "$ROOM/second/other" "${@:3}"; }
 
 wrong_addresses() {

@@ -100,7 +100,7 @@ struct FirstPeer {
 
 impl FirstPeer {
     fn start(place: &Place) -> Self {
-        let arguments = "start run.toml --data-dir first --listen 127.0.0.1:0 --no-mdns --stage 0 \
+        let arguments = "start run.toml --data-dir first --listen 127.0.0.1:0 --no-mdns --stage 0 --open \
                          --address-file address --threads 1 --wait-for 2";
         let child = command(place.0.path(), arguments.split_whitespace())
             .stdout(Stdio::null())
@@ -127,7 +127,7 @@ impl Drop for FirstPeer {
 }
 
 fn join(address: &str) -> Vec<&str> {
-    let rest = "--data-dir other --listen 127.0.0.1:0 --no-mdns --threads 1";
+    let rest = "--data-dir other --listen 127.0.0.1:0 --no-mdns --threads 1 --wait 0";
     [vec!["join", address], rest.split(' ').collect()].concat()
 }
 
