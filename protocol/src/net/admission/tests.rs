@@ -209,7 +209,7 @@ fn the_issuer_says_who_may_be_an_anchor() {
         let (admits, term) = (Admits { uses: 2, anchor }, Term::of(NOW, HOUR));
         let ticket = Ticket::new(&fixture.issuer, (fixture.run, TicketId(id)), term, admits, &[]);
         let certificate = fixture.claim(&ticket, holder, NOW).expect("a valid ticket");
-        assert_eq!(Certificate::covers(&certificate, &ticket), true);
+        assert!(Certificate::covers(&certificate, &ticket));
         (certificate, ticket)
     };
     let (plain, _) = issued(1, false, peer(2));
