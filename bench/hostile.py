@@ -77,6 +77,9 @@ def refusals(folder):
 
 def invited(shoal, folder):
     """Two peers of a run that admits invited peers only."""
+    config = folder / "run.toml"
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace('mode = "open"', 'mode = "invite"'), encoding="utf-8")
     first = Peer.of_shoal(shoal, folder, 0, [
         "start", "run.toml", "--wait-for", "2", "--out", "out", "--stage", "0"])
     address = first.wait("listening")[0]["address"]
