@@ -17,8 +17,7 @@ pub(crate) use store::{Issued, KeptRules, Store};
 pub(crate) use ticket_state::TicketState;
 pub(crate) use watch::keep;
 
-use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -32,20 +31,15 @@ use crate::driver::resume::folders_in;
 
 /// The issuer of a run that the peer of a data directory took part in and that this manifest, which names none,
 /// describes. It may be another peer: its run goes on, instead of another one beside it.
-///
-/// # Errors
-/// If a folder cannot be read.
-pub(crate) fn known_issuer(data_dir: &Path, manifest: &Manifest) -> anyhow::Result<Option<PeerId>> {
-    let mut known = BTreeSet::new();
-    for folder in folders_in(&data_dir.join("runs")) {
+pub(crate) fn known_issuer(data_dir: &Path, manifest: &Manifest) -> Option<PeerId> {
+    let issuer_of = |folder: PathBuf| {
         // A folder without rules is of a run that did not begin.
-        let Ok(KeptRules { run, admission }) = Store::in_run(&folder).rules() else { continue };
+        let KeptRules { run, admission } = Store::in_run(&folder).rules().ok()?;
         let named = Manifest { admission, ..manifest.clone() };
-        if named.admission.mode == manifest.admission.mode && named.run_id() == run {
-            known.extend(named.admission.key);
-        }
-    }
-    Ok(known.into_iter().next())
+        let same = named.admission.mode == manifest.admission.mode && named.run_id() == run;
+        named.admission.key.filter(|_| same)
+    };
+    folders_in(&data_dir.join("runs")).into_iter().filter_map(issuer_of).min()
 }
 
 /// Makes the gate enforce a run's rules, with the stored access list. The issuer starts issuing

@@ -1,6 +1,6 @@
 //! A process that queries peers of a run and fetches from them, but is not a member.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -20,6 +20,9 @@ use crate::exit::{Exit, ExitWith};
 
 /// A client's only incarnation: it is never a member.
 pub(super) const LIFE: Incarnation = Incarnation(1);
+
+/// Any free port.
+pub(super) const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 /// What a client shows to the peers that it calls.
 #[derive(Clone)]
@@ -49,8 +52,7 @@ impl Client {
     /// # Errors
     /// If no port is free.
     pub(super) fn open(files: &Files) -> anyhow::Result<Self> {
-        let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-        Self::open_as(Caller::stranger(), &[any], files)
+        Self::open_as(Caller::stranger(), &[ANY_PORT], files)
     }
 
     /// Opens a transport on these ports.

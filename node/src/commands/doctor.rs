@@ -1,12 +1,10 @@
 //! `shoal doctor`: checks whether this machine can join a run, and suggests fixes.
 
-use std::net::{Ipv4Addr, SocketAddr};
-
 use anyhow::Context;
 use shoal_protocol::net::admission::{Gate, Ticket};
 use shoal_protocol::net::discovery::PeerAddress;
 
-use super::client::{Caller, Client};
+use super::client::{ANY_PORT, Caller, Client};
 use super::contact::JoinLine;
 use super::training;
 use crate::admission::{self, Store};
@@ -87,11 +85,11 @@ async fn look(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
     let caller = home.as_ref().and_then(|home| caller(home, ticket).ok());
     let caller = caller.unwrap_or_else(Caller::stranger);
     // Other peers probe the peer's own ports if these are free.
-    let (files, any) = (Files::default(), SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
+    let files = Files::default();
     let own = if free { Client::open_as(caller.clone(), &args.listen, &files).ok() } else { None };
     let probes = own.is_some();
     let Client { transport, events } =
-        own.map_or_else(|| Client::open_as(caller, &[any], &files), Ok)?;
+        own.map_or_else(|| Client::open_as(caller, &[ANY_PORT], &files), Ok)?;
     let asked = doctor::network(&transport, &peers, probes);
     let ((network, probe_reports), router) = tokio::join!(asked, doctor::router());
     findings.extend(network);

@@ -155,10 +155,6 @@ fn snapshot_of(to: u8, holders: &[u8]) -> CoordinatorAction {
     CoordinatorAction::Send { to: member(to), message }
 }
 
-fn is_store(message: &FromCoordinator) -> bool {
-    matches!(message, FromCoordinator::Store { .. })
-}
-
 #[test]
 fn a_newcomer_fetches_from_all_replicas_except_lost_late_and_differing_ones() {
     let store = FromCoordinator::Store { version: Step(1), stage: Stage(0) };

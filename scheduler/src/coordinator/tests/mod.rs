@@ -264,6 +264,10 @@ fn work(to: u8, grants: &[(u32, u64)]) -> (Member, FromCoordinator) {
     (member(to), FromCoordinator::Work { step: Step(0), grants })
 }
 
+fn is_store(message: &FromCoordinator) -> bool {
+    matches!(message, FromCoordinator::Store { .. })
+}
+
 fn is_work(message: &FromCoordinator) -> bool {
     matches!(message, FromCoordinator::Work { .. })
 }
@@ -376,7 +380,7 @@ fn a_step_is_committed_when_all_hold_equal_results_and_applied_once_logged() {
     );
     let commits = messages(&actions, |message| matches!(message, FromCoordinator::Commit(_)));
     assert_eq!(commits.len(), 2);
-    let stores = messages(&actions, |message| matches!(message, FromCoordinator::Store { .. }));
+    let stores = messages(&actions, is_store);
     let store = FromCoordinator::Store { version: Step(1), stage: Stage(0) };
     assert_eq!(stores, [(member(0), store.clone()), (member(1), store)], "one word is not enough");
     // A repeated report is answered, so that it ends.
@@ -425,10 +429,7 @@ fn a_checkpoint_is_what_two_replicas_wrote_alike() {
     // The other one says nothing: after a while the first is believed.
     let mut run = Run::opened(1, 0);
     run.receive(1, stored(files()));
-    let asked = |actions: &[CoordinatorAction]| {
-        let store = |message: &FromCoordinator| matches!(message, FromCoordinator::Store { .. });
-        messages(actions, store).len()
-    };
+    let asked = |actions: &[CoordinatorAction]| messages(actions, is_store).len();
     run.now = run.now + Duration::from_secs(2);
     assert_eq!(asked(&run.input(CoordinatorInput::Tick)), 1);
     run.now = run.now + Duration::from_secs(30);
@@ -454,8 +455,7 @@ fn of_different_checkpoints_the_majority_counts() {
     let mut other = files();
     other[0].hash = ContentHash([9; 32]);
     let stores = |actions: &[CoordinatorAction]| -> Vec<Member> {
-        let store = |message: &FromCoordinator| matches!(message, FromCoordinator::Store { .. });
-        messages(actions, store).into_iter().map(|(to, _)| to).collect()
+        messages(actions, is_store).into_iter().map(|(to, _)| to).collect()
     };
     let stored =
         |step, files| ToCoordinator::Stored { version: Step(step), stage: Stage(0), files };
@@ -479,10 +479,7 @@ fn checkpoints_come_by_time_and_before_the_last_host_leaves() {
     let mut run = Run::with_manifest((1, 1, 9), |manifest| manifest.checkpoint.interval = 300);
     run.receive(0, register(StageChoice::Auto));
     run.receive(1, register(StageChoice::Auto));
-    let stores = |actions: &[CoordinatorAction]| -> usize {
-        let store = |message: &FromCoordinator| matches!(message, FromCoordinator::Store { .. });
-        messages(actions, store).len()
-    };
+    let stores = |actions: &[CoordinatorAction]| -> usize { messages(actions, is_store).len() };
     assert_eq!(stores(&run.receive(1, ToCoordinator::Draining)), 0, "initial weights");
     assert_eq!(stores(&run.step(0, 2)), 0, "the time begins");
     assert_eq!(stores(&run.receive(0, ToCoordinator::Draining)), 2, "both leave");
