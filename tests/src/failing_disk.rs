@@ -1,12 +1,19 @@
 //! Disks that fail under a process, or have no room.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use tempfile::TempDir;
+
+/// A full disk is filled again so often.
+const REFILL: Duration = Duration::from_millis(5);
 
 /// A kind of call on the files of swapped stages and of the output log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,26 +105,44 @@ impl SmallDisk {
         self.folder.path()
     }
 
-    /// Writes a file that leaves no room.
+    /// Has another program take all room until the result is dropped, also what is freed meanwhile.
     ///
     /// # Panics
     /// When the disk fails otherwise.
-    pub fn fill(&self) {
-        let mut file = std::fs::File::create(self.filler()).expect("room for a name");
-        let full = io::copy(&mut io::repeat(7), &mut file).expect_err("it has an end");
-        assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+    #[must_use]
+    pub fn fill(&self) -> FullDisk {
+        let path = self.path().join("filler");
+        let mut file = File::create(&path).expect("room for a name");
+        take_all(&mut file);
+        let (ended, end) = mpsc::channel();
+        let writer = std::thread::spawn(move || {
+            while end.recv_timeout(REFILL) == Err(RecvTimeoutError::Timeout) {
+                take_all(&mut file);
+            }
+        });
+        FullDisk { path, writer: Some((ended, writer)) }
     }
+}
 
-    /// Removes the file of [`Self::fill`].
-    ///
-    /// # Panics
-    /// When there is none.
-    pub fn free(&self) {
-        std::fs::remove_file(self.filler()).expect("it was filled");
-    }
+fn take_all(file: &mut File) {
+    let full = io::copy(&mut io::repeat(7), file).expect_err("it has an end");
+    assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+}
 
-    fn filler(&self) -> PathBuf {
-        self.path().join("filler")
+/// A disk of which another program takes all room. When this is dropped, there is room again.
+#[derive(Debug)]
+pub struct FullDisk {
+    path: PathBuf,
+    writer: Option<(mpsc::Sender<()>, JoinHandle<()>)>,
+}
+
+impl Drop for FullDisk {
+    fn drop(&mut self) {
+        if let Some((ended, writer)) = self.writer.take() {
+            drop(ended);
+            let _ = writer.join();
+        }
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 

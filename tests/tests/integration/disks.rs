@@ -244,10 +244,10 @@ fn a_checkpoint_waits_for_room_on_the_disk_of_a_peer_that_swaps() {
     command.args(SLOW);
     swarm.peers.push(Process::start("peer-1", command));
     swarm.reach(0);
-    disk.fill();
+    let full = disk.fill();
     let _ = swarm.peers[1].stderr_line("a part of a checkpoint is not written");
     swarm.reach(4);
-    disk.free();
+    drop(full);
     let trained = swarm.finish();
     assert_eq!(trained.report["rewinds"], 0);
     assert_eq!(trained.hash(), run.alone().hash());
@@ -297,14 +297,14 @@ fn the_only_anchor_ends_on_a_full_disk_and_goes_on_when_there_is_room() {
     };
     let mut first = begin(SLOW);
     first.reach(2);
-    disk.fill();
+    let full = disk.fill();
     let ended = first.peers.remove(0).end();
     let said = ended.stderr.matches("a part of a checkpoint is not written").count();
     assert!(said <= 2, "once for each stage: {}", ended.stderr);
     let reason = ended.failure(1);
     assert!(reason.contains("cannot write ") && reason.contains("free disk space"), "{reason}");
     assert!(reason.contains(disk.path().to_str().expect("a plain path")), "{reason}");
-    disk.free();
+    drop(full);
     let trained = begin(&[]).finish();
     assert_eq!(trained.hash(), run.alone().hash());
 }
