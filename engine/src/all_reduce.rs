@@ -7,14 +7,19 @@ use shoal_protocol::codec::{Codec, Rounding, SumCodec};
 use shoal_protocol::ids::{ContentHash, Stage};
 use shoal_protocol::limits::ROUND_BLOCK_ELEMENTS as BLOCK;
 use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::{Challenge, RoundCheck};
 use tch::{Device, Kind, Tensor};
 
 use crate::error::{EngineError, Result};
 use crate::fixed_point::{FixedPoint, add_words};
 use crate::kernel::widest;
 use crate::optimizer::carried_elements;
+use crate::projection::Projected;
 use crate::square_norm::square_norm;
 use crate::tensor::{bytes_of, elements, elements_mut};
+
+/// Elements that are projected at a time: whole blocks of every codec.
+const PROJECTED: usize = BLOCK;
 
 /// The mean gradient of one stage, assembled round by round.
 ///
@@ -212,6 +217,51 @@ impl AllReduce {
         (ContentHash::of(&hashes), norm)
     }
 
+    /// Adds to the projections of a group of owners what the result's challenge makes of a range: this member's
+    /// contribution, as it gave it to the owner or, if it is the owner, added it itself; and the result.
+    ///
+    /// # Errors
+    /// If the sums differ in length from the range.
+    pub fn project(
+        &mut self,
+        challenge: &Challenge,
+        (range, is_owner): (Range<usize>, bool),
+        sums: &[u8],
+        group: &mut Projected,
+    ) -> Result<()> {
+        let mut numbers = [0f64; PROJECTED];
+        let parts = sums.chunks(PROJECTED * size_of::<i64>());
+        for (start, sums) in range.clone().step_by(PROJECTED).zip(parts) {
+            let part = start..range.end.min(start + PROJECTED);
+            let numbers = &mut numbers[..part.len()];
+            let is_rounded = match self.codec {
+                SumCodec::Exact | SumCodec::Integers => {
+                    self.fixed_point.contributions(sums, numbers)?;
+                    false
+                }
+                SumCodec::Rounded(codec) => {
+                    self.own(part.clone(), sums)?;
+                    if !is_owner {
+                        let bytes = encode(codec, &self.numbers);
+                        decode(codec, &bytes, &mut self.numbers)?;
+                    }
+                    let given = numbers.iter_mut().zip(&self.numbers);
+                    given.for_each(|(number, given)| *number = f64::from(*given));
+                    true
+                }
+            };
+            let result = &elements::<f32>(&self.mean)[part];
+            group.add(challenge, start, numbers, result, is_rounded);
+        }
+        Ok(())
+    }
+
+    /// The check of a group of owners.
+    #[must_use]
+    pub fn check(&self, group: &Projected) -> RoundCheck {
+        group.check(self.codec)
+    }
+
     /// The round is committed: replaces the kept errors of earlier rounds, which have been added.
     pub fn commit(&mut self) {
         // A listener sent nothing.
@@ -362,6 +412,63 @@ mod tests {
             for (index, mean) in mean(&members[0]).iter().enumerate() {
                 let exact: f32 = contributions.iter().map(|all| all[index]).sum();
                 assert!((mean - exact).abs() < error, "{codec} {index}: {mean} {exact}");
+            }
+        }
+    }
+
+    /// The checks of all members after a round, in which each reduced an equal range, and what the sums of the projections
+    /// differ from those of the result.
+    fn differences(all: &mut [AllReduce], contributions: &[Vec<f32>]) -> Vec<(f64, f64)> {
+        let count = all.len();
+        let (hash, _) = all[0].outcome();
+        let id = shoal_protocol::message::RoundId {
+            era: shoal_protocol::ids::Era(0),
+            term: shoal_protocol::ids::Term(1),
+            step: shoal_protocol::ids::Step(0),
+            weights: shoal_protocol::ids::WeightGroup(0),
+            attempt: shoal_protocol::ids::Attempt(0),
+        };
+        let challenge = Challenge::of(id, hash);
+        let mut of_owner = |owner: usize| {
+            let range = owner * ELEMENTS / count..(owner + 1) * ELEMENTS / count;
+            let check = |(member, numbers): (usize, &Vec<f32>)| {
+                let mut group = Projected::default();
+                let sums = sums(&numbers[range.clone()]);
+                let part = (range.clone(), member == owner);
+                all[member].project(&challenge, part, &sums, &mut group).expect("whole");
+                all[member].check(&group)
+            };
+            let checks: Vec<RoundCheck> = contributions.iter().enumerate().map(check).collect();
+            let given: f64 = checks.iter().map(|check| check.own[0]).sum();
+            let slack: f64 = checks.iter().map(|check| check.slack).sum();
+            ((given - checks[0].result[0]).abs(), slack)
+        };
+        (0..count).map(&mut of_owner).collect()
+    }
+
+    #[test]
+    fn projections_of_sums_add_up_to_those_of_the_result_unless_it_is_forged() {
+        let contributions = [wave(0.0), wave(1.0), wave(2.0)];
+        for codec in ["exact", "integers", "f32", "bf16", "int8", "int4:16"] {
+            let mut members = members(codec, 3);
+            round(&mut members, &contributions);
+            for (difference, slack) in differences(&mut members, &contributions) {
+                assert!(difference <= slack, "{codec}: {difference} of {slack}");
+            }
+            // One number of the second owner's piece, and something that is no number.
+            let forged = ELEMENTS / 2;
+            for by in [1.0, 1e30, f32::NAN] {
+                for member in &mut members {
+                    elements_mut(&mut member.mean)[forged] += by;
+                }
+                let found: Vec<bool> = differences(&mut members, &contributions)
+                    .iter()
+                    .map(|(difference, slack)| difference > slack)
+                    .collect();
+                let coarse = codec.starts_with("int4") || codec == "int8" || codec == "bf16";
+                if !coarse || by == 1e30 {
+                    assert_eq!(found, [false, true, false], "{codec} {by}");
+                }
             }
         }
     }

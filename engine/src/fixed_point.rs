@@ -80,6 +80,19 @@ impl FixedPoint {
         Ok(())
     }
 
+    /// What one member's sums (i64, little-endian) contribute to the mean, without rounding it to f32.
+    ///
+    /// # Errors
+    /// If their lengths differ.
+    pub(crate) fn contributions(&self, sums: &[u8], numbers: &mut [f64]) -> Result<()> {
+        let length = size_of::<i64>() * numbers.len();
+        if sums.len() != length {
+            return Err(EngineError::UnequalParts { first: length, other: sums.len() });
+        }
+        contributions_of(numbers, sums, self.scale * f64::from(self.microbatches));
+        Ok(())
+    }
+
     /// Whether the gradient of one microbatch may have this value.
     pub(crate) fn check(&self, value: f32) -> Result<(), GradientProblem> {
         if !value.is_finite() {
@@ -108,6 +121,15 @@ impl AsRef<[u8]> for Floats {
 
 pub(crate) fn widen(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
+}
+
+widest! {
+    fn contributions_of(numbers: &mut [f64], sums: &[u8], divisor: f64) {
+        let factor = 1.0 / divisor;
+        for (number, sum) in numbers.iter_mut().zip(sums.as_chunks::<8>().0) {
+            *number = i64::from_le_bytes(*sum) as f64 * factor;
+        }
+    }
 }
 
 widest! {

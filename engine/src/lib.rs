@@ -76,6 +76,7 @@ mod parameters;
 mod pass_groups;
 mod pipelined_worker;
 mod product;
+mod projection;
 mod rotary;
 mod safetensors_file;
 mod samples;
@@ -127,6 +128,7 @@ pub use parameters::{
     Parameter, frozen_count, group_elements, parameter_count, parameters, summed_elements,
 };
 pub use pass_groups::passes_at_once;
+pub use projection::Projected;
 pub use samples::{Batch, Samples};
 pub use sampling::Sampling;
 pub use shim::torch_version;

@@ -258,6 +258,8 @@ label! {
         MemberLost = "member_lost",
         /// It timed out because data was lost in transit.
         Late = "late",
+        /// Its result was not the sum of what its members say that they gave.
+        Forged = "forged",
     }
 }
 

@@ -176,7 +176,8 @@ impl Stranger {
             reported(ToCoordinator::Diverged { key, reason: "a stranger says so".to_owned() });
             let round = self.round(key.step, WeightGroup(key.stage.0));
             let outcome = RoundOutcome { hash: ContentHash([0; 32]), square_norm: 0.0, proof: 0 };
-            reported(ToCoordinator::Reduced { round, mend: Mend(0), outcome, rates: Vec::new() });
+            let (mend, checks, rates) = (Mend(0), Vec::new(), Vec::new());
+            reported(ToCoordinator::Reduced { round, mend, outcome, checks, rates });
             reported(ToCoordinator::RoundRefused { round, reason: String::new() });
         }
         reported(ToCoordinator::CannotReach { member: self.target });

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bytes::Bytes;
-use shoal_engine::{AllReduce, EngineError, Island, Origin, SwapStats, Update};
+use shoal_engine::{AllReduce, EngineError, Island, Origin, Projected, SwapStats, Update};
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
-use shoal_protocol::ids::{ClaimKey, Exchange, Stage, Step, WeightGroup};
-use shoal_protocol::message::RoundId;
-use shoal_scheduler::action::{DeviceIndex, Task, TaskResult};
+use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Stage, Step, WeightGroup};
+use shoal_protocol::message::{Challenge, RoundCheck, RoundId};
+use shoal_scheduler::action::{DeviceIndex, Owned, Task, TaskResult};
 use tokio::sync::mpsc;
 
 use super::checkpoint_writer::{CheckpointWriter, PartWriter};
@@ -312,9 +312,10 @@ impl EngineWorker {
                 reduction.install(range.clone(), &inputs[0][0].bytes)?;
                 Ok(TaskResult::Installed { round, range })
             }
-            Task::Summarise { round } => {
+            Task::Summarise { round, owned } => {
                 let (hash, square_norm) = newest(&self.rounds, round).outcome();
-                Ok(TaskResult::Summarised { round, hash, square_norm })
+                let checks = self.check_sums(round, hash, &owned)?;
+                Ok(TaskResult::Summarised { round, hash, square_norm, checks })
             }
             Task::Apply { step, stage, rounds, gradient_norm, targets } => {
                 self.apply((step, stage), &rounds, gradient_norm, targets)
@@ -368,6 +369,29 @@ impl EngineWorker {
 
     /// Returns the engine with the sums of a round, and the state of its all-reduce, which begins
     /// empty.
+    /// What a result's challenge makes of this member's sums and of the result.
+    fn check_sums(
+        &mut self,
+        round: RoundId,
+        result: ContentHash,
+        owned: &[Owned],
+    ) -> Result<Vec<RoundCheck>, EngineError> {
+        if owned.is_empty() {
+            return Ok(Vec::new());
+        }
+        let challenge = Challenge::of(round, result);
+        let (engine, reduction) = self.reduction(round)?;
+        let groups = owned.iter().map(|owned| usize::from(owned.group) + 1).max();
+        let mut groups = vec![Projected::default(); groups.unwrap_or(0)];
+        for Owned { range, group, by_me } in owned {
+            let group = &mut groups[usize::from(*group)];
+            engine.read_sums(round.weights, round.step, range.clone(), |sums| {
+                reduction.project(&challenge, (range.clone(), *by_me), sums, group)
+            })??;
+        }
+        Ok(groups.iter().map(|group| reduction.check(group)).collect())
+    }
+
     fn reduction(&mut self, round: RoundId) -> Result<(&mut Island, &mut AllReduce), EngineError> {
         let EngineResources { engine, .. } = &mut self.resources;
         let reduction = match self.rounds.entry(round.weights) {

@@ -252,6 +252,9 @@ impl MetricsUpdate {
                 let reason = if *late { RoundFailure::Late } else { RoundFailure::MemberLost };
                 coordination.rounds_failed.of(reason).inc_by(*rounds as u64);
             }
+            CoordinatorEvent::RoundForged { .. } => {
+                coordination.rounds_failed.of(RoundFailure::Forged).inc();
+            }
             CoordinatorEvent::RoundMended { .. } => coordination.rounds_mended.inc(),
             CoordinatorEvent::Committed { counts, .. } => {
                 coordination.rounds.inc_by(training.stages.into());

@@ -243,6 +243,16 @@ fn log(event: &CoordinatorEvent) {
         CoordinatorEvent::RoundsAborted { step, rounds, late } => {
             tracing::info!(%step, rounds, late, "all-reduces are tried again");
         }
+        CoordinatorEvent::RoundForged { round, owners } => {
+            let (step, weights) = (round.step, round.weights);
+            let owners: Vec<String> = owners.iter().map(ToString::to_string).collect();
+            let owners = owners.join(", ");
+            tracing::warn!(
+                %step, %weights, owners,
+                "what these peers added up is not the sum of what the others say that they gave: it is added up again, \
+                 elsewhere"
+            );
+        }
         CoordinatorEvent::RoundMended { round, gone, changed } => {
             let (step, weights) = (round.step, round.weights);
             tracing::info!(%step, %weights, gone, changed, "an all-reduce goes on without some");

@@ -4,6 +4,7 @@
 //! the term. A receiver thus recognises a message from or to an earlier incarnation. Nothing here
 //! relies on exactly-once delivery: each message states a fact that may be repeated.
 
+mod challenge;
 mod log;
 mod membership;
 mod peer;
@@ -14,6 +15,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::challenge::{Challenge, OWNER_GROUPS, PROJECTIONS, RoundCheck, owner_groups};
 pub use self::log::{CommitRecord, Founding, LogRecord, SnapshotPart, StoredFile, StoredStage};
 pub use self::membership::{
     Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, StageRoom, View, ViewChange,
@@ -267,6 +269,9 @@ pub enum ToCoordinator {
         mend: Mend,
         /// The result of the round.
         outcome: RoundOutcome,
+        /// What the sender's sums and the result make of the result's challenge, for each group of owners; empty if
+        /// the round has no other member, or was mended and rounds sums.
+        checks: Vec<RoundCheck>,
         /// The measured throughput of the sender's links to members of the round, by their
         /// positions.
         rates: Vec<(u16, Rate)>,

@@ -115,6 +115,13 @@ pub enum CoordinatorEvent {
         /// Whether they timed out although every member is present.
         late: bool,
     },
+    /// The result of an all-reduce is not the sum of what its members say that they gave. It is made again.
+    RoundForged {
+        /// The round.
+        round: RoundId,
+        /// The members that reduced what is not the sum. They, or members that lie about what they gave, are at fault.
+        owners: BTreeSet<Member>,
+    },
     /// Members of an all-reduce are gone. Other members recompute their contributions, and the
     /// round continues with the pieces that it has.
     RoundMended {

@@ -8,4 +8,4 @@ pub use self::coordinator::{
     CoordinatorAction, CoordinatorEvent, CoordinatorInput, LossCause, MoveObstacle, StepCounts,
 };
 pub use self::peer::{Fault, PeerAction, PeerEvent, PeerInput, PeerLoad};
-pub use self::task::{DeviceIndex, Payload, PayloadId, Task, TaskResult};
+pub use self::task::{DeviceIndex, Owned, Payload, PayloadId, Task, TaskResult};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Member, Stage, Step};
-use shoal_protocol::message::{FixedLoss, RoundId, StoredFile};
+use shoal_protocol::message::{FixedLoss, RoundCheck, RoundId, StoredFile};
 use shoal_protocol::units::Bytes;
 
 /// Handle of a tensor that the driver holds: received over a link or produced by the engine. The
@@ -30,6 +30,17 @@ impl DeviceIndex {
     pub fn index(self) -> usize {
         self.0.into()
     }
+}
+
+/// Elements of a round's vector, and who reduced them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owned {
+    /// Elements of the weight group's vector.
+    pub range: Range<usize>,
+    /// The group of owners in which the reducer is.
+    pub group: u16,
+    /// Whether this member is the reducer.
+    pub by_me: bool,
 }
 
 /// Tensor work. Each device runs the passes that it is given one at a time, in their order; work on a
@@ -111,10 +122,12 @@ pub enum Task {
         /// Mean gradient, f32.
         payload: PayloadId,
     },
-    /// Compute hash and norm of the round's whole result.
+    /// Compute hash and norm of the round's whole result, and project it and this member's sums.
     Summarise {
         /// The round.
         round: RoundId,
+        /// What to project: all elements; empty for a member that gave nothing.
+        owned: Vec<Owned>,
     },
     /// Update a stage's weights with the results of these rounds and clear the accumulator.
     Apply {
@@ -238,6 +251,8 @@ pub enum TaskResult {
         hash: ContentHash,
         /// Sum of its squares.
         square_norm: f64,
+        /// The projections, for each group of owners.
+        checks: Vec<RoundCheck>,
     },
     /// `Apply`.
     Applied {

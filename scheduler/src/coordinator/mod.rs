@@ -244,8 +244,8 @@ impl Coordinator {
             ToCoordinator::Working { key, grant } => {
                 self.work.keep(&self.context, from, (key, grant), out);
             }
-            ToCoordinator::Reduced { round, mend, outcome, rates } => {
-                self.reduced(from, (round, mend), outcome, &rates, out)
+            ToCoordinator::Reduced { round, mend, outcome, checks, rates } => {
+                self.reduced(from, (round, mend), (outcome, checks), &rates, out)
             }
             ToCoordinator::RoundGroupRequest { round } => self.rounds.send_group(from, round, out),
             ToCoordinator::RoundRefused { round, reason } => {

@@ -1,13 +1,15 @@
 //! Steps: a step opens, closes when all its work is done, and is committed when all replicas hold the
 //! results of its rounds.
 
+use std::collections::BTreeSet;
+
 use shoal_protocol::ids::{Member, Mend, Step};
 use shoal_protocol::message::{
-    CommitRecord, FromCoordinator, LogRecord, RoundId, RoundOutcome, StoredStage,
+    CommitRecord, FromCoordinator, LogRecord, RoundCheck, RoundId, RoundOutcome, StoredStage,
 };
 use shoal_protocol::units::Rate;
 
-use super::rounds::{Agreement, Inputs};
+use super::rounds::{Agreement, Going, Inputs};
 use super::weights::Verdict;
 use super::{Coordinator, Out, Phase, event};
 use crate::action::{CoordinatorAction, CoordinatorEvent, LossCause};
@@ -54,12 +56,13 @@ impl Coordinator {
         &mut self,
         from: Member,
         round: (RoundId, Mend),
-        outcome: RoundOutcome,
+        report: (RoundOutcome, Vec<RoundCheck>),
         rates: &[(u16, Rate)],
         out: &mut Out,
     ) {
         let (id, _) = round;
-        match self.rounds.reduced(from, round, outcome, rates) {
+        let codec = self.context.config.manifest.codec.all_reduce;
+        match self.rounds.reduced(from, round, report, (rates, codec)) {
             Ok(Some(Agreement::Partial | Agreement::Whole)) => self.commit_when_reduced(out),
             Ok(Some(Agreement::Minority(members))) => {
                 for member in members {
@@ -73,9 +76,27 @@ impl Coordinator {
                 );
                 self.stop(reason, out);
             }
+            Ok(Some(Agreement::Forged(owners))) => self.round_forged(id, owners, out),
             Ok(None) => {}
             Err(reason) => self.alarm(from, id.step, reason, out),
         }
+    }
+
+    /// A round's result is not the sum of what its members gave: it is made again.
+    fn round_forged(&mut self, id: RoundId, owners: BTreeSet<Member>, out: &mut Out) {
+        let Self { rounds, context, .. } = self;
+        let home = context.config.home;
+        let going = |member| match context.members.is_expendable(member, home) {
+            true => Going::Well,
+            false if member == home => Going::Never,
+            false => Going::Badly,
+        };
+        let goes = rounds.discard_forged(id, owners, going, out);
+        self.reopen_step();
+        if let Some(member) = goes {
+            self.member_lost(member, LossCause::Disproved, out);
+        }
+        self.close_when_complete(out);
     }
 
     /// Decides about replicas that wrote different files of a stage's weights.
@@ -168,7 +189,7 @@ impl Coordinator {
         self.context.progress.commit(record.clone());
         self.alarms.forget_through(record.step);
         self.rounds.end_step();
-        self.rounds.retain_links(|member| self.context.members.current.contains(member));
+        self.rounds.retain_members(|member| self.context.members.current.contains(member));
         let (era, version) = (self.context.progress.era, self.context.progress.version);
         let others = self.context.members.set_position(era, version);
         self.work.forget_service_times(&others);

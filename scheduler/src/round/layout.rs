@@ -5,11 +5,12 @@ use std::ops::Range;
 
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
-use shoal_protocol::message::Round;
+use shoal_protocol::message::{OWNER_GROUPS, Round};
 use shoal_protocol::units::Bytes;
 
 use super::islands::Islands;
 use super::place_in;
+use crate::action::Owned;
 use crate::peer::RoundCut;
 
 /// These weights, or equal ones if all are zero.
@@ -203,6 +204,11 @@ impl Layout {
         self.pieces.get(number as usize)?.as_ref()
     }
 
+    /// The codec in which sums travel.
+    pub(crate) fn codec(&self) -> SumCodec {
+        self.codec
+    }
+
     /// The numbers of all pieces.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
         (0..).zip(&self.pieces).filter_map(|(number, piece)| piece.as_ref().map(|_| number))
@@ -221,6 +227,16 @@ impl Layout {
     /// The place of the member that reduces a piece.
     pub(crate) fn owner(&self, number: u32) -> Option<usize> {
         Some(self.piece(number)?.owner)
+    }
+
+    /// All elements, with the groups of their owners, as the member at this place sees them.
+    pub(crate) fn owned(&self, me: usize) -> Vec<Owned> {
+        let owned = |piece: &Piece| Owned {
+            range: piece.range.clone(),
+            group: (piece.owner % OWNER_GROUPS) as u16,
+            by_me: piece.owner == me,
+        };
+        self.pieces.iter().flatten().map(owned).collect()
     }
 
     /// The place of the member to which this one sends its integers of a piece, and from which it receives the result;

@@ -25,8 +25,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
+use shoal_protocol::codec::SumCodec;
 use shoal_protocol::ids::{ContentHash, Member, Mend};
-use shoal_protocol::message::{LinkEstimate, Round, RoundOutcome, TensorTag};
+use shoal_protocol::message::{
+    LinkEstimate, Round, RoundCheck, RoundOutcome, TensorTag, owner_groups,
+};
 use shoal_protocol::units::Bytes;
 
 use crate::action::{Fault, Payload, PayloadId, PeerAction, Task};
@@ -80,6 +83,8 @@ pub(crate) struct Reduction {
     /// The engine is summarising the result as it is.
     measuring: bool,
     outcome: Option<RoundOutcome>,
+    /// What this member's sums and the result make of the result's challenge.
+    checks: Vec<RoundCheck>,
     held: Bytes,
     /// Tasks given and not finished.
     tasks: usize,
@@ -179,6 +184,7 @@ impl Reduction {
             here: BTreeSet::new(),
             measuring: false,
             outcome: None,
+            checks: Vec::new(),
             held: Bytes(0),
             tasks: 0,
             aborted: false,
@@ -228,6 +234,11 @@ impl Reduction {
     /// The outcome of the round, once this member holds its result.
     pub(crate) fn outcome(&self) -> Option<RoundOutcome> {
         self.outcome
+    }
+
+    /// What this member's sums and the result make of the result's challenge, once it holds the result.
+    pub(crate) fn checks(&self) -> &[RoundCheck] {
+        &self.checks
     }
 
     /// Bytes of the others' pieces that wait or are in use.
@@ -396,9 +407,14 @@ impl Reduction {
         &mut self,
         hash: ContentHash,
         square_norm: f64,
+        checks: Vec<RoundCheck>,
     ) -> Option<RoundOutcome> {
         self.tasks -= 1;
         if !self.aborted && self.measuring {
+            self.checks = checks;
+            // Who owns nothing has no pieces.
+            let groups = checked_groups(&self.round, self.layout.codec());
+            self.checks.resize(groups, RoundCheck::default());
             self.outcome = Some(RoundOutcome { hash, square_norm, proof: self.proofs.whole });
         }
         self.outcome
@@ -478,7 +494,9 @@ impl Reduction {
     fn summarise_when_whole(&mut self, out: &mut Vec<PeerAction>) {
         if self.here.len() == self.layout.count() {
             self.measuring = true;
-            self.compute(Task::Summarise { round: self.round.id }, out);
+            let is_checked = checked_groups(&self.round, self.layout.codec()) > 0;
+            let owned = if is_checked { self.layout.owned(self.place) } else { Vec::new() };
+            self.compute(Task::Summarise { round: self.round.id, owned }, out);
         }
     }
 
@@ -502,6 +520,15 @@ impl Reduction {
     fn proof_differs(&self, found: u64) -> Fault {
         Fault::ProofDiffers { round: self.round.id, expected: self.proofs.whole, found }
     }
+}
+
+/// Number of groups of owners by which the members of a round check its result; none if there is nothing to check.
+///
+/// The sums that went into a mended round are partly those of lost members. The rest of the members make up the same
+/// whole, but only of integers, since rounding errors are lost with a member.
+pub(crate) fn checked_groups(round: &Round, codec: SumCodec) -> usize {
+    let makes_up = round.mended.mend == Mend(0) || codec.is_exact();
+    if makes_up { owner_groups(round.group.members.len()) } else { 0 }
 }
 
 /// The index of a member in a round, whose members are sorted.

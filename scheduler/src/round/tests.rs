@@ -85,6 +85,10 @@ fn actions(act: impl FnOnce(&mut Vec<PeerAction>)) -> Vec<PeerAction> {
     out
 }
 
+fn is_summary(action: &PeerAction) -> bool {
+    matches!(action, PeerAction::Compute(Task::Summarise { .. }))
+}
+
 #[test]
 fn a_round_needs_its_owner_as_a_member() {
     let round = round(&[1, 1]);
@@ -169,11 +173,11 @@ fn the_result_is_measured_when_it_is_whole() {
             );
             reduction.reduced(piece, mean(id + 10, piece), out);
         });
-        let measured = last.contains(&PeerAction::Compute(Task::Summarise { round: id() }));
+        let measured = last.iter().any(is_summary);
         assert_eq!(measured, piece == 2);
     }
     assert_eq!(reduction.outcome(), None);
-    let outcome = reduction.summarised(ContentHash([1; 32]), 2.5);
+    let outcome = reduction.summarised(ContentHash([1; 32]), 2.5, Vec::new());
     let expected = RoundOutcome { hash: ContentHash([1; 32]), square_norm: 2.5, proof: 10 };
     assert_eq!(outcome, Some(expected));
     assert_eq!(reduction.outcome(), Some(expected));
@@ -202,7 +206,7 @@ fn a_member_alone_sums_its_own() {
     let reduce = Task::Reduce { round: id(), piece: 0, range: 0..3, parts: Vec::new() };
     assert_eq!(started, [PeerAction::Compute(reduce)]);
     let reduced = actions(|out| reduction.reduced(0, mean(1, 0), out));
-    let measure = PeerAction::Compute(Task::Summarise { round: id() });
+    let measure = PeerAction::Compute(Task::Summarise { round: id(), owned: Vec::new() });
     assert_eq!(reduced, [PeerAction::Release(PayloadId(1)), measure]);
 }
 
@@ -339,8 +343,8 @@ fn a_mended_round_keeps_summed_pieces_and_unchanged_sums() {
     let reduce = Task::Reduce { round: id, piece: 6, range: 8..12, parts };
     assert_eq!(summed, [PeerAction::Compute(reduce)]);
     let last = actions(|out| interrupted.reduced(6, result_of(51), out));
-    assert!(last.contains(&PeerAction::Compute(Task::Summarise { round: id })), "{last:?}");
-    assert!(interrupted.summarised(ContentHash([1; 32]), 2.5).is_some());
+    assert!(last.iter().any(is_summary), "{last:?}");
+    assert!(interrupted.summarised(ContentHash([1; 32]), 2.5, Vec::new()).is_some());
     assert_eq!(interrupted.held(), Bytes(0));
 }
 

@@ -258,7 +258,7 @@ impl Table {
             }
             Task::Install { range, .. } => member.installed(&range, out),
             Task::Summarise { .. } => {
-                member.summarised(ContentHash([0; 32]), 0.0);
+                member.summarised(ContentHash([0; 32]), 0.0, Vec::new());
                 self.done += 1;
             }
             other => unreachable!("not a task of a round: {other:?}"),

@@ -21,9 +21,22 @@ pub(super) enum Corruption {
     /// A member that is refused a claim takes it all the same.
     IgnoreHeld,
     /// A collector adds one member's integers twice.
-    CollectTwice,
+    CollectTwice {
+        /// The peer.
+        peer: usize,
+    },
     /// A collector omits one member's integers.
-    CollectWithout,
+    CollectWithout {
+        /// The peer.
+        peer: usize,
+    },
+    /// A peer lies about the sums of rounds.
+    Forge {
+        /// The peer.
+        peer: usize,
+        /// The lie.
+        lie: SumLie,
+    },
     /// One piece of a round carries a wrong proof.
     WrongProof,
     /// A tensor is never released.
@@ -43,6 +56,18 @@ pub(super) enum Corruption {
         /// The peer.
         peer: usize,
     },
+}
+
+/// A lie about the sums of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(test), expect(dead_code, reason = "only tests put errors in"))]
+pub(super) enum SumLie {
+    /// The pieces that it reduces are another sum.
+    Results,
+    /// It says of all pieces that it gave more.
+    GaveAll,
+    /// It says so of the pieces of one member, each time.
+    GaveFirst,
 }
 
 impl Corruption {
@@ -80,11 +105,15 @@ impl Corruption {
                 }
                 true
             }
-            (Self::CollectTwice, PeerAction::Compute(Task::Export { parts, .. })) => {
+            (Self::CollectTwice { peer }, PeerAction::Compute(Task::Export { parts, .. }))
+                if peer == of =>
+            {
                 parts.extend(parts.first().copied());
                 true
             }
-            (Self::CollectWithout, PeerAction::Compute(Task::Export { parts, .. })) => {
+            (Self::CollectWithout { peer }, PeerAction::Compute(Task::Export { parts, .. }))
+                if peer == of =>
+            {
                 parts.pop();
                 true
             }

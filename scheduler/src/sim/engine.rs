@@ -12,10 +12,11 @@ use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, Exchange, Stage, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{RoundId, StoredFile};
+use shoal_protocol::message::{Challenge, RoundId, StoredFile};
 use shoal_protocol::units::{Bytes, Moment};
 
 use self::lanes::Lanes;
+use super::corruption::SumLie;
 use super::integer_model::{self, Weights, Worker};
 use super::omitted_rules::Omit;
 use super::payloads::{Content, Payloads};
@@ -46,6 +47,8 @@ pub(super) struct Engine {
     pub(super) disk_fails_until: Moment,
     /// Total time of passes.
     pub(super) busy: Duration,
+    /// What it lies about sums, as an injected error.
+    pub(super) sum_lie: Option<SumLie>,
 }
 
 /// Sizes of tensors.
@@ -144,6 +147,7 @@ impl Engine {
             slow: (Moment::default(), 1),
             disk_fails_until: Moment::default(),
             busy: Duration::ZERO,
+            sum_lie: None,
         }
     }
 
@@ -371,7 +375,12 @@ impl Engine {
                 Ok(TaskResult::Exported { round, to, piece, payload })
             }
             Task::Reduce { round, piece, range, parts } => {
-                let sums = self.sums_with(round, &range, parts, payloads)?;
+                // Who adds nothing up for others computes wrongly, which no sum shows.
+                let lies = self.sum_lie == Some(SumLie::Results) && !parts.is_empty();
+                let mut sums = self.sums_with(round, &range, parts, payloads)?;
+                if lies {
+                    sums[0] += 1;
+                }
                 self.result(round).install(round, range.start, &sums)?;
                 let payload = keep_sums(payloads, sums, codec.result());
                 Ok(TaskResult::Reduced { round, piece, payload })
@@ -384,9 +393,19 @@ impl Engine {
                 self.result(round).install(round, range.start, &sums)?;
                 Ok(TaskResult::Installed { round, range })
             }
-            Task::Summarise { round } => {
-                let (hash, square_norm) = integer_model::summary(&self.result(round).whole(round)?);
-                Ok(TaskResult::Summarised { round, hash, square_norm })
+            Task::Summarise { round, owned } => {
+                let result = self.result(round).whole(round)?;
+                let (hash, square_norm) = integer_model::summary(&result);
+                let sums = self.own_sums(round, &(0..result.len()));
+                let challenge = Challenge::of(round, hash);
+                let mut checks = integer_model::checks(&challenge, &owned, &sums, &result);
+                let lies = match self.sum_lie {
+                    Some(SumLie::GaveAll) => checks.len(),
+                    Some(SumLie::GaveFirst) => 1.min(checks.len()),
+                    Some(SumLie::Results) | None => 0,
+                };
+                checks[..lies].iter_mut().for_each(|check| check.own[0] += 1e9);
+                Ok(TaskResult::Summarised { round, hash, square_norm, checks })
             }
             other => Err(format!("not a task of a round: {other:?}")),
         }

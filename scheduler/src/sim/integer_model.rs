@@ -8,7 +8,12 @@ use std::ops::Range;
 use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Stage, Step};
 use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::FixedLoss;
+use shoal_protocol::message::{Challenge, FixedLoss, PROJECTIONS, RoundCheck};
+
+use crate::action::Owned;
+
+/// How far sums of small integers in f64 may be off, relatively.
+const ROUNDING: f64 = 1e-12;
 
 /// Mixes words into one (the finaliser of MurmurHash3, word by word).
 pub(super) fn mix(words: &[u64]) -> u64 {
@@ -164,6 +169,30 @@ pub(super) fn summary(sums: &[i64]) -> (ContentHash, f64) {
         square_norm += (*sum as f64) * (*sum as f64);
     }
     (hasher.finalize().into(), square_norm)
+}
+
+/// Projections of a member's sums and of a reduced gradient, by groups of owners.
+pub(super) fn checks(
+    challenge: &Challenge,
+    owned: &[Owned],
+    sums: &[i64],
+    result: &[i64],
+) -> Vec<RoundCheck> {
+    let groups = owned.iter().map(|owned| usize::from(owned.group) + 1).max().unwrap_or(0);
+    let mut checks = vec![RoundCheck::default(); groups];
+    for Owned { range, group, .. } in owned {
+        let check = &mut checks[usize::from(*group)];
+        for element in range.clone() {
+            let factors = challenge.factors(element as u64);
+            let (own, whole) = (sums[element] as f64, result[element] as f64);
+            for direction in 0..PROJECTIONS {
+                check.own[direction] += factors[direction] * own;
+                check.result[direction] += factors[direction] * whole;
+            }
+            check.slack += (own.abs() + whole.abs()) * ROUNDING;
+        }
+    }
+    checks
 }
 
 /// Weights after an update.

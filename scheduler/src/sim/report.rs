@@ -123,6 +123,8 @@ pub struct ClaimRecovery {
 pub struct RoundRecovery {
     /// Aborted rounds.
     pub aborted: u64,
+    /// Rounds whose result was not the sum of what was given.
+    pub forged: u64,
     /// Rounds that continued without lost members.
     pub mended: u64,
     /// Committed results that a peer gave up because pieces of them were lost.
@@ -245,6 +247,7 @@ impl Report {
             CoordinatorEvent::RoundsAborted { rounds, .. } => {
                 self.recovery.rounds.aborted += *rounds as u64;
             }
+            CoordinatorEvent::RoundForged { .. } => self.recovery.rounds.forged += 1,
             CoordinatorEvent::RoundMended { .. } => self.recovery.rounds.mended += 1,
             CoordinatorEvent::ClaimRefused { .. } => self.recovery.claims.refused += 1,
             CoordinatorEvent::Reclaimed { .. } => self.recovery.claims.reclaimed += 1,

@@ -1,5 +1,6 @@
 //! The all-reduces of the present step: a round for each weight group, from its stages' close to the commit.
 
+mod accused;
 mod islands;
 mod open_round;
 mod round_groups;
@@ -8,12 +9,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use shoal_protocol::codec::SumCodec;
 use shoal_protocol::ids::{Attempt, Member, Mend, Microbatch, Stage, WeightGroup};
 use shoal_protocol::message::{
-    CommitRecord, Mended, Round, RoundGroup, RoundGroupMember, RoundId, RoundOutcome,
+    CommitRecord, Mended, Round, RoundCheck, RoundGroup, RoundGroupMember, RoundId, RoundOutcome,
 };
 use shoal_protocol::units::{Moment, Rate};
 
+use self::accused::Accused;
+pub(super) use self::accused::Going;
 pub(super) use self::open_round::Agreement;
 use self::open_round::OpenRound;
 use self::round_groups::RoundGroups;
@@ -50,6 +54,7 @@ pub(super) struct Rounds {
     /// When incomplete rounds are tried again.
     deadline: Option<Moment>,
     groups: RoundGroups,
+    accused: Accused,
     /// How long the rounds of this term took.
     times: Option<Estimate>,
 }
@@ -178,7 +183,8 @@ impl Rounds {
         let replicas = inputs.replicas(weights);
         let mut listeners = inputs.listeners(weights);
         listeners.retain(|member| !replicas.contains(member));
-        let group = self.groups.next(inputs.context, before, replicas, listeners);
+        let reduces = |member| !self.accused.contains(member);
+        let group = self.groups.next(inputs.context, before, (replicas, reduces), listeners);
         OpenRound {
             round: Round { id, group, mended: Mended::default() },
             proof: inputs.context.config.manifest.whole_proof(step, weights),
@@ -225,16 +231,16 @@ impl Rounds {
         &mut self,
         from: Member,
         (id, mend): (RoundId, Mend),
-        outcome: RoundOutcome,
-        rates: &[(u16, Rate)],
+        report: (RoundOutcome, Vec<RoundCheck>),
+        (rates, codec): (&[(u16, Rate)], SumCodec),
     ) -> Result<Option<Agreement>, String> {
         let Some(open) = self.open.get_mut(&id.weights) else { return Ok(None) };
         if !open.expects(id, mend) || !open.has_replica(from) {
             return Ok(None);
         }
         self.groups.measure(from, &open.round.group, rates);
-        open.record(from, outcome)?;
-        Ok(Some(open.agreement()))
+        open.record(from, report)?;
+        Ok(Some(open.agreement(codec)))
     }
 
     /// The commit of the closed step and the time that its rounds took, once all replicas hold their results.
@@ -304,15 +310,37 @@ impl Rounds {
         lacking.into_iter().filter(|member| count(member)).collect()
     }
 
-    /// Forgets the step's rounds. Groups and measurements stay.
-    pub(super) fn end_step(&mut self) {
-        let (groups, times) = (std::mem::take(&mut self.groups), self.times);
-        *self = Self { groups, times, ..Self::default() };
+    /// Discards a round of whose result pieces of these members are not the sum of what was given. Returns a member
+    /// that goes, if one must.
+    ///
+    /// The sums of a mended round are partly those of lost members, which others computed again, on unlike machines
+    /// with other bits: nobody is accused then.
+    pub(super) fn discard_forged(
+        &mut self,
+        id: RoundId,
+        forged: BTreeSet<Member>,
+        going: impl Fn(Member) -> Going,
+        out: &mut Out,
+    ) -> Option<Member> {
+        let open = self.open.remove(&id.weights)?;
+        *self.failed.entry(id.weights).or_insert(0) += 1;
+        let all: Vec<Member> = open.round.group.members.iter().map(|part| part.member).collect();
+        let is_whole = open.round.mended.mend == Mend(0);
+        let goes = is_whole.then(|| self.accused.accuse(&all, &forged, going)).flatten();
+        event(CoordinatorEvent::RoundForged { round: id, owners: forged }, out);
+        goes
     }
 
-    /// Forgets the measured links of members that are gone.
-    pub(super) fn retain_links(&mut self, is_member: impl Fn(Member) -> bool) {
-        self.groups.retain_links(is_member);
+    /// Forgets the step's rounds. Groups and measurements stay.
+    pub(super) fn end_step(&mut self) {
+        let Self { groups, accused, times, .. } = std::mem::take(self);
+        *self = Self { groups, accused, times, ..Self::default() };
+    }
+
+    /// A step is committed: forgets members that are gone.
+    pub(super) fn retain_members(&mut self, is_member: impl Fn(Member) -> bool) {
+        self.groups.retain_links(&is_member);
+        self.accused.committed(is_member);
     }
 }
 

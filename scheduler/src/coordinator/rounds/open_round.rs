@@ -3,15 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use shoal_protocol::codec::SumCodec;
 use shoal_protocol::ids::{Attempt, Member, Mend, Microbatch, Stage};
 use shoal_protocol::message::{
-    FromCoordinator, Mended, Round, RoundGroup, RoundGroupChange, RoundGroupMember, RoundId,
-    RoundOutcome,
+    FromCoordinator, Mended, OWNER_GROUPS, PROJECTIONS, Round, RoundCheck, RoundGroup,
+    RoundGroupChange, RoundGroupMember, RoundId, RoundOutcome,
 };
 
 use super::super::{Out, send};
 use crate::paging;
-use crate::round::place_in;
+use crate::round::{checked_groups, place_in};
 
 /// A round that is open.
 #[derive(Debug)]
@@ -21,8 +22,8 @@ pub(super) struct OpenRound {
     pub(super) proof: u64,
     /// The microbatches that the replicas' accumulators must hold.
     pub(super) counted: BTreeMap<Member, Vec<(Stage, Microbatch)>>,
-    /// The replicas' results.
-    pub(super) outcomes: BTreeMap<Member, RoundOutcome>,
+    /// The replicas' results, and what each makes of their challenge.
+    pub(super) outcomes: BTreeMap<Member, (RoundOutcome, Vec<RoundCheck>)>,
     /// Whether a replica is gone: the round is mended once others have done its work.
     pub(super) torn: bool,
 }
@@ -38,6 +39,8 @@ pub(in super::super) enum Agreement {
     Minority(Vec<Member>),
     /// No result has more than half of them.
     Split,
+    /// All have the same, and it is not the sum of what they gave in the pieces of these members.
+    Forged(BTreeSet<Member>),
 }
 
 impl OpenRound {
@@ -60,7 +63,11 @@ impl OpenRound {
     ///
     /// # Errors
     /// When a microbatch was lost or counted twice, by the replica's own proof.
-    pub(super) fn record(&mut self, from: Member, outcome: RoundOutcome) -> Result<(), String> {
+    pub(super) fn record(
+        &mut self,
+        from: Member,
+        (outcome, checks): (RoundOutcome, Vec<RoundCheck>),
+    ) -> Result<(), String> {
         let RoundId { step, weights, .. } = self.round.id;
         if outcome.proof != self.proof {
             return Err(format!(
@@ -69,31 +76,54 @@ impl OpenRound {
                 outcome.proof, self.proof, step, weights
             ));
         }
-        self.outcomes.insert(from, outcome);
+        self.outcomes.insert(from, (outcome, checks));
         Ok(())
     }
 
     /// How far the replicas agree.
-    pub(super) fn agreement(&self) -> Agreement {
+    pub(super) fn agreement(&self, codec: SumCodec) -> Agreement {
         if !self.is_complete() {
             return Agreement::Partial;
         }
-        let (_, first) = self.result();
-        if self.outcomes.values().all(|one| equal_bits(one, &first)) {
-            return Agreement::Whole;
-        }
-        let with = |one: &RoundOutcome| {
-            self.outcomes.values().filter(|other| equal_bits(one, other)).count()
+        let groups = checked_groups(&self.round, codec);
+        let with = |one: &Report| self.outcomes.values().filter(|other| agree(one, other)).count();
+        let is_whole = |report: &Report| is_report(report, groups);
+        let most = self.outcomes.values().filter(|one| is_whole(one)).max_by_key(|one| with(one));
+        let Some(most) = most else { return Agreement::Split };
+        let differs = |(member, one): (&Member, &Report)| {
+            let agrees = is_whole(one) && agree(one, most);
+            (!agrees).then_some(*member)
         };
-        let most = self.outcomes.values().max_by_key(|one| with(one)).unwrap_or(&first);
-        let differs =
-            |(member, one): (&Member, &RoundOutcome)| (!equal_bits(one, most)).then_some(*member);
         let minority: Vec<Member> = self.outcomes.iter().filter_map(differs).collect();
+        if minority.is_empty() {
+            let forged = self.forged(groups);
+            return if forged.is_empty() { Agreement::Whole } else { Agreement::Forged(forged) };
+        }
         if 2 * minority.len() < self.outcomes.len() {
             Agreement::Minority(minority)
         } else {
             Agreement::Split
         }
+    }
+
+    /// The owners of pieces that are not the sum of what the members say that they gave.
+    fn forged(&self, groups: usize) -> BTreeSet<Member> {
+        let is_forged = |group: usize| {
+            let checks = self.outcomes.values().map(|(_, checks)| checks[group]);
+            let mut slacks: Vec<f64> = checks.clone().map(|check| check.slack).collect();
+            // One member alone cannot make the check blind.
+            slacks.sort_by(f64::total_cmp);
+            let slack = slacks[(slacks.len() - 1) / 2] * slacks.len() as f64;
+            (0..PROJECTIONS).any(|direction| {
+                let given: f64 = checks.clone().map(|check| check.own[direction]).sum();
+                let whole = checks.clone().next().map_or(0.0, |check| check.result[direction]);
+                (given - whole).abs() > slack
+            })
+        };
+        let places = (0..).zip(&self.round.group.members);
+        let forged: BTreeSet<usize> = (0..groups).filter(|group| is_forged(*group)).collect();
+        let owns = |place: usize| forged.contains(&(place % OWNER_GROUPS));
+        places.filter(|(place, _)| owns(*place)).map(|(_, part)| part.member).collect()
     }
 
     /// The replicas whose result is lacking, if others have theirs.
@@ -105,7 +135,7 @@ impl OpenRound {
 
     /// The attempt and the result of a complete round.
     pub(super) fn result(&self) -> (Attempt, RoundOutcome) {
-        let outcome = self.outcomes.values().next().expect("a round has members");
+        let (outcome, _) = self.outcomes.values().next().expect("a round has members");
         (self.round.id.attempt, *outcome)
     }
 
@@ -168,8 +198,30 @@ impl OpenRound {
     }
 }
 
+/// A member's result and its checks.
+type Report = (RoundOutcome, Vec<RoundCheck>);
+
+/// Whether a report has a check of numbers for each group of owners.
+fn is_report((_, checks): &Report, groups: usize) -> bool {
+    checks.len() == groups && checks.iter().all(RoundCheck::is_finite)
+}
+
+/// Whether two members hold the same result and project it alike.
+fn agree((one, of_one): &Report, (other, of_other): &Report) -> bool {
+    let alike = |(one, other): (&RoundCheck, &RoundCheck)| {
+        let slack = one.slack.min(other.slack);
+        let mut both = one.result.iter().zip(&other.result);
+        both.all(|(one, other)| (one - other).abs() <= slack)
+    };
+    equal_bits(one, other)
+        && of_one.len() == of_other.len()
+        && of_one.iter().zip(of_other).all(alike)
+}
+
 fn equal_bits(one: &RoundOutcome, other: &RoundOutcome) -> bool {
     one.hash == other.hash
         && one.proof == other.proof
-        && one.square_norm.to_bits() == other.square_norm.to_bits()
+        // All that is no number is alike, whatever the processor makes of it.
+        && (one.square_norm.to_bits() == other.square_norm.to_bits()
+            || one.square_norm.is_nan() && other.square_norm.is_nan())
 }

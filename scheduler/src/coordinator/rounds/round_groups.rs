@@ -37,12 +37,13 @@ impl RoundGroups {
         self.last.insert(weights, group);
     }
 
-    /// The group of the next round: the one before, if its members and their shares are the same.
+    /// The group of the next round, in which only some replicas reduce: the one before, if its members and their
+    /// shares are the same.
     pub(super) fn next(
         &self,
         context: &Context,
         before: &Arc<RoundGroup>,
-        replicas: BTreeSet<Member>,
+        (replicas, reduces): (BTreeSet<Member>, impl Fn(Member) -> bool),
         listeners: BTreeSet<Member>,
     ) -> Arc<RoundGroup> {
         let replicas: Vec<Member> = replicas.into_iter().collect();
@@ -55,7 +56,8 @@ impl RoundGroups {
         let parts = replicas.into_iter().zip(weights).zip(islands);
         let parts = parts.map(|((member, weight), island)| RoundGroupMember {
             member,
-            weight: Some(weight),
+            // Weights that are all 0 stand for equal ones.
+            weight: Some(if reduces(member) { weight.max(1) } else { 0 }),
             island,
         });
         let listeners = listeners.into_iter().map(|member| RoundGroupMember {

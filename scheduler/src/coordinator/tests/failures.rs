@@ -77,8 +77,8 @@ fn a_loss_during_the_all_reduce_mends_it_and_earlier_results_are_dropped() {
     let (mend, changed) = (Mend(1), BTreeSet::new());
     assert_eq!((same, mended), (&round(), &Mended { mend, changed }));
     assert_eq!(run.reduce(0, outcome()), [], "a result from before");
-    let (round, outcome, rates) = (round(), outcome(), Vec::new());
-    run.receive(0, ToCoordinator::Reduced { round, mend, outcome, rates });
+    let (round, outcome, rates, checks) = (round(), outcome(), Vec::new(), Vec::new());
+    run.receive(0, ToCoordinator::Reduced { round, mend, outcome, checks, rates });
     assert!(matches!(run.logged.last(), Some(LogRecord::Commit(_))), "{:?}", run.logged);
 }
 

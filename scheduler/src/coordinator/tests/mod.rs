@@ -13,8 +13,9 @@ use shoal_protocol::ids::{
 };
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{
-    Candidate, Duties, FixedLoss, FromCoordinator, LogRecord, PassTimes, RoundId, RoundOutcome,
-    SnapshotPart, StageChoice, StageRoom, StoredFile, StoredStage, ToCoordinator, proof_of_all,
+    Candidate, Duties, FixedLoss, FromCoordinator, LogRecord, PassTimes, RoundCheck, RoundId,
+    RoundOutcome, SnapshotPart, StageChoice, StageRoom, StoredFile, StoredStage, ToCoordinator,
+    proof_of_all,
 };
 use shoal_protocol::units::{Bytes, Moment};
 
@@ -159,9 +160,16 @@ impl Run {
     }
 
     fn reduce(&mut self, from: u8, outcome: RoundOutcome) -> Vec<CoordinatorAction> {
+        let members = self.coordinator.round(round()).map_or(0, |one| one.group.members.len());
         self.receive(
             from,
-            ToCoordinator::Reduced { round: round(), mend: Mend(0), outcome, rates: Vec::new() },
+            ToCoordinator::Reduced {
+                round: round(),
+                mend: Mend(0),
+                outcome,
+                checks: vec![RoundCheck::default(); members],
+                rates: Vec::new(),
+            },
         )
     }
 

@@ -66,7 +66,9 @@ impl Marks {
                 self.rare.rounds.mended_without_many += u64::from(*gone > 1);
                 self.reduced = false;
             }
-            CoordinatorAction::Event(CoordinatorEvent::RoundsAborted { .. }) => {
+            CoordinatorAction::Event(
+                CoordinatorEvent::RoundsAborted { .. } | CoordinatorEvent::RoundForged { .. },
+            ) => {
                 self.reduced = false;
                 self.closing = None;
             }

@@ -4,7 +4,7 @@ use shoal_protocol::ids::Member;
 use shoal_protocol::message::RoundId;
 
 use crate::action::{PeerAction, Task, TaskResult};
-use crate::sim::corruption::Corruption;
+use crate::sim::corruption::{Corruption, SumLie};
 use crate::sim::omitted_rules::{Omit, OmittedRules};
 
 /// The deviations of a run.
@@ -51,6 +51,14 @@ impl Deviations {
     pub(super) fn repeats(&mut self, result: &TaskResult) -> bool {
         let accumulated = matches!(result, TaskResult::Accumulated { .. });
         self.once(Corruption::CountTwice, accumulated)
+    }
+
+    /// What a peer's engine lies about sums.
+    pub(super) fn sum_lie(&self, index: usize) -> Option<SumLie> {
+        match self.corruption {
+            Corruption::Forge { peer, lie } if peer == index => Some(lie),
+            _ => None,
+        }
     }
 
     /// Whether an error that occurs once occurs here.

@@ -141,7 +141,7 @@ fn reported(rng: &mut Rng, About { key, round, grant, other }: About) -> ToCoord
         1 => ToCoordinator::Done { key, grant, loss: None, pass_times: PassTimes::default() },
         2 => ToCoordinator::Working { key, grant },
         3 => ToCoordinator::Released { key, grant },
-        4 => ToCoordinator::Reduced { round, mend, outcome, rates: Vec::new() },
+        4 => ToCoordinator::Reduced { round, mend, outcome, checks: Vec::new(), rates: Vec::new() },
         5 => ToCoordinator::RoundRefused { round, reason },
         6 => ToCoordinator::Diverged { key, reason },
         7 => {

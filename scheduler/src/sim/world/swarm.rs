@@ -206,6 +206,7 @@ impl<'a> Swarm<'a> {
         if self.deviations.stays() {
             node.engine.forget_meeting(device);
         }
+        node.engine.sum_lie = self.deviations.sum_lie(index);
         let finished = node.engine.finish(device, &mut node.payloads);
         let (result, busy, observed) = self.observation.holds("engine", finished)?;
         self.observation.device(self.queue.now(), &node.engine)?;

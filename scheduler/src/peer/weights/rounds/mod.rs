@@ -299,9 +299,9 @@ impl Rounds {
             }
             TaskResult::Reduced { piece, payload, .. } => reduction.reduced(piece, payload, out),
             TaskResult::Installed { range, .. } => reduction.installed(&range, out),
-            TaskResult::Summarised { hash, square_norm, .. } => {
-                if let Some(outcome) = reduction.summarised(hash, square_norm) {
-                    out.push(report_of(reduction.round(), outcome, links));
+            TaskResult::Summarised { hash, square_norm, checks, .. } => {
+                if let Some(outcome) = reduction.summarised(hash, square_norm, checks) {
+                    out.push(report_of(reduction, outcome, links));
                 }
             }
             _ => {}
@@ -328,7 +328,7 @@ impl Rounds {
     pub(super) fn repeat_outcomes(&self, links: &LinkEstimates, out: &mut Out) {
         for reduction in self.running.values() {
             if let Some(outcome) = reduction.outcome() {
-                out.push(report_of(reduction.round(), outcome, links));
+                out.push(report_of(reduction, outcome, links));
             }
         }
     }
@@ -465,10 +465,11 @@ fn refuse_faulty(round: RoundId, taken: Result<(), Fault>, out: &mut Out) {
 }
 
 /// The report of a round's outcome, with the measured rates of the links to its members.
-fn report_of(round: &Round, outcome: RoundOutcome, links: &LinkEstimates) -> PeerAction {
+fn report_of(reduction: &Reduction, outcome: RoundOutcome, links: &LinkEstimates) -> PeerAction {
+    let (round, checks) = (reduction.round(), reduction.checks().to_vec());
     let places = (0..).zip(&round.group.members);
     let rates =
         places.filter_map(|(place, part)| Some((place, links.rate(part.member.peer)?))).collect();
     let (round, mend) = (round.id, round.mended.mend);
-    PeerAction::ToCoordinator(ToCoordinator::Reduced { round, mend, outcome, rates })
+    PeerAction::ToCoordinator(ToCoordinator::Reduced { round, mend, outcome, checks, rates })
 }

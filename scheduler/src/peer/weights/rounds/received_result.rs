@@ -126,7 +126,7 @@ impl ReceivedResult {
             let (range, payload) = (range.clone(), payload.id);
             out.push(PeerAction::Compute(Task::Install { round, range, payload }));
         }
-        out.push(PeerAction::Compute(Task::Summarise { round }));
+        out.push(PeerAction::Compute(Task::Summarise { round, owned: Vec::new() }));
         self.tasks = self.pieces.len() + 1;
     }
 

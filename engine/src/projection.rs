@@ -1,0 +1,101 @@
+//! Projections of a member's sums and of a round's result, by which its members check each other (see
+//! [`Challenge`]).
+
+use shoal_protocol::codec::{Codec, SumCodec};
+use shoal_protocol::message::{Challenge, PROJECTIONS, RoundCheck};
+
+use crate::kernel::widest;
+
+/// Standard deviations of rounding errors that a projection may be off: by Hoeffding's inequality honest members exceed
+/// it once in `e^72` rounds.
+const DEVIATIONS: f64 = 13.0;
+
+/// Relative error of a sum of products in f64, of the sum of their magnitudes.
+const ADDING: f64 = 1.0 / (1u64 << 42) as f64;
+
+/// Numbers of one group of owners, as far as they were projected.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Projected {
+    own: [f64; PROJECTIONS],
+    result: [f64; PROJECTIONS],
+    /// Sum of the magnitudes of both.
+    magnitudes: f64,
+    /// Sum of the squares of what may be off by rounding.
+    squares: f64,
+}
+
+impl Projected {
+    /// Adds this member's numbers and those of the result, of elements from `start` on.
+    pub(crate) fn add(
+        &mut self,
+        challenge: &Challenge,
+        start: usize,
+        own: &[f64],
+        result: &[f32],
+        own_is_rounded: bool,
+    ) {
+        project(self, challenge, start as u64, own, result);
+        let square = |sum: f64, number: &f64| sum + number * number;
+        if own_is_rounded {
+            self.squares += own.iter().fold(0.0, square);
+        }
+    }
+
+    /// The check, given the relative error of a number of the result.
+    pub(crate) fn check(&self, codec: SumCodec) -> RoundCheck {
+        let rounding = DEVIATIONS * relative_error(codec) * self.squares.sqrt();
+        // The last is for numbers too small to have a relative error.
+        let slack = rounding + ADDING * self.magnitudes + f64::from(f32::MIN_POSITIVE);
+        RoundCheck { own: self.own, result: self.result, slack }
+    }
+}
+
+/// How far a number of a result is from the sum of what was given, at most, relative to the largest of its block.
+fn relative_error(codec: SumCodec) -> f64 {
+    match codec {
+        // Half a unit in the last place, after one rounding to f64 and one in the division.
+        SumCodec::Exact | SumCodec::Integers => 1.0 / (1 << 24) as f64,
+        // f32 is also added in.
+        SumCodec::Rounded(Codec::F32) => 1.0 / (1 << 20) as f64,
+        SumCodec::Rounded(Codec::F16) => 1.0 / (1 << 10) as f64,
+        SumCodec::Rounded(Codec::Bf16) => 1.0 / (1 << 8) as f64,
+        // A block's numbers may all be as small as its step.
+        SumCodec::Rounded(Codec::Int8(_) | Codec::Int4(_) | Codec::Fp8(_)) => 1.0,
+    }
+}
+
+widest! {
+    fn project(
+        to: &mut Projected,
+        challenge: &Challenge,
+        start: u64,
+        own: &[f64],
+        result: &[f32],
+    ) {
+        const LANES: usize = 8;
+        let mut sums = [[0f64; LANES]; 2 * PROJECTIONS];
+        let (mut magnitudes, mut squares) = ([0f64; LANES], [0f64; LANES]);
+        let rows = own.chunks(LANES).zip(result.chunks(LANES));
+        for ((own, result), start) in rows.zip((start..).step_by(LANES)) {
+            for (lane, (own, result)) in own.iter().zip(result).enumerate() {
+                // What is no number is not the sum of anything.
+                let result = if result.is_finite() { f64::from(*result) } else { 0.0 };
+                let own = *own;
+                let factors = challenge.factors(start + lane as u64);
+                for direction in 0..PROJECTIONS {
+                    sums[direction][lane] += factors[direction] * own;
+                    sums[PROJECTIONS + direction][lane] += factors[direction] * result;
+                }
+                magnitudes[lane] += own.abs() + result.abs();
+                squares[lane] += result * result;
+            }
+        }
+        let total = |lanes: &[f64; LANES]| lanes.iter().sum::<f64>();
+        for direction in 0..PROJECTIONS {
+            to.own[direction] += total(&sums[direction]);
+            to.result[direction] += total(&sums[PROJECTIONS + direction]);
+        }
+        to.magnitudes += total(&magnitudes);
+        to.squares += total(&squares);
+    }
+}
