@@ -26,6 +26,9 @@ pub(super) fn run(args: &InitArgs) -> anyhow::Result<()> {
     if let Some(data) = &args.data {
         choose_data(&mut config, &absolute(data)?)?;
     }
+    if let Some(epochs) = args.epochs {
+        train_for(&mut config, epochs).exit_with(Exit::Usage)?;
+    }
     write_new(&config, &args.output)
 }
 
@@ -46,7 +49,7 @@ pub(super) fn write_new(config: &RunConfig, output: &Path) -> anyhow::Result<()>
 }
 
 /// Tokens of a sample, unless the model has fewer positions.
-const CONTEXT: u32 = 1024;
+pub(super) const CONTEXT: u32 = 1024;
 
 /// Bytes of weights in one stage at most: with gradients and moments a stage then takes about 16 GiB.
 const STAGE_BYTES: u64 = 2 << 30;
@@ -73,6 +76,39 @@ fn choose_data(config: &mut RunConfig, data: &Path) -> anyhow::Result<()> {
         config.evaluation.every = 0;
     }
     config.data.prepared = Some((data.to_owned(), index.prepared()));
+    Ok(())
+}
+
+/// Steps of one pass over the data, at least, where there are rows for as many.
+const STEPS_OF_EPOCH: u64 = 8;
+
+/// Evaluations of a run, at most, one of them before the first step and one before the last.
+const EVALUATIONS: u64 = 10;
+
+/// Sets the steps of so many passes over prepared data, and what depends on them: a small amount of data gets smaller
+/// steps, a short run a shorter warm-up.
+fn train_for(config: &mut RunConfig, epochs: u32) -> anyhow::Result<()> {
+    let Some((_, prepared)) = &config.data.prepared else {
+        return Err(anyhow!(
+            "--epochs counts rows of prepared data: run `shoal data prepare` first"
+        ));
+    };
+    let training = &mut config.training;
+    let samples = u64::from(training.microbatch_size);
+    let microbatches = (prepared.rows / (samples * STEPS_OF_EPOCH)).max(1);
+    training.microbatches =
+        training.microbatches.min(u32::try_from(microbatches).unwrap_or(u32::MAX));
+    let rows = prepared.rows * u64::from(epochs);
+    training.steps = rows.div_ceil(u64::from(training.microbatches) * samples);
+    config.optimizer.warmup_steps = config.optimizer.warmup_steps.min(training.steps / 10);
+    let evaluation = &mut config.evaluation;
+    if evaluation.every > 0 {
+        let last = training.steps.saturating_sub(1).max(1);
+        let parts = (1..EVALUATIONS).rev().find(|parts| last.is_multiple_of(*parts)).unwrap_or(1);
+        evaluation.every = last / parts;
+        let held_out = prepared.held_out_rows.div_ceil(samples);
+        evaluation.microbatches = u64::from(evaluation.microbatches).min(held_out) as u32;
+    }
     Ok(())
 }
 
@@ -115,4 +151,53 @@ fn fine_tuning(folder: &Path, rank: Option<u32>) -> anyhow::Result<RunConfig> {
 /// The path from the root, since a path in run.toml starts at the file's folder.
 pub(super) fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(path).with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::ids::ContentHash;
+    use shoal_protocol::manifest::Prepared;
+
+    use super::*;
+    use shoal_protocol::manifest::Evaluation;
+
+    /// A configuration for data with these rows.
+    fn with_rows(rows: u64, held_out_rows: u64) -> RunConfig {
+        let mut config = RunConfig::default();
+        config.training.microbatch_size = 1;
+        config.training.microbatches = 16;
+        let (index, context) = (ContentHash([0; 32]), config.model.context);
+        let vocabulary = config.model.vocabulary;
+        let prepared = Prepared { index, bytes: 1, rows, held_out_rows, context, vocabulary };
+        config.data.prepared = Some((PathBuf::from("data"), prepared));
+        config
+    }
+
+    #[test]
+    fn epochs_decide_the_steps() {
+        let mut config = with_rows(1601, 100);
+        train_for(&mut config, 3).expect("prepared data");
+        assert_eq!((config.training.steps, config.training.microbatches), (301, 16));
+        assert_eq!(config.optimizer.warmup_steps, 20);
+        let Evaluation { every, microbatches, .. } = config.evaluation;
+        assert_eq!((300 % every, microbatches), (0, 8), "the last step is evaluated");
+    }
+
+    #[test]
+    fn little_data_gets_small_steps() {
+        let mut config = with_rows(20, 2);
+        train_for(&mut config, 3).expect("prepared data");
+        assert_eq!((config.training.steps, config.training.microbatches), (30, 2));
+        assert_eq!((config.evaluation.every, config.evaluation.microbatches), (29, 2));
+        assert_eq!(config.optimizer.warmup_steps, 3);
+        let mut one = with_rows(1, 1);
+        train_for(&mut one, 1).expect("prepared data");
+        assert_eq!((one.training.steps, one.evaluation.every), (1, 1));
+    }
+
+    #[test]
+    fn epochs_need_prepared_data() {
+        let problem = train_for(&mut RunConfig::default(), 1).expect_err("plain text");
+        assert!(problem.to_string().contains("shoal data prepare"));
+    }
 }

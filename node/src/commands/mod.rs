@@ -12,6 +12,7 @@ mod data;
 mod demo;
 mod doctor;
 mod fetch;
+mod finetune;
 pub(crate) mod fleet;
 mod founding;
 mod generate;
@@ -49,6 +50,7 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
     match command {
         Command::Demo(args) => demo::run(&args, log_format),
         Command::Init(args) => init::run(&args),
+        Command::Finetune(args) => finetune::run(args),
         Command::Import(args) => model::import(&args),
         Command::Export(args) => model::export(&args),
         Command::Push(args) => model::push(&args),
