@@ -2,6 +2,7 @@
 """Installs a wheel as its users do, and runs it: in new virtual environments, from an index in a folder, without network.
 
     scripts/wheel/try.py target/wheel/shoal_swarm-*.whl [--python .venv/bin/python]
+    scripts/wheel/try.py target/wheel/shoal_swarm-*.whl --into FOLDER     installs it there, and ends
 
 The index has the wheel, and a torch that only points to the one of --python, which is too large to be installed anew.
 The program runs with nothing in its environment but its own folder in PATH, so without cargo, compilers and this folder.
@@ -95,19 +96,24 @@ def milliseconds(command, room, environment=None):
     return min(times)
 
 
-def from_index(python, wheel, site, room):
-    """pip takes shoal and its torch from the index; torch is elsewhere on Python's path."""
+def install(python, wheel, site, room):
+    """Has pip take shoal and its torch from an index; the folder of the environment's programs."""
     make_index(wheel, site, room / "index")
     programs = environment_of(python, room, "indexed")
     index = (room / "index").as_uri()
     check([programs / "python", "-m", "pip", "install", "--index-url", index, "shoal-swarm"], room, "Successfully installed")
+    return programs
+
+
+def from_index(python, wheel, site, room):
+    """torch is elsewhere on Python's path."""
+    programs = install(python, wheel, site, room)
     shoal = programs / "shoal"
     print(check([shoal, "--version", "-v"], room, "shoal 0.", TORCH_VERSION), end="")
     check([programs / "python", "-m", "shoal_swarm", "--version"], room, "shoal 0.")
-    print(check([shoal, "doctor", "--listen", "127.0.0.1:0"], room, "disk", "UDP port"), end="")
+    print(check([shoal, "doctor", "--listen", "127.0.0.1:0"], room, "libtorch", "memory", "disk", "UDP port"), end="")
     demo = ["demo", "--peers", "2", "--steps", "4", "--out", room / "demo"]
     print(check([shoal, *demo], room, "identical").splitlines()[-1])
-    return shoal
 
 
 def beside(python, wheel, site, room):
@@ -152,6 +158,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=pathlib.Path)
     parser.add_argument("--python", type=pathlib.Path, default=ROOT / ".venv/bin/python")
+    parser.add_argument("--into", type=pathlib.Path, help="install the wheel below this folder, and print its program")
     arguments = parser.parse_args()
     wheel, python = arguments.wheel.resolve(), arguments.python.absolute()
     with tempfile.TemporaryDirectory() as room:
@@ -159,6 +166,9 @@ def main():
         site = purelib(python, room).resolve()
         if not (site / "torch").exists():
             sys.exit(f"{python} has no torch of its own: scripts/setup.sh --tests")
+        if arguments.into:
+            print(install(python, wheel, site, arguments.into.resolve()) / "shoal")
+            return
         print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
         from_index(python, wheel, site, room)
         beside(python, wheel, site, room)

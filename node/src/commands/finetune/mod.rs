@@ -35,7 +35,7 @@ pub(super) fn run(args: FinetuneArgs) -> anyhow::Result<()> {
     carry_out(1, &plan.import(), &plan.base())?;
     let (base, _) = BaseIndex::read(&plan.base()).exit_with(Exit::Usage)?;
     let prepare = plan.prepare(base.model.context);
-    carry_out(2, &prepare, &plan.data().join(shoal_data::prepared::INDEX_FILE))?;
+    carry_out(2, &prepare, &plan.index())?;
     carry_out(3, &plan.init(), &plan.config())?;
     if !train(&plan)? {
         outln!("the run is not complete: the same `shoal finetune` goes on with it");
@@ -52,30 +52,40 @@ pub(super) fn run(args: FinetuneArgs) -> anyhow::Result<()> {
 
 /// Makes the folder of the run, and remembers what was asked for.
 fn enter(plan: &Plan) -> anyhow::Result<()> {
-    let folder = plan.folder();
+    let (folder, path, asked) = (plan.folder(), plan.asked(), Asked::of(plan));
     fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-    let path = plan.asked();
-    let asked = Asked::of(plan);
-    if let Ok(text) = fs::read(&path) {
-        let before: Asked =
-            serde_json::from_slice(&text).with_context(|| path.display().to_string())?;
-        if before != asked {
-            let problem = anyhow!(
-                "{} has another fine-tuning: `{}`; go on with that, or choose another folder with --out",
-                folder.display(),
-                line(&before.words(folder))
-            );
+    match fs::read(&path) {
+        Ok(text) => {
+            let before: Asked =
+                serde_json::from_slice(&text).with_context(|| path.display().to_string())?;
+            refuse_another(plan, &before, &asked).exit_with(Exit::Usage)?;
+        }
+        Err(_) if folder.read_dir().is_ok_and(|mut entries| entries.next().is_some()) => {
+            let problem =
+                anyhow!("{} has other files: choose another folder with --out", folder.display());
             return Err(problem).exit_with(Exit::Usage);
         }
-        return Ok(());
-    }
-    if folder.read_dir().is_ok_and(|mut entries| entries.next().is_some()) {
-        let problem =
-            anyhow!("{} has other files: choose another folder with --out", folder.display());
-        return Err(problem).exit_with(Exit::Usage);
+        Err(_) => {}
     }
     let text = serde_json::to_vec_pretty(&asked).expect("it is plain data");
     whole_file::write(&path, &text).with_context(|| path.display().to_string())
+}
+
+/// Refuses arguments whose step was carried out with others. A mistake in those of a later step can be mended.
+fn refuse_another(plan: &Plan, before: &Asked, asked: &Asked) -> anyhow::Result<()> {
+    let steps = [
+        (plan.base(), before.model == asked.model),
+        (plan.index(), before.data == asked.data && before.context == asked.context),
+        (plan.config(), before.lora == asked.lora && before.epochs == asked.epochs),
+    ];
+    let Some((made, _)) = steps.iter().find(|(made, is_same)| made.exists() && !is_same) else {
+        return Ok(());
+    };
+    Err(anyhow!(
+        "{} was made by `{}`: go on with that, or choose another folder with --out",
+        made.display(),
+        line(&before.words(plan.folder()))
+    ))
 }
 
 /// Carries out a step unless its result is there.
@@ -108,6 +118,10 @@ fn start_options(words: &[OsString]) -> anyhow::Result<StartOptions> {
 /// Reads a command line as a user types it, without the program.
 fn parse(words: &[OsString]) -> anyhow::Result<Command> {
     let program = OsString::from("shoal");
-    let cli = Cli::try_parse_from([&program].into_iter().chain(words)).exit_with(Exit::Usage)?;
-    Ok(cli.command)
+    let cli = Cli::try_parse_from([&program].into_iter().chain(words)).map_err(|error| {
+        let text = error.to_string();
+        let reason = text.lines().next().unwrap_or_default();
+        anyhow!("`{}`: {}", line(words), reason.trim_start_matches("error: "))
+    });
+    Ok(cli.exit_with(Exit::Usage)?.command)
 }

@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use shoal_data::prepared::INDEX_FILE;
 
 use super::super::init::{CONTEXT, absolute};
 use crate::cli::FinetuneArgs;
@@ -15,11 +16,11 @@ const HELD_OUT: &str = "0.05";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Asked {
-    model: String,
-    data: Vec<String>,
-    lora: Option<u32>,
-    epochs: u32,
-    context: Option<u32>,
+    pub(super) model: String,
+    pub(super) data: Vec<String>,
+    pub(super) lora: Option<u32>,
+    pub(super) epochs: u32,
+    pub(super) context: Option<u32>,
 }
 
 impl Asked {
@@ -91,6 +92,11 @@ impl Plan {
     /// The prepared data.
     pub(super) fn data(&self) -> PathBuf {
         self.path("data")
+    }
+
+    /// The index of the prepared data, once it is complete.
+    pub(super) fn index(&self) -> PathBuf {
+        self.data().join(INDEX_FILE)
     }
 
     /// The run's configuration.
