@@ -60,8 +60,9 @@ impl Card<'_> {
 impl fmt::Display for Card<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { plan, report, hash } = self;
-        let (steps, epochs) = (report.steps.len(), plan.epochs());
-        writeln!(f, "model       {}, fine-tuned in {steps} steps, {epochs} epochs", plan.name())?;
+        let (name, steps) = (plan.name(), report.steps.len());
+        let epochs = counted(plan.epochs() as usize, "epoch");
+        writeln!(f, "model       {name}, fine-tuned in {steps} steps, {epochs}")?;
         match self.loss() {
             Some((before, after, place)) => {
                 writeln!(f, "loss        {before:.3} to {after:.3} nats per token {place}")?;
@@ -69,16 +70,15 @@ impl fmt::Display for Card<'_> {
             None => writeln!(f, "loss        unknown: the events of the run are missing")?,
         }
         let speed = with_prefix(report.tokens_per_second);
-        let peers = report.peers;
-        let s = if peers == 1 { "" } else { "s" };
-        writeln!(f, "speed       {speed} tokens/s, at most {peers} peer{s}")?;
+        let peers = counted(report.peers, "peer");
+        writeln!(f, "speed       {speed} tokens/s, at most {peers}")?;
         writeln!(f, "checkpoint  {hash}")?;
         writeln!(f, "            {}", plan.checkpoint().display())?;
-        let counted = report.microbatches;
+        let of = report.microbatches;
         writeln!(
             f,
             "proof       {} microbatches counted once, {} missing, {} computed again after losses",
-            counted.counted, counted.missing, counted.replayed
+            of.counted, of.missing, of.replayed
         )?;
         writeln!(f, "            on a machine like these, one process gets the same hash:")?;
         for (about, words) in [
@@ -94,6 +94,11 @@ impl fmt::Display for Card<'_> {
         let what = if is_adapter { "adapters" } else { "model" };
         write!(f, "exported    {}: the {what}, in Hugging Face's format", plan.model().display())
     }
+}
+
+/// A number of things.
+fn counted(count: usize, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]
@@ -138,6 +143,7 @@ mod tests {
         assert!(text(&report).contains("loss        unknown"));
         report.steps = vec![step(0, 4.0, Some(5.0)), step(1, 3.0, None)];
         assert!(text(&report).contains("4.000 to 3.000 nats per token in training"));
+        assert!(text(&report).contains("hf:a/b, fine-tuned in 2 steps, 3 epochs"));
         report.steps.push(step(2, 2.0, Some(2.5)));
         let card = text(&report);
         assert!(card.contains("5.000 to 2.500 nats per token on held-out rows"), "{card}");

@@ -100,6 +100,10 @@ fn carry_out(number: usize, words: &[OsString], result: &Path) -> anyhow::Result
 
 /// Trains, with others that join; returns whether the run is complete.
 fn train(plan: &Plan) -> anyhow::Result<bool> {
+    if plan.checkpoint().exists() {
+        outln!("[4/{STEPS}] done before: {}", line(&plan.start(0)));
+        return Ok(true);
+    }
     let events = plan.events();
     fs::create_dir_all(&events).with_context(|| events.display().to_string())?;
     let life = fs::read_dir(&events).with_context(|| events.display().to_string())?.count();
