@@ -20,7 +20,7 @@ use std::thread;
 
 use shoal_protocol::ids::ContentHash;
 
-use crate::document::{DocumentError, Encoder, TrainOn};
+use crate::document::{DocumentError, Encoder};
 use crate::pack::{Packer, Row};
 use crate::prepared::{
     Documents, FORMAT, INDEX_FILE, Index, Layout, SHARDS_FOLDER, ShardWriter, Totals, WriteError,
@@ -225,12 +225,7 @@ fn set_up(
     if let Some(source) = found {
         let hash = ContentHash::of(source.as_bytes()).to_string();
         arguments.insert("chat template".to_owned(), hash);
-        let compiled = ChatTemplate::new(&source, tokenizer.special(), options.date)?;
-        let masks = kind == RowKind::Messages && options.train_on == TrainOn::Responses;
-        if masks && !compiled.is_marked() {
-            return Err(TemplateError::NoGeneration.into());
-        }
-        template = Some(compiled);
+        template = Some(ChatTemplate::new(&source, tokenizer.special(), options.date)?);
     }
     let mut list = blake3::Hasher::new();
     for file in files {

@@ -9,5 +9,6 @@ mod order;
 mod packing;
 mod prepare;
 mod resume;
+mod roles;
 mod sources;
 mod tokenizers;
