@@ -10,16 +10,15 @@ use std::thread::Scope;
 
 use super::PrepareError;
 use super::state::Place;
-use crate::document::{Document, Encoder};
+use crate::document::{Document, Encoder, ROLE_CHARACTERS};
 use crate::source::{self, RawContent, RawRow, ReadOptions, Row, RowKind, SourceFile};
 
 /// Bytes of a batch, about.
 const BATCH_BYTES: usize = 1 << 18;
 /// Most rows of a batch.
 const BATCH_ROWS: usize = 1 << 10;
-/// Most roles of chats without a target that are named, and most characters of each.
+/// Most roles that are named.
 pub(super) const MOST_ROLES: usize = 8;
-const ROLE_CHARACTERS: usize = 32;
 /// Batches that wait before and behind each worker.
 const QUEUE: usize = 2;
 
@@ -48,6 +47,8 @@ pub(super) struct Encoded {
     pub(super) place: Place,
     /// The roles of a chat that has no target.
     pub(super) roles: Vec<String>,
+    /// The roles of messages whose text the chat template leaves out.
+    pub(super) left_out: Vec<String>,
 }
 
 /// The documents of a batch, and the error behind them.
@@ -165,16 +166,17 @@ fn encode_row(
         Row::Messages { .. } | Row::Prompt { .. } | Row::PromptMessages { .. } => (true, true),
     };
     let number = if ends { place.documents - 1 } else { place.documents };
-    let document = if row.is_empty() {
-        None
+    let (document, left_out) = if row.is_empty() {
+        (None, Vec::new())
     } else {
-        let encoded = encoder.encode(&row);
+        let encoded = encoder.encode_noting(&row);
         let error = |source| PrepareError::Row { path: path.clone(), row: line, source };
-        Some(encoded.map_err(error)?)
+        let (document, left_out) = encoded.map_err(error)?;
+        (Some(document), left_out)
     };
     let untaught = document.as_ref().is_some_and(Document::has_no_target);
     let roles = if untaught { roles(&row) } else { Vec::new() };
-    Ok(Encoded { document, number, starts, place, roles })
+    Ok(Encoded { document, number, starts, place, roles, left_out })
 }
 
 /// The roles of a chat, shortened.

@@ -1,6 +1,6 @@
 //! The state of an unfinished preparation, saved at the borders of shards.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
@@ -26,6 +26,17 @@ pub(super) struct Place {
     pub(super) documents: u64,
 }
 
+/// What is worth a word about prepared data, besides its numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Notes {
+    /// Documents with more tokens than a row, which are cut.
+    pub cut: u64,
+    /// Messages whose text the chat template leaves out, by role; of eight roles at most.
+    pub left_out: BTreeMap<String, u64>,
+    /// Roles of chats without a target; eight at most.
+    pub untaught: BTreeSet<String>,
+}
+
 /// The rows and documents of one list.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct SavedList {
@@ -41,6 +52,8 @@ pub(super) struct Saved {
     pub(super) place: Place,
     pub(super) documents: Documents,
     pub(super) tokens: u64,
+    #[serde(default)]
+    pub(super) notes: Notes,
     pub(super) train: SavedList,
     pub(super) held_out: SavedList,
 }

@@ -204,10 +204,10 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Whether the template marks the assistant's text.
+    /// Whether a template's source marks the assistant's text.
     #[must_use]
-    pub const fn is_marked(&self) -> bool {
-        self.marked
+    pub fn marks(source: &str) -> bool {
+        generation::translate(source).1
     }
 
     /// The text of a chat.

@@ -2,9 +2,11 @@
 
 mod columns;
 mod common;
+mod dialects;
 mod golden;
 mod hostile;
 mod inputs;
+mod notes;
 mod order;
 mod packing;
 mod prepare;

@@ -7,26 +7,67 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use shoal_data::prepared::{INDEX_FILE, Index};
 use shoal_engine::BaseIndex;
-use shoal_protocol::manifest::{Adam, Base, Dtype, Lora, LoraTarget, Model, Rule, Schedule};
+use shoal_protocol::manifest::{Adam, Base, Data, Dtype, Lora, LoraTarget, Model, Rule, Schedule};
 
 use crate::cli::InitArgs;
-use crate::config::RunConfig;
+use crate::config::{RunConfig, reads_bytes};
+use crate::epochs::Epochs;
 use crate::exit::{Exit, ExitWith};
 use crate::terminal::outln;
 
 /// Writes the default run configuration. Never overwrites a file.
 ///
 /// # Errors
-/// If the file exists or cannot be written.
+/// If the file exists or cannot be written, or a base is to train on data that is not prepared for it.
 pub(super) fn run(args: &InitArgs) -> anyhow::Result<()> {
+    let data = args.data.as_deref();
     let mut config = match &args.from {
-        Some(folder) => fine_tuning(folder, args.lora)?,
+        Some(folder) => {
+            let config = fine_tuning(folder, args.lora)?;
+            check_prepared(&config, folder, data)?;
+            config
+        }
         None => RunConfig::default(),
     };
-    if let Some(data) = &args.data {
+    if let Some(data) = data {
         choose_data(&mut config, &absolute(data)?)?;
     }
-    write_new(&config, &args.output)
+    let epochs = match &config.data.prepared {
+        Some((_, prepared)) => {
+            let data = Data::Prepared(prepared.clone());
+            Some(Epochs::of(&config.resolve(data).exit_with(Exit::Usage)?))
+        }
+        None => None,
+    };
+    write_new(&config, &args.output)?;
+    if let Some(epochs) = epochs {
+        outln!("{}", epochs.line());
+        epochs.warning().iter().for_each(|warning| outln!("warning: {warning}"));
+    }
+    Ok(())
+}
+
+/// Refuses to train a base on text whose bytes would pass for its tokens.
+fn check_prepared(config: &RunConfig, base: &Path, data: Option<&Path>) -> anyhow::Result<()> {
+    let is_prepared = data.is_some_and(|data| data.join(INDEX_FILE).exists());
+    let is_missing = data.is_some_and(|data| !data.exists());
+    if is_prepared || is_missing || reads_bytes(&config.model) {
+        return Ok(());
+    }
+    let base = base.display();
+    let why = match data {
+        Some(data) => {
+            format!("{} is no prepared data, and {base} does not read bytes", data.display())
+        }
+        None => format!("{base} needs data in its own tokens"),
+    };
+    let source = data.unwrap_or(Path::new("SRC")).display();
+    let context = config.model.context;
+    Err(anyhow!(
+        "{why}: run `shoal data prepare {source} --tokenizer {base} --context {context} -o data`, then \
+         `shoal init --from {base} --data data -o run.toml`"
+    ))
+    .exit_with(Exit::Usage)
 }
 
 /// Writes a configuration to a file that does not exist, and prints how to train it.
@@ -46,7 +87,10 @@ pub(super) fn write_new(config: &RunConfig, output: &Path) -> anyhow::Result<()>
 }
 
 /// Tokens of a sample, unless the model has fewer positions.
-const CONTEXT: u32 = 1024;
+pub(super) const CONTEXT: u32 = 1024;
+
+/// Passes over prepared data, as most recipes of fine-tuning take.
+const EPOCHS: f64 = 3.0;
 
 /// Bytes of weights in one stage at most: with gradients and moments a stage then takes about 16 GiB.
 const STAGE_BYTES: u64 = 2 << 30;
@@ -72,7 +116,16 @@ fn choose_data(config: &mut RunConfig, data: &Path) -> anyhow::Result<()> {
     if index.held_out.is_empty() {
         config.evaluation.every = 0;
     }
-    config.data.prepared = Some((data.to_owned(), index.prepared()));
+    let prepared = index.prepared();
+    let training = &config.training;
+    let per_step = u64::from(training.microbatches) * u64::from(training.microbatch_size);
+    let steps = (EPOCHS * prepared.rows as f64 / per_step as f64).ceil() as u64;
+    config.epochs = Some(EPOCHS);
+    config.training.steps = 0;
+    // A short run warms up and evaluates within its steps.
+    config.optimizer.warmup_steps = config.optimizer.warmup_steps.min(steps / 10);
+    config.evaluation.every = config.evaluation.every.min((steps / 5).max(1));
+    config.data.prepared = Some((data.to_owned(), prepared));
     Ok(())
 }
 
