@@ -164,29 +164,29 @@ impl Encoder {
         Ok(self.encode_noting(row)?.0)
     }
 
-    /// The document of a row, and the roles of the messages whose text the template leaves out.
+    /// The document of a row, and the messages whose role the template does not know.
     ///
     /// # Errors
     /// If the template refuses a chat, or the tokenizer a text.
     pub(crate) fn encode_noting(
         &self,
         row: &Row,
-    ) -> Result<(Document, Vec<String>), DocumentError> {
-        let mut left_out = Vec::new();
+    ) -> Result<(Document, Vec<OddRole>), DocumentError> {
+        let mut odd = Vec::new();
         let document = match row {
             Row::Text { text, starts, ends } => self.encode_text(text, *starts, *ends)?,
             Row::Messages { messages, arguments } => {
-                self.encode_chat(messages, arguments, &mut left_out)?
+                self.encode_chat(messages, arguments, &mut odd)?
             }
             Row::Prompt { prompt, completion } => self.encode_prompt(prompt, completion)?,
             Row::PromptMessages { prompt, completion, arguments } => {
-                self.encode_chat_prompt((prompt, completion), arguments, &mut left_out)?
+                self.encode_chat_prompt((prompt, completion), arguments, &mut odd)?
             }
         };
         let vocabulary = self.tokenizer.vocabulary();
         match document.tokens.iter().find(|token| **token >= vocabulary) {
             Some(token) => Err(DocumentError::Vocabulary { token: *token, vocabulary }),
-            None => Ok((document, left_out)),
+            None => Ok((document, odd)),
         }
     }
 
@@ -212,7 +212,7 @@ impl Encoder {
         &self,
         messages: &Messages,
         arguments: &Arguments,
-        left_out: &mut Vec<String>,
+        odd: &mut Vec<OddRole>,
     ) -> Result<Document, DocumentError> {
         let template = self.template.as_ref().ok_or(DocumentError::NoTemplate)?;
         let (messages, trained) = weights(messages)?;
@@ -222,12 +222,12 @@ impl Encoder {
                 return Err(DocumentError::WeightOfAll);
             }
             let text = template.render(&messages, arguments)?;
-            left_out.extend(roles_left_out(&messages, &text));
+            odd.extend(odd_roles(&messages, &text, template));
             let tokens = self.tokenizer.encode(&text, false)?;
             Document { classes: vec![Class::Target; tokens.len()], tokens }
         } else {
             let mut rendered = template.render_masked(&messages, arguments)?;
-            left_out.extend(roles_left_out(&messages, &rendered.text));
+            odd.extend(odd_roles(&messages, &rendered.text, template));
             let encoded = self.tokenizer.encode_with_offsets(&rendered.text, false)?;
             if is_weighted {
                 let (parts, answers) = (rendered.generated.len(), trained.len());
@@ -264,7 +264,7 @@ impl Encoder {
         &self,
         (prompt, completion): (&Messages, &Messages),
         arguments: &Arguments,
-        left_out: &mut Vec<String>,
+        odd: &mut Vec<OddRole>,
     ) -> Result<Document, DocumentError> {
         let template = self.template.as_ref().ok_or(DocumentError::NoTemplate)?;
         let ((prompt, _), (completion, trained)) = (weights(prompt)?, weights(completion)?);
@@ -273,7 +273,7 @@ impl Encoder {
         }
         let chat = [prompt.as_slice(), &completion].concat();
         let text = template.render(&chat, arguments)?;
-        left_out.extend(roles_left_out(&chat, &text));
+        odd.extend(odd_roles(&chat, &text, template));
         let prompt = template.render_prompt(&prompt, arguments)?;
         if self.train_on == TrainOn::Responses && !text.starts_with(&prompt) {
             return Err(DocumentError::PromptChanges);
@@ -320,14 +320,26 @@ impl Encoder {
     }
 }
 
-/// Most messages of a chat that are counted as left out, and most characters of a role.
-const MOST_LEFT_OUT: usize = 8;
+/// Most messages of a chat that are noted, and most characters of a role.
+const MOST_ODD: usize = 8;
 pub(crate) const ROLE_CHARACTERS: usize = 32;
 
-/// The role of each message whose text is not in the rendered chat, as of roles that a template passes
-/// over. Results of tools may be written in another form, and reasoning may be left out.
-fn roles_left_out(messages: &Messages, rendered: &str) -> Vec<String> {
-    let mut left_out = Vec::new();
+/// Roles that chat templates know, some by another name.
+const ROLES: [&str; 7] =
+    ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
+
+/// A message with a role that the template does not know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OddRole {
+    pub(crate) role: String,
+    /// Whether the message's text is not in the rendered chat.
+    pub(crate) is_left_out: bool,
+}
+
+/// The messages whose text is not in the rendered chat, and those whose role neither models nor the template's
+/// source know. Results of tools may be written in another form, and reasoning may be left out.
+fn odd_roles(messages: &Messages, rendered: &str, template: &ChatTemplate) -> Vec<OddRole> {
+    let mut odd = Vec::new();
     let mut from = 0;
     for message in messages {
         let text = |key| message.get(key).and_then(Json::as_text);
@@ -338,15 +350,18 @@ fn roles_left_out(messages: &Messages, rendered: &str) -> Vec<String> {
         let content = content.rsplit("</think>").next().unwrap_or_default().trim();
         // Messages follow one another, so that a search goes on where the last one ended.
         let found = rendered[from..].find(content).map(|place| from + place);
-        match found.or_else(|| rendered.find(content)) {
-            Some(place) => from = place + content.len(),
-            None => left_out.push(role.chars().take(ROLE_CHARACTERS).collect()),
+        let found = found.or_else(|| rendered.find(content));
+        let is_left_out = found.is_none();
+        from = found.map_or(from, |place| place + content.len());
+        if is_left_out || !(ROLES.contains(&role) || template.source().contains(role)) {
+            let role = role.chars().take(ROLE_CHARACTERS).collect();
+            odd.push(OddRole { role, is_left_out });
         }
-        if left_out.len() == MOST_LEFT_OUT {
+        if odd.len() == MOST_ODD {
             break;
         }
     }
-    left_out
+    odd
 }
 
 /// The keys with which a message says whether it is trained on, as OpenAI and axolotl have them.

@@ -347,14 +347,9 @@ impl<'a> Work<'a> {
 
     /// Packs and writes a document. Returns whether a shard became complete.
     fn take(&mut self, encoded: Encoded) -> Result<bool, WriteError> {
-        let Encoded { document, number, starts, place, roles, left_out } = encoded;
+        let Encoded { document, number, starts, place, roles, odd } = encoded;
         self.place = place;
-        for role in left_out {
-            let counts = &mut self.notes.left_out;
-            if counts.len() < pipeline::MOST_ROLES || counts.contains_key(&role) {
-                *counts.entry(role).or_default() += 1;
-            }
-        }
+        odd.into_iter().for_each(|odd| self.notes.add(odd));
         let Some(document) = document else {
             self.documents.empty += 1;
             return Ok(false);

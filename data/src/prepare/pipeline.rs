@@ -10,7 +10,7 @@ use std::thread::Scope;
 
 use super::PrepareError;
 use super::state::Place;
-use crate::document::{Document, Encoder, ROLE_CHARACTERS};
+use crate::document::{Document, Encoder, OddRole, ROLE_CHARACTERS};
 use crate::source::{self, RawContent, RawRow, ReadOptions, Row, RowKind, SourceFile};
 
 /// Bytes of a batch, about.
@@ -47,8 +47,8 @@ pub(super) struct Encoded {
     pub(super) place: Place,
     /// The roles of a chat that has no target.
     pub(super) roles: Vec<String>,
-    /// The roles of messages whose text the chat template leaves out.
-    pub(super) left_out: Vec<String>,
+    /// Messages whose role the chat template does not know.
+    pub(super) odd: Vec<OddRole>,
 }
 
 /// The documents of a batch, and the error behind them.
@@ -166,17 +166,17 @@ fn encode_row(
         Row::Messages { .. } | Row::Prompt { .. } | Row::PromptMessages { .. } => (true, true),
     };
     let number = if ends { place.documents - 1 } else { place.documents };
-    let (document, left_out) = if row.is_empty() {
+    let (document, odd) = if row.is_empty() {
         (None, Vec::new())
     } else {
         let encoded = encoder.encode_noting(&row);
         let error = |source| PrepareError::Row { path: path.clone(), row: line, source };
-        let (document, left_out) = encoded.map_err(error)?;
-        (Some(document), left_out)
+        let (document, odd) = encoded.map_err(error)?;
+        (Some(document), odd)
     };
     let untaught = document.as_ref().is_some_and(Document::has_no_target);
     let roles = if untaught { roles(&row) } else { Vec::new() };
-    Ok(Encoded { document, number, starts, place, roles, left_out })
+    Ok(Encoded { document, number, starts, place, roles, odd })
 }
 
 /// The roles of a chat, shortened.

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::ContentHash;
 
 use super::PrepareError;
+use super::pipeline::MOST_ROLES;
+use crate::document::OddRole;
 use crate::pack::Packer;
 use crate::prepared::{Documents, ListState, WriteError, rename};
 
@@ -33,8 +35,19 @@ pub struct Notes {
     pub cut: u64,
     /// Messages whose text the chat template leaves out, by role; of eight roles at most.
     pub left_out: BTreeMap<String, u64>,
+    /// Messages of roles that neither models nor the chat template know, by role; of eight at most.
+    pub unknown: BTreeMap<String, u64>,
     /// Roles of chats without a target; eight at most.
     pub untaught: BTreeSet<String>,
+}
+
+impl Notes {
+    pub(super) fn add(&mut self, OddRole { role, is_left_out }: OddRole) {
+        let counts = if is_left_out { &mut self.left_out } else { &mut self.unknown };
+        if counts.len() < MOST_ROLES || counts.contains_key(&role) {
+            *counts.entry(role).or_default() += 1;
+        }
+    }
 }
 
 /// The rows and documents of one list.

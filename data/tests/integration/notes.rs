@@ -41,6 +41,9 @@ fn messages_that_the_template_leaves_out_are_counted_by_role() {
     let every = TEMPLATE.replace("['user', 'assistant']", "[m.role]");
     let found = notes(folder.path(), ("human", 5), 100, &every);
     assert!(found.left_out.is_empty(), "{found:?}");
+    assert_eq!(Vec::from_iter(found.unknown), [("human".to_owned(), 5)]);
+    let known = format!("{every}{{# human #}}");
+    assert_eq!(notes(folder.path(), ("human", 5), 100, &known), Notes::default());
 }
 
 #[test]

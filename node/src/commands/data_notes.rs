@@ -1,5 +1,7 @@
 //! What `shoal data prepare` says about data that is likely not meant, with the cause and a remedy.
 
+use std::collections::BTreeMap;
+
 use shoal_data::PrepareOptions;
 use shoal_data::document::TrainOn;
 use shoal_data::pack::Packing;
@@ -17,6 +19,7 @@ pub(super) fn say(index: &Index, notes: &Notes, options: &PrepareOptions, kind: 
         empty(index),
         untaught(index, notes),
         left_out(notes),
+        unknown(notes),
         cut(index, notes, kind),
         padded(index, options.pack),
         masks(options, kind),
@@ -73,9 +76,25 @@ fn untaught(index: &Index, notes: &Notes) -> Option<String> {
     })
 }
 
+/// Messages by role.
+fn counts(roles: &BTreeMap<String, u64>) -> String {
+    let counts = roles.iter().map(|(role, count)| format!("{count} of the role {role:?}"));
+    counts.collect::<Vec<_>>().join(", ")
+}
+
+/// A warning where messages have roles that no model has seen.
+fn unknown(notes: &Notes) -> Option<String> {
+    let counts = counts(&notes.unknown);
+    (!counts.is_empty()).then(|| {
+        format!(
+            "warning: messages have roles that the chat template does not know, and it writes them as they are: \
+             {counts}; rename them to system, user, assistant or tool"
+        )
+    })
+}
+
 fn left_out(notes: &Notes) -> Option<String> {
-    let counts = notes.left_out.iter().map(|(role, count)| format!("{count} of the role {role:?}"));
-    let counts = counts.collect::<Vec<_>>().join(", ");
+    let counts = counts(&notes.left_out);
     (!counts.is_empty()).then(|| {
         format!(
             "warning: the chat template leaves the text of messages out: {counts}; rename a role that it does not \

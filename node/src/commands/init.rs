@@ -89,6 +89,9 @@ pub(super) fn write_new(config: &RunConfig, output: &Path) -> anyhow::Result<()>
 /// Tokens of a sample, unless the model has fewer positions.
 pub(super) const CONTEXT: u32 = 1024;
 
+/// Fewest steps of an epoch that are worth larger steps.
+const STEPS: u64 = 8;
+
 /// Passes over prepared data, as most recipes of fine-tuning take.
 const EPOCHS: f64 = 3.0;
 
@@ -117,7 +120,14 @@ fn choose_data(config: &mut RunConfig, data: &Path) -> anyhow::Result<()> {
         config.evaluation.every = 0;
     }
     let prepared = index.prepared();
-    let training = &config.training;
+    let training = &mut config.training;
+    // Of few samples, smaller steps: a step that takes all of them learns little in an epoch.
+    let size = u64::from(training.microbatch_size);
+    while training.microbatches > 2
+        && u64::from(training.microbatches) * size * STEPS > prepared.rows
+    {
+        training.microbatches /= 2;
+    }
     let per_step = u64::from(training.microbatches) * u64::from(training.microbatch_size);
     let steps = (EPOCHS * prepared.rows as f64 / per_step as f64).ceil() as u64;
     config.epochs = Some(EPOCHS);

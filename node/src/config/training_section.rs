@@ -88,9 +88,10 @@ pub(super) fn steps(
 pub(super) fn length_to_toml(steps: u64, epochs: Option<f64>) -> String {
     const STEPS: &str =
         "optimizer updates, those before a [start] included; 0 writes the initial checkpoint only";
+    const INSTEAD: &str = "Passes over the training data instead, of which the steps follow.";
     const EPOCHS: &str = "instead of steps: passes over the training data, of which steps follow";
     match epochs {
-        None => format!("steps = {steps:<22} # {STEPS}\n# epochs = 3"),
+        None => format!("steps = {steps:<22} # {STEPS}\n# {INSTEAD}\n# epochs = 3"),
         Some(epochs) => format!("epochs = {epochs:<21} # {EPOCHS}\n# steps = 300"),
     }
 }

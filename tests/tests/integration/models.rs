@@ -333,7 +333,10 @@ fn the_commands_of_a_fine_tuning_work_as_they_are() {
         let mut command = shoal(["init", "-o", "other.toml", "--from"]);
         command.arg(&base).args(data);
         let error = Process::start("init", command).end().failure(2);
-        assert!(error.contains("run `shoal data prepare ") && error.contains("--tokenizer"), "{error}");
+        assert!(
+            error.contains("run `shoal data prepare ") && error.contains("--tokenizer"),
+            "{error}"
+        );
     }
     let mut config: toml::Table = text.parse().expect("valid TOML");
     let section = "path = \"chats.jsonl\"\ntokenizer = \"bytes\"".parse::<toml::Table>();
