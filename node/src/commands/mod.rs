@@ -9,6 +9,7 @@ mod client;
 mod completion;
 mod contact;
 mod data;
+mod data_notes;
 mod demo;
 mod doctor;
 mod fetch;

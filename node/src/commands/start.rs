@@ -56,7 +56,7 @@ async fn start(options: StartOptions) -> anyhow::Result<Outcome> {
         config.admission.mode = AdmissionMode::Open;
     }
     let home = DataDir::open(&options.peer.data_dir).exit_with(Exit::Usage)?;
-    let dataset = dataset::prepare(&config, home.path())?;
+    let dataset = dataset::prepare_to_train(&config, home.path())?;
     let files = Files::default();
     dataset.offer(&files);
     let mut manifest = dataset.manifest;
