@@ -21,6 +21,11 @@ import zipfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # Seconds that a command may take.
 PATIENCE = 240
+# A line of a .pth file by which Python finds torch elsewhere, as an editable installation has one.
+HOOK = (
+    "import sys; sys.meta_path.append(type('Hook', (), dict(find_spec=staticmethod(lambda name, *_: __import__("
+    "'importlib.util', fromlist=['util']).spec_from_file_location(name, {torch!r}) if name == 'torch' else None))))\n"
+)
 # What finding libtorch may add to the program's own start.
 LAUNCH_MS = 150
 TORCH_VERSION = next(
@@ -129,6 +134,10 @@ def beside(python, wheel, site, room):
     (packages / "torch/version.py").write_text("__version__ = '2.10.0+cpu'\n")
     check([shoal, "--version"], room, "is version 2.10.0", f"needs {TORCH_VERSION}", code=2)
     shutil.rmtree(packages / "torch")
+    hook = packages / "hook.pth"
+    hook.write_text(HOOK.format(torch=str(site / "torch/__init__.py")))
+    check([shoal, "--version"], room, "shoal 0.")
+    hook.unlink()
     link_torch(site, packages)
     (room / "links").mkdir()
     (room / "links/shoal").symlink_to(shoal)

@@ -36,7 +36,12 @@ def folder_of_torch(package):
         torch = os.path.join(folder, "torch")
         if os.path.exists(os.path.join(torch, LIBRARY)):
             return torch
-    return None
+    # An editable installation has hooks instead of a folder. This takes longer, and does not import torch either.
+    from importlib.util import find_spec
+
+    found = find_spec("torch")
+    torch = os.path.dirname(found.origin) if found and found.origin else ""
+    return torch if os.path.exists(os.path.join(torch, LIBRARY)) else None
 
 
 def environment(package):
