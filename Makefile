@@ -8,6 +8,7 @@ help:
 	@echo 'make test-system     run the checks that need root, Prometheus, docker or a browser, where they can run'
 	@echo 'make bench-smoke     run every benchmark for seconds, to see that it works (3 minutes)'
 	@echo 'make build      build target/release/shoal'
+	@echo 'make wheel      build a wheel for pip in target/wheel, around target/release/shoal'
 	@echo 'make bench      measure Shoal beside PyTorch (at most 15 minutes)'
 	@echo 'make bench-recovery  measure how long a death and a newcomer take (5 minutes)'
 	@echo 'make bench-overhead  measure the cost of exactly-once in a run without deaths (15 minutes)'
@@ -52,6 +53,9 @@ build: setup
 	cargo build --release -p shoal-node
 	scripts/split-debug.sh target/release/shoal
 
+wheel: build
+	python3 scripts/wheel/build.py target/release/shoal --out target/wheel
+
 demo: build
 	target/release/shoal demo --out demo
 
@@ -83,6 +87,7 @@ test-deployment: programs
 	-.venv/bin/python -m pip install --quiet --target $(kubernetes) --upgrade kubernetes-validate==1.37.0
 	PYTHONPATH=$(kubernetes) docker/check.sh .venv/bin/python
 	docker/try.sh $(programs)/shoal
+	scripts/wheel/try.py "$$(scripts/wheel/build.py $(programs)/shoal --out target/wheel-of-tests)"
 	scripts/newcomer.sh $(programs)/shoal
 	python3 scripts/screenshots.py --shoal $(programs)/shoal --out target/screenshots
 
@@ -284,7 +289,7 @@ check-real: build
 	.venv/bin/python scripts/check_real/ids.py --shoal target/release/shoal
 	.venv/bin/python scripts/check_real/check.py --shoal target/release/shoal
 
-.PHONY: help setup build demo test programs test-system test-deployment bench-smoke bench bench-recovery \
+.PHONY: help setup build wheel demo test programs test-system test-deployment bench-smoke bench bench-recovery \
 	bench-overhead bench-codec bench-all-reduce bench-all-reduce-links bench-links bench-transport bench-chunks \
 	bench-convergence bench-workers bench-meetings bench-span-choice bench-staleness bench-subspace bench-prepare bench-swap bench-island bench-spans bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
 	bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak drill lint check-gpu check-real

@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
-# Follows a new user from nothing to a peer that joined from a second machine, with the commands of README.md, and
-# prints the times. Then makes each common mistake, and checks its message. The machines are network namespaces with
-# a router between. Every command must be in README.md, and every message in docs/troubleshooting.md.
+# Follows a new user from nothing to a fine-tuned model and to a peer that joined from a second machine, with the
+# commands of README.md, and prints the times: installs a wheel, fine-tunes a tiny model through a kill and an
+# interruption of both machines, and starts a run. Then makes each common mistake, and checks its message. The machines
+# are network namespaces with a router between. Every command must be in README.md, and every message in
+# docs/troubleshooting.md.
 #
-#   scripts/newcomer.sh [SHOAL]     as root; SHOAL is target/release/shoal unless it is given
+#   scripts/newcomer.sh [PROGRAM]     as root; PROGRAM is target/release/shoal unless it is given
 #
 # SHOAL_OTHER may name a build of another protocol version, which is then tried as well.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-SHOAL=$(realpath "${1:-target/release/shoal}")
-readonly SHOAL NAME=newcomer-$$ PORT=7410
+PROGRAM=$(realpath "${1:-target/release/shoal}")
+# What the user types; a wheel's once it is installed.
+SHOAL=$PROGRAM
+readonly PROGRAM NAME=newcomer-$$ PORT=7410
 # The seconds that any wait may take.
 readonly PATIENCE=90
 # In RFC 2544's network for tests.
@@ -81,6 +85,142 @@ until_said() {
         ((SECONDS < end)) || { cat "$1" >&2; fail "the output lacks this after $PATIENCE s: $2"; }
         sleep 0.02
     done
+}
+
+# Installs a wheel around the program into a new virtual environment, without network.
+install_wheel() {
+    local begun wheel
+    in_readme 'pip install shoal-swarm'
+    if [[ ! -x .venv/bin/python ]]; then
+        say "skipped: the wheel: there is no .venv, whose torch it would use: scripts/setup.sh --tests"
+        return
+    fi
+    begun=$(now)
+    wheel=$(scripts/wheel/build.py "$PROGRAM" --out "$ROOM/wheel")
+    took "$begun" "building the wheel, $(($(stat --format %s "$wheel") / 1000000)) MB"
+    begun=$(now)
+    SHOAL=$(scripts/wheel/try.py "$wheel" --into "$ROOM/installed")
+    took "$begun" "pip install, without the download of PyTorch"
+    begun=$(now)
+    on first shoal --version >/dev/null
+    took "$begun" "shoal --version"
+}
+
+# A tiny model with a tokenizer and a chat template, and 50 chats.
+make_model_and_chats() {
+    .venv/bin/python engine/tests/python/families.py make "$ROOM/first" qwen3 >/dev/null 2>&1
+    .venv/bin/python - "$ROOM/first/chats.jsonl" <<'PYTHON'
+import json, sys
+with open(sys.argv[1], "w") as chats:
+    for number in range(50):
+        word, times = ["fish", "shoal", "whale", "reef"][number % 4], number % 5 + 1
+        question, answer = f"Say {word} {times} times.", " ".join([word] * times)
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        chats.write(json.dumps({"messages": messages}) + "\n")
+PYTHON
+}
+
+# Starts the fine-tuning, or goes on with it, with a second machine.
+finetune() { # NUMBER
+    : >"$ROOM/finetune-$1"
+    on first shoal finetune qwen3 chats.jsonl --out run --lora 4 --epochs 16 -- --wait-for 2 --slow-down 5 \
+        >"$ROOM/finetune-$1" 2>&1 &
+    until_said "$ROOM/finetune-$1" 'shoal join shoal1'
+    LINE=$(grep -oE 'shoal join shoal1[^ ]+' "$ROOM/finetune-$1" | head -n 1)
+    help_out "$1"
+}
+
+# Joins with the printed line, on the second machine.
+help_out() { # NUMBER
+    : >"$ROOM/help-$1"
+    # shellcheck disable=SC2086
+    on second $LINE --slow-down 5 >"$ROOM/help-$1" 2>&1 &
+    until_said "$ROOM/help-$1" 'joined, hosting'
+    until_said "$ROOM/help-$1" 'training step '
+}
+
+# send SIGNAL MACHINE...: sends a signal to all processes of machines.
+send() {
+    local machine signal=$1
+    shift
+    for machine in "$@"; do ip netns pids "$NAME-$machine" | xargs --no-run-if-empty kill "-$signal"; done
+}
+
+# ended MACHINE: waits for the end of all processes of a machine.
+ended() {
+    local end=$((SECONDS + PATIENCE))
+    while [[ -n $(ip netns pids "$NAME-$1") ]]; do
+        ((SECONDS < end)) || { tail -n 20 "$ROOM"/finetune-* "$ROOM"/help-* >&2; fail "a process does not end"; }
+        sleep 0.1
+    done
+}
+
+# steps NUMBER: the first and the last step that a process of the fine-tuning saw.
+steps() {
+    local file=$ROOM/first/run/events/000$1.jsonl
+    grep -oE '"event":"committed","step":[0-9]+' "$file" | grep -oE '[0-9]+$' | sed -n '1p;$p' | paste -sd ' '
+}
+
+# until_step NUMBER STEP: waits until a process of the fine-tuning has seen a step.
+until_step() {
+    local end=$((SECONDS + PATIENCE)) last
+    until read -r _ last <<<"$(steps "$1")" && ((${last:-0} >= $2)); do
+        ((SECONDS < end)) || fail "the fine-tuning does not come to step $2"
+        sleep 0.1
+    done
+}
+
+# Two machines fine-tune a model; one is killed, both are interrupted, both start again.
+finetune_as_told() {
+    local begun before after
+    in_readme 'shoal finetune '
+    [[ -x .venv/bin/python ]] || { say "skipped: fine-tuning: there is no .venv that makes a model"; return; }
+    make_model_and_chats
+    begun=$(now)
+    finetune 0
+    took "$begun" "shoal finetune: until a second machine trains with it"
+    until_step 0 20
+    send KILL second
+    ended second
+    help_out killed
+    until_step 0 60
+    # The first peer last, so that it saves the run. At once, both lose what is newer than the newest checkpoint.
+    send INT second
+    ended second
+    send INT first
+    ended first
+    grep -qF 'the same `shoal finetune` goes on with it' "$ROOM/finetune-0" || fail "it does not say how to go on"
+    finetune 1
+    ended first
+    ended second
+    took "$begun" "shoal finetune: with a kill, an interruption of both machines, and the rest"
+    read -r _ before <<<"$(steps 0)"
+    read -r after _ <<<"$(steps 1)"
+    say "           interrupted after step $before, went on with step $after"
+    ((after + 5 > before)) || fail "more than five steps were lost"
+    check_card "$ROOM/finetune-1"
+}
+
+# card FILE WORD: the command behind a word of the card.
+card() { sed -n "s/^$2 *\(shoal .*\)/\1/p" "$1" | head -n 1; }
+
+# The commands of the card work, and the hash is the one of a single process.
+check_card() {
+    local hash alone
+    sed -n 's/^/           /; /^ *model /,$p' "$1"
+    hash=$(sed -n 's/^checkpoint  //p' "$1")
+    alone=$(card "$1" ' ')
+    # shellcheck disable=SC2086
+    on first $alone >"$ROOM/alone" 2>&1 || { cat "$ROOM/alone"; fail "it does not train alone"; }
+    [[ -n $hash ]] && grep -qF "\"checkpoint_hash\": \"$hash\"" "$ROOM/first/run/alone/report.json" \
+        || fail "one process alone gets another hash than $hash"
+    # shellcheck disable=SC2046
+    on first $(card "$1" verify) >/dev/null
+    # shellcheck disable=SC2046
+    on first $(card "$1" export) >/dev/null
+    # shellcheck disable=SC2046
+    [[ -n $(echo 'Say fish 2 times.' | on first $(card "$1" chat) --tokens 8 2>/dev/null) ]] || fail "chat says nothing"
+    say "           one process alone gets the same hash; verify, chat and export work"
 }
 
 # The three commands of README.md, as a new user types them.
@@ -197,9 +337,9 @@ this_machine() {
         say "skipped: another version: SHOAL_OTHER names none"
     fi
     local libtorch
-    libtorch=$(ldd "$SHOAL" | awk '$1 == "libtorch_cpu.so" { print $3 }')
+    libtorch=$(ldd "$PROGRAM" | awk '$1 == "libtorch_cpu.so" { print $3 }')
     wrong "no libtorch" "libtorch_cpu.so: cannot open shared object file" unshare --mount \
-        sh -c "mount -t tmpfs tmpfs '$(dirname "$libtorch")' && shoal --version"
+        sh -c "mount -t tmpfs tmpfs '$(dirname "$libtorch")' && '$PROGRAM' --version"
 }
 
 doctor_at_another_time() {
@@ -209,7 +349,7 @@ doctor_at_another_time() {
 }
 
 main() {
-    [[ -x $SHOAL ]] || skip "there is no $SHOAL: make build"
+    [[ -x $PROGRAM ]] || skip "there is no $PROGRAM: make build"
     command -v nft >/dev/null || skip "nft is not installed"
     trap clean_up EXIT
     make_machines
@@ -217,6 +357,8 @@ main() {
     begun=$(now)
     scripts/setup.sh
     took "$begun" "scripts/setup.sh, once everything is installed"
+    install_wheel
+    finetune_as_told
     join_as_told
     # The checks below need its port; the first peer stays.
     ip netns pids "$NAME-second" | xargs --no-run-if-empty kill -9

@@ -161,18 +161,32 @@ impl Encoder {
     /// # Errors
     /// If the template refuses a chat, or the tokenizer a text.
     pub fn encode(&self, row: &Row) -> Result<Document, DocumentError> {
+        Ok(self.encode_noting(row)?.0)
+    }
+
+    /// The document of a row, and the messages whose role the template does not know.
+    ///
+    /// # Errors
+    /// If the template refuses a chat, or the tokenizer a text.
+    pub(crate) fn encode_noting(
+        &self,
+        row: &Row,
+    ) -> Result<(Document, Vec<OddRole>), DocumentError> {
+        let mut odd = Vec::new();
         let document = match row {
             Row::Text { text, starts, ends } => self.encode_text(text, *starts, *ends)?,
-            Row::Messages { messages, arguments } => self.encode_chat(messages, arguments)?,
+            Row::Messages { messages, arguments } => {
+                self.encode_chat(messages, arguments, &mut odd)?
+            }
             Row::Prompt { prompt, completion } => self.encode_prompt(prompt, completion)?,
             Row::PromptMessages { prompt, completion, arguments } => {
-                self.encode_chat_prompt(prompt, completion, arguments)?
+                self.encode_chat_prompt((prompt, completion), arguments, &mut odd)?
             }
         };
         let vocabulary = self.tokenizer.vocabulary();
         match document.tokens.iter().find(|token| **token >= vocabulary) {
             Some(token) => Err(DocumentError::Vocabulary { token: *token, vocabulary }),
-            None => Ok(document),
+            None => Ok((document, odd)),
         }
     }
 
@@ -198,6 +212,7 @@ impl Encoder {
         &self,
         messages: &Messages,
         arguments: &Arguments,
+        odd: &mut Vec<OddRole>,
     ) -> Result<Document, DocumentError> {
         let template = self.template.as_ref().ok_or(DocumentError::NoTemplate)?;
         let (messages, trained) = weights(messages)?;
@@ -206,10 +221,13 @@ impl Encoder {
             if is_weighted {
                 return Err(DocumentError::WeightOfAll);
             }
-            let tokens = self.tokenizer.encode(&template.render(&messages, arguments)?, false)?;
+            let text = template.render(&messages, arguments)?;
+            odd.extend(odd_roles(&messages, &text, template));
+            let tokens = self.tokenizer.encode(&text, false)?;
             Document { classes: vec![Class::Target; tokens.len()], tokens }
         } else {
             let mut rendered = template.render_masked(&messages, arguments)?;
+            odd.extend(odd_roles(&messages, &rendered.text, template));
             let encoded = self.tokenizer.encode_with_offsets(&rendered.text, false)?;
             if is_weighted {
                 let (parts, answers) = (rendered.generated.len(), trained.len());
@@ -244,9 +262,9 @@ impl Encoder {
 
     fn encode_chat_prompt(
         &self,
-        prompt: &Messages,
-        completion: &Messages,
+        (prompt, completion): (&Messages, &Messages),
         arguments: &Arguments,
+        odd: &mut Vec<OddRole>,
     ) -> Result<Document, DocumentError> {
         let template = self.template.as_ref().ok_or(DocumentError::NoTemplate)?;
         let ((prompt, _), (completion, trained)) = (weights(prompt)?, weights(completion)?);
@@ -255,6 +273,7 @@ impl Encoder {
         }
         let chat = [prompt.as_slice(), &completion].concat();
         let text = template.render(&chat, arguments)?;
+        odd.extend(odd_roles(&chat, &text, template));
         let prompt = template.render_prompt(&prompt, arguments)?;
         if self.train_on == TrainOn::Responses && !text.starts_with(&prompt) {
             return Err(DocumentError::PromptChanges);
@@ -299,6 +318,50 @@ impl Encoder {
         }
         Ok(())
     }
+}
+
+/// Most messages of a chat that are noted, and most characters of a role.
+const MOST_ODD: usize = 8;
+pub(crate) const ROLE_CHARACTERS: usize = 32;
+
+/// Roles that chat templates know, some by another name.
+const ROLES: [&str; 7] =
+    ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
+
+/// A message with a role that the template does not know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OddRole {
+    pub(crate) role: String,
+    /// Whether the message's text is not in the rendered chat.
+    pub(crate) is_left_out: bool,
+}
+
+/// The messages whose text is not in the rendered chat, and those whose role neither models nor the template's
+/// source know. Results of tools may be written in another form, and reasoning may be left out.
+fn odd_roles(messages: &Messages, rendered: &str, template: &ChatTemplate) -> Vec<OddRole> {
+    let mut odd = Vec::new();
+    let mut from = 0;
+    for message in messages {
+        let text = |key| message.get(key).and_then(Json::as_text);
+        let (Some(role), Some(content)) = (text("role"), text("content")) else { continue };
+        if ["tool", "ipython", "function"].contains(&role) {
+            continue;
+        }
+        let content = content.rsplit("</think>").next().unwrap_or_default().trim();
+        // Messages follow one another, so that a search goes on where the last one ended.
+        let found = rendered[from..].find(content).map(|place| from + place);
+        let found = found.or_else(|| rendered.find(content));
+        let is_left_out = found.is_none();
+        from = found.map_or(from, |place| place + content.len());
+        if is_left_out || !(ROLES.contains(&role) || template.source().contains(role)) {
+            let role = role.chars().take(ROLE_CHARACTERS).collect();
+            odd.push(OddRole { role, is_left_out });
+        }
+        if odd.len() == MOST_ODD {
+            break;
+        }
+    }
+    odd
 }
 
 /// The keys with which a message says whether it is trained on, as OpenAI and axolotl have them.

@@ -19,4 +19,4 @@ pub mod template;
 pub mod tokenizer;
 
 pub use class::{Class, ClassError};
-pub use prepare::{PrepareError, PrepareOptions, Progress, prepare};
+pub use prepare::{Notes, PrepareError, PrepareOptions, Progress, prepare, prepare_noting};

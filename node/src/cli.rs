@@ -11,6 +11,7 @@ mod chunk;
 mod data;
 mod demo;
 mod doctor;
+mod finetune;
 mod generate;
 mod model;
 mod peer;
@@ -35,6 +36,7 @@ use clap::{Args, Parser, Subcommand};
 pub use data::{DataCommand, DataPrepareArgs, DataShowArgs, DataStatsArgs};
 pub use demo::{DemoArgs, DtypeChoice, SlowPeer};
 pub use doctor::DoctorArgs;
+pub use finetune::FinetuneArgs;
 pub use generate::{ChatArgs, GenerateArgs, SamplingArgs};
 pub use model::{DtypeArg, ExportArgs, ImportArgs, PushArgs};
 use peer::parse_seconds;
@@ -81,6 +83,8 @@ pub enum Command {
     Demo(DemoArgs),
     /// Write a commented run configuration that trains as it is.
     Init(InitArgs),
+    /// Fine-tune a model on data: import, prepare, init, start and export in one folder; goes on where it was interrupted.
+    Finetune(FinetuneArgs),
     /// Import a model in Hugging Face's format, to start runs from it.
     Import(ImportArgs),
     /// Write the model of a checkpoint in Hugging Face's format.
@@ -317,6 +321,9 @@ pub struct InitArgs {
     /// Data to train on: prepared data (`shoal data prepare`), or a text file or a folder of text files.
     #[arg(long, value_name = "DATA")]
     pub data: Option<PathBuf>,
+    /// Train for this number of passes over prepared data, in steps of a size that suits it.
+    #[arg(long, value_name = "N", requires = "data", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub epochs: Option<u32>,
 }
 
 /// `shoal id`

@@ -15,6 +15,8 @@ mod optimizer_section;
 mod outer_section;
 #[path = "config/start_section.rs"]
 mod start_section;
+#[path = "config/training_section.rs"]
+mod training_section;
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -34,10 +36,12 @@ use toml::Spanned;
 
 use self::data_section::DataSection;
 pub use self::data_section::DataSource;
+pub(crate) use self::data_section::reads_bytes;
 use self::model_section::ModelSection;
 pub use self::outer_section::Outer;
 use self::start_section::StartSection;
 pub use self::start_section::StartSource;
+use self::training_section::TrainingSection;
 
 /// A user's description of a run.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,6 +52,8 @@ pub struct RunConfig {
     pub base: Option<PathBuf>,
     /// Partition, batch, precision and schedule.
     pub training: Training,
+    /// Passes over the data, from which the steps follow instead of those of `training`.
+    pub epochs: Option<f64>,
     /// Encodings of tensors and files on the wire.
     pub codec: Codecs,
     /// The optimizer.
@@ -128,7 +134,7 @@ fn line_of(text: &str, place: usize) -> usize {
 #[serde(deny_unknown_fields)]
 struct RunToml {
     model: Spanned<ModelSection>,
-    training: Training,
+    training: Spanned<TrainingSection>,
     codec: Codecs,
     optimizer: Optimizer,
     evaluation: Evaluation,
@@ -177,12 +183,25 @@ impl RunConfig {
             let source = section.into_inner().resolve(folder, sources);
             start = Some(source.map_err(malformed(place))?);
         }
+        let place = file.training.span();
+        let training = file.training.into_inner().resolve();
+        let (training, epochs) = training.map_err(malformed(place))?;
         let place = file.data.span();
-        let data = file.data.into_inner().resolve(folder, sources).map_err(malformed(place))?;
+        let data =
+            file.data.into_inner().resolve(folder, sources).map_err(malformed(place.clone()))?;
+        if data.prepared.is_none() && model.loads_weights() && !reads_bytes(&model) {
+            let base = base.as_deref().unwrap_or(Path::new("BASE"));
+            return Err(malformed(place)(data_section::not_prepared(
+                base,
+                data.path.as_deref(),
+                model.context,
+            )));
+        }
         let config = Self {
             model,
             base,
-            training: file.training,
+            training,
+            epochs,
             codec: file.codec,
             optimizer: file.optimizer,
             evaluation: file.evaluation,
@@ -241,6 +260,11 @@ impl RunConfig {
             start: None,
             inner: None,
         };
+        if let Some(epochs) = self.epochs {
+            let done = self.start.as_ref().map_or(0, StartSource::updates);
+            let shape = self.outer.map_or((1, 1), |outer| (outer.workers, outer.every));
+            manifest.training.steps = training_section::steps(epochs, &manifest, done, shape);
+        }
         self.outer.iter().try_for_each(|outer| outer.apply(&mut manifest))?;
         let start = self.start.as_ref().map(|source| source.start_of(&manifest));
         manifest.start = start.transpose()?;
@@ -256,7 +280,7 @@ impl RunConfig {
             include_str!("run_template.toml"),
             model = model_section::to_toml(&self.model, self.base.as_deref()),
             seed = training.seed,
-            steps = training.steps,
+            length = training_section::length_to_toml(training.steps, self.epochs),
             stages = training.stages,
             microbatches = training.microbatches,
             microbatch_size = training.microbatch_size,
@@ -321,6 +345,7 @@ impl Default for RunConfig {
                 gradient_fraction_bits: 44,
                 staleness: 0,
             },
+            epochs: None,
             codec: Codecs::default(),
             optimizer: Optimizer {
                 learning_rate: 1.5e-3,
@@ -407,193 +432,5 @@ pub(crate) const DECODER: shoal_protocol::decoder::Decoder = shoal_protocol::dec
 };
 
 #[cfg(test)]
-mod tests {
-    use shoal_protocol::ids::PeerId;
-    use shoal_protocol::manifest::{
-        AdmissionMode, Boundary, BoundaryKind, DistanceCodec, GradientRounding, InnerMoments, Sgd,
-    };
-
-    use super::*;
-
-    fn load(text: &str) -> Result<RunConfig, ConfigError> {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("run.toml");
-        std::fs::write(&path, text).expect("written");
-        RunConfig::load(&path)
-    }
-
-    fn refusal(text: &str) -> String {
-        load(text).expect_err("refused").to_string()
-    }
-
-    #[test]
-    fn a_written_configuration_parses_to_itself() {
-        let default = RunConfig::default();
-        assert_eq!(load(&default.to_toml()).expect("valid"), default);
-
-        let mut other = default;
-        other.training.dtype = Dtype::Bf16;
-        other.training.recompute = true;
-        other.codec.activations = "int8:1024".parse().expect("a codec");
-        other.codec.gradient_rounding = GradientRounding::Stochastic;
-        other.optimizer.learning_rate = 1e-5;
-        other.optimizer.schedule = Schedule::Wsd { final_learning_rate: 0.0, decay_steps: 50 };
-        other.optimizer.rule = Rule::Sgd(Sgd { momentum: 0.5, nesterov: true });
-        other.data.path = Some("/a \"quoted\" \\ folder/text.txt".into());
-        other.model.boundary = Some(Boundary { kind: BoundaryKind::Maxout, width: 16 });
-        other.admission.mode = AdmissionMode::Invite;
-        other.admission.key = Some(PeerId([7; 32]));
-        assert_eq!(load(&other.to_toml()).expect("valid"), other);
-
-        (other.training.stages, other.model.boundary) = (1, None);
-        let codec = DistanceCodec::Int4;
-        let moments = InnerMoments::Mean;
-        other.outer = Some(Outer { rate: 0.5, codec, moments, ..Outer::new(3, 30) });
-        assert_eq!(load(&other.to_toml()).expect("valid"), other);
-        other.outer = Some(Outer { overlap: 5, ..Outer::new(3, 30) });
-        assert_eq!(load(&other.to_toml()).expect("valid"), other);
-    }
-
-    #[test]
-    fn a_relative_path_starts_at_the_files_folder() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("run.toml");
-        let mut config = RunConfig::default();
-        config.data.path = Some("text.txt".into());
-        std::fs::write(&path, config.to_toml()).expect("written");
-        let loaded = RunConfig::load(&path).expect("valid");
-        assert_eq!(loaded.data.path, Some(folder.path().join("text.txt")));
-    }
-
-    #[test]
-    fn an_unknown_key_is_named_with_its_line() {
-        let text = RunConfig::default().to_toml().replace("\nhidden =", "\nhiden =");
-        let line = 1 + text.lines().position(|line| line.starts_with("hiden")).expect("there");
-        let error = refusal(&text);
-        assert!(error.contains(&format!("run.toml:{line}: unknown key `hiden`")), "{error}");
-        assert!(!error.contains('\n'), "{error}");
-    }
-
-    #[test]
-    fn a_key_of_another_optimizer_is_named() {
-        let text = RunConfig::default().to_toml().replace("kind = \"adamw\"", "kind = \"sgd\"");
-        let line = 1 + text.lines().position(|line| line == "[optimizer]").expect("there");
-        let error = refusal(&text);
-        let expected = "unknown key `beta1`: kind = \"sgd\" does not have it";
-        assert!(error.contains(&format!("run.toml:{line}: {expected}")), "{error}");
-    }
-
-    #[test]
-    fn a_missing_key_is_named() {
-        let error = refusal(&RunConfig::default().to_toml().replace("\nlayers =", "\n# layers ="));
-        assert!(error.contains("missing key `layers`"), "{error}");
-    }
-
-    #[test]
-    fn values_out_of_range_are_refused_before_the_text_is_read() {
-        let mut config = RunConfig::default();
-        config.training.stages = 5;
-        let error = refusal(&config.to_toml());
-        assert!(error.contains("training.stages = 5 is more than model.layers = 4"), "{error}");
-        config.training.stages = 2;
-        config.optimizer.rule = Rule::Adamw(Adam { beta1: 1.0, ..Adam::DEFAULT });
-        assert!(refusal(&config.to_toml()).contains("optimizer.beta1 = 1 is out of range"));
-    }
-
-    #[test]
-    fn an_invalid_boundary_is_refused_with_its_range() {
-        let with = |boundary: &str| {
-            let text = RunConfig::default().to_toml();
-            let found = text.lines().find(|line| line.starts_with("# boundary")).expect("there");
-            text.replace(found, &format!("boundary = {boundary}"))
-        };
-        for kind in ["bottleneck", "subspace"] {
-            let read = load(&with(&format!("{{ kind = \"{kind}\", width = 33 }}"))).expect("valid");
-            assert_eq!(load(&read.to_toml()).expect("valid"), read, "{kind}");
-        }
-        for (boundary, words) in [
-            ("{ kind = \"maxout\", width = 33 }", "must be a divisor of hidden = 128 for maxout"),
-            ("{ kind = \"bottleneck\", width = 128 }", "must be from 2 to 127"),
-            ("{ kind = \"sieve\", width = 32 }", "unknown variant `sieve`"),
-            ("{ kind = \"maxout\" }", "missing key `width`"),
-        ] {
-            let error = refusal(&with(boundary));
-            assert!(error.contains(words), "{error}");
-        }
-        let uncut =
-            with("{ kind = \"maxout\", width = 32 }").replace("\nstages = 2", "\nstages = 1");
-        assert!(refusal(&uncut).contains("take model.boundary out, or ask for more stages"));
-    }
-
-    #[test]
-    fn workers_meet_at_the_end_of_the_run() {
-        let mut config = RunConfig::default();
-        (config.training.stages, config.outer) = (1, Some(Outer::new(4, 30)));
-        let resolved = |config: &RunConfig| config.with_enough_tokens().expect("valid");
-        let manifest = resolved(&config);
-        assert_eq!((manifest.training.steps, manifest.training.microbatches), (10, 4));
-        assert_eq!(manifest.evaluation.every, 2, "the first meeting after 50 steps");
-        let inner = manifest.inner.expect("workers");
-        assert_eq!((inner.steps, inner.microbatches), (30, 8));
-        assert_eq!(inner.optimizer, config.optimizer);
-        config.outer = Some(Outer::new(4, 7));
-        let error = refusal(&config.to_toml());
-        let expected =
-            "training.steps = 300 is out of range: it must be a multiple of outer.every = 7";
-        assert!(error.contains(expected), "{error}");
-        config.outer = Some(Outer::new(0, 30));
-        let error = refusal(&config.to_toml());
-        assert!(error.contains("outer.workers = 0 is out of range"), "{error}");
-    }
-
-    #[test]
-    fn one_worker_that_meets_itself_after_every_step_changes_nothing() {
-        let plain = RunConfig::default();
-        let alone = RunConfig { outer: Some(Outer::new(1, 1)), ..plain.clone() };
-        let run_id = |config: &RunConfig| config.with_enough_tokens().expect("valid").run_id();
-        assert_eq!(run_id(&alone), run_id(&plain));
-    }
-
-    #[test]
-    fn a_base_and_prepared_data_exclude_other_keys() {
-        let plain = RunConfig::default().to_toml();
-        let error = refusal(&plain.replace("\nvocabulary =", "\nfrom = \"base\"\nvocabulary ="));
-        assert!(error.contains("model.vocabulary is decided by the base"), "{error}");
-        let error = refusal(&plain.replace("[model]", "[model]\nfrom = \"one\"\nlike = \"two\""));
-        assert!(error.contains("model.from and model.like exclude each other"), "{error}");
-        let start = plain.find("[model]").expect("a section");
-        let end = plain.find("[training]").expect("a section");
-        let section = "[model]\nfrom = \"none\"\ncontext = 8\n";
-        let error = refusal(&format!("{}{section}{}", &plain[..start], &plain[end..]));
-        assert!(error.contains("none is no base: `shoal import MODEL -o"), "{error}");
-        let error = refusal(&plain.replace("[data]", "[data]\nprepared = \"data\""));
-        assert!(error.contains("data.prepared excludes data.path and data.tokenizer"), "{error}");
-        let error = refusal(&plain.replace("tokenizer = \"bytes\"", "prepared = \"data\""));
-        assert!(error.contains("index.json: No such file"), "{error}");
-    }
-
-    #[test]
-    fn other_files_are_refused() {
-        assert!(refusal("model = ").contains("run.toml:1: "));
-        assert!(refusal(&"# long\n".repeat(20_000)).contains("not a run configuration"));
-        assert!(matches!(
-            RunConfig::load(Path::new("/no/such/file")),
-            Err(ConfigError::Unreadable { .. })
-        ));
-    }
-
-    #[test]
-    fn a_short_text_is_refused() {
-        let config = RunConfig::default();
-        let tokens = Tokens {
-            hash: ContentHash([0; 32]),
-            count: 100,
-            width: TokenWidth::U8,
-            tokenizer: Tokenizer::Bytes,
-        };
-        assert!(matches!(
-            config.resolve(Data::Text(tokens)),
-            Err(ManifestError::TextTooShort { .. })
-        ));
-    }
-}
+#[path = "config/tests.rs"]
+mod tests;

@@ -11,7 +11,9 @@ use shoal_protocol::manifest::{Base, Data, Manifest, Tokens};
 
 use crate::config::RunConfig;
 use crate::data_dir::{self, Files};
+use crate::epochs::Epochs;
 use crate::exit::{Exit, ExitWith};
+use crate::progress;
 
 /// The text of a run that names none: this project's documentation and sources.
 pub const BUILT_IN_TEXT: &str = include_str!(concat!(env!("OUT_DIR"), "/text.txt"));
@@ -40,6 +42,24 @@ impl Dataset {
             files.offer(*hash, path.clone());
         }
     }
+}
+
+/// Finds the data of a run that is about to train, and tells how often the run sees it if that follows from
+/// the data, or is likely not meant.
+///
+/// # Errors
+/// Those of [`prepare`].
+pub fn prepare_to_train(config: &RunConfig, folder: &Path) -> anyhow::Result<Dataset> {
+    let dataset = prepare(config, folder)?;
+    let epochs = Epochs::of(&dataset.manifest);
+    let warning = epochs.warning().filter(|_| config.data.prepared.is_some());
+    if config.epochs.is_some() || warning.is_some() {
+        progress::say(&epochs.line());
+    }
+    if let Some(warning) = warning {
+        progress::say(&format!("warning: {warning}"));
+    }
+    Ok(dataset)
 }
 
 /// Finds the data of a run. A text is tokenized into a file below `folder` that is named by the tokens'

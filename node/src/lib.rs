@@ -24,6 +24,7 @@ pub mod dataset;
 mod decoders;
 mod doctor;
 pub mod driver;
+pub mod epochs;
 mod event_text;
 pub mod events;
 pub mod exit;

@@ -318,6 +318,43 @@ fn an_invalid_run_is_refused_by_every_command() {
 }
 
 #[test]
+fn doctor_says_what_a_machine_has_without_an_address() {
+    let place = Place::new();
+    let flags = ["-o", "json", "--listen", "127.0.0.1:0", "--data-dir", "peer"];
+    let printed = place.shoal_prints(&[&["doctor"], &flags[..]].concat());
+    let findings: Vec<Value> = serde_json::from_str(&printed).expect("JSON");
+    let says = |about: &str| {
+        let finding = findings.iter().find(|finding| finding["about"] == about);
+        finding.unwrap_or_else(|| panic!("nothing about {about}: {printed}"))["says"].to_string()
+    };
+    assert!(says("libtorch").contains("2.11.0 in /"), "{printed}");
+    assert!(says("memory").contains("weights, or adapters beside"), "{printed}");
+    assert!(says("disk").contains("free at peer") && says("UDP port").contains("free"));
+    assert!(says("peers").contains("shoal doctor ADDRESS"), "{printed}");
+}
+
+#[test]
+fn a_fine_tuning_mends_mistakes_and_keeps_its_folder() {
+    let place = Place::new();
+    fs::create_dir(place.path("others")).expect("room for a folder");
+    fs::write(place.path("others/file"), "").expect("written");
+    let finetune = ["finetune", "model", "chats.jsonl", "--out"];
+    let fails = |folder, flags: &[&str], code, words: &[&str]| {
+        place.shoal_fails(&[&finetune[..], &[folder], flags].concat(), code, words);
+    };
+    fails("run", &["--", "--nope"], USAGE, &["shoal start run/run.toml", "'--nope'"]);
+    assert!(!place.path("run").exists(), "flags are read before anything is made");
+    fails("others", &[], USAGE, &["has other files", "--out"]);
+    fails("run", &[], USAGE, &["model"]);
+    // The model was not imported, so another one may take its place.
+    fails("run", &["--lora", "4"], USAGE, &["model"]);
+    fs::create_dir(place.path("run/base")).expect("room for a folder");
+    let other = ["finetune", "hf:a/b", "chats.jsonl", "--out", "run"];
+    let before = "shoal finetune model chats.jsonl --out run --lora 4 --epochs 3";
+    place.shoal_fails(&other, USAGE, &["run/base was made by", before]);
+}
+
+#[test]
 fn a_port_in_use_is_named() {
     let place = Place::new();
     let udp = UdpSocket::bind("127.0.0.1:0").expect("a free port");

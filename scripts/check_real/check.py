@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -88,7 +89,8 @@ def prepare(shoal, work, checks):
         shoal, "data", "prepare", work / "chats.jsonl", "--tokenizer", base, "--context", CONTEXT, "--pack", "best-fit",
         "--chat-template", work / "training.jinja", "--shard-bytes", SHARD_BYTES, "-o", data).splitlines()[0])
     command(shoal, "init", "--from", base, "--data", data, "-o", config)
-    text = edit_toml(config.read_text(encoding="utf-8"), {
+    text = re.sub(r"^epochs = .*$", "steps = 0", config.read_text(encoding="utf-8"), flags=re.M)
+    text = edit_toml(text, {
         "training": {
             "steps": STEPS, "stages": STAGES, "microbatches": MICROBATCHES, "dtype": '"f32"', "recompute": "false",
         },

@@ -40,7 +40,7 @@ download_libtorch() {
     say "downloading libtorch $TORCH_VERSION with pip: 543 MB, 0.6 GB on disk"
     need_space 2000 libtorch
     for tag in manylinux_2_28 manylinux_2_27 manylinux_2_26 manylinux_2_25 manylinux_2_24 manylinux_2_17; do
-        arguments+=(--platform "${tag}_x86_64")
+        arguments+=(--platform "${tag}_$(uname -m)")
     done
     pip_install "$PYTHON" "$PWD/$new/scratch" --target "$new/wheels" \
         --python-version 3.12 --only-binary=:all: --no-deps "${arguments[@]}" \

@@ -8,13 +8,16 @@ fail() {
     exit 1
 }
 
-# Only PyTorch's wheel for this platform is known to work.
+# PyTorch has wheels for these platforms.
 check_machine() {
     local system machine libc
     system=$(uname -s)
     machine=$(uname -m)
-    if [[ $system != Linux || $machine != x86_64 ]]; then
-        fail "only x86-64 Linux is supported for now (this is $system on $machine)"
+    if [[ $system != Linux || ! $machine =~ ^(x86_64|aarch64)$ ]]; then
+        fail "only Linux on x86-64 or 64-bit Arm is supported for now (this is $system on $machine)"
+    fi
+    if [[ $machine == aarch64 ]] && ! libtorch_is_ready; then
+        say "64-bit Arm is untested: no part of Shoal has run on it yet; please report what you find"
     fi
     libc=$(getconf GNU_LIBC_VERSION 2>/dev/null || true)
     if [[ -z $libc ]] || ! at_least "${libc#glibc }" 2.28; then

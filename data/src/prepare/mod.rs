@@ -5,11 +5,12 @@
 //! the same arguments goes on from there, and its result is the same as that of an uninterrupted
 //! run. The index is written last, under a temporary name, and renamed.
 
+mod held_out;
 mod options;
 mod pipeline;
 mod state;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io::Write;
 use std::num::NonZero;
@@ -20,7 +21,7 @@ use std::thread;
 
 use shoal_protocol::ids::ContentHash;
 
-use crate::document::{DocumentError, Encoder, TrainOn};
+use crate::document::{DocumentError, Encoder};
 use crate::pack::{Packer, Row};
 use crate::prepared::{
     Documents, FORMAT, INDEX_FILE, Index, Layout, SHARDS_FOLDER, ShardWriter, Totals, WriteError,
@@ -30,8 +31,10 @@ use crate::source::{ReadOptions, RowKind, SourceError, SourceFile, detect, find}
 use crate::template::{ChatTemplate, TemplateError};
 use crate::tokenizer::{TextTokenizer, TokenizerError};
 
+pub use held_out::{FEWEST, default_held_out};
 pub use options::PrepareOptions;
 use pipeline::{Encoded, EncodedBatch, Input};
+pub use state::Notes;
 use state::{Place, Saved, SavedList};
 
 /// Name of the folder of unfinished work.
@@ -155,8 +158,20 @@ pub struct Progress {
 pub fn prepare(
     options: &PrepareOptions,
     out: &Path,
-    mut progress: impl FnMut(Progress) -> ControlFlow<()>,
+    progress: impl FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Index, PrepareError> {
+    Ok(prepare_noting(options, out, progress)?.0)
+}
+
+/// As [`prepare`]; also returns what is worth a word about the data.
+///
+/// # Errors
+/// Those of [`prepare`].
+pub fn prepare_noting(
+    options: &PrepareOptions,
+    out: &Path,
+    mut progress: impl FnMut(Progress) -> ControlFlow<()>,
+) -> Result<(Index, Notes), PrepareError> {
     options.check()?;
     if out.join(INDEX_FILE).exists() {
         return Err(PrepareError::Exists { folder: out.to_owned() });
@@ -213,7 +228,7 @@ fn set_up(
     arguments.insert("special tokens".to_owned(), format!("{:?}", tokenizer.special()));
     let found = match kind {
         RowKind::Text => None,
-        RowKind::Messages | RowKind::Prompt => {
+        RowKind::Messages | RowKind::Prompt | RowKind::Conversations | RowKind::Instruction => {
             match ChatTemplate::find(&options.base, options.chat_template.as_deref()) {
                 // A prompt may be a text.
                 Err(TemplateError::Missing { .. }) if kind == RowKind::Prompt => None,
@@ -225,12 +240,7 @@ fn set_up(
     if let Some(source) = found {
         let hash = ContentHash::of(source.as_bytes()).to_string();
         arguments.insert("chat template".to_owned(), hash);
-        let compiled = ChatTemplate::new(&source, tokenizer.special(), options.date)?;
-        let masks = kind == RowKind::Messages && options.train_on == TrainOn::Responses;
-        if masks && !compiled.is_marked() {
-            return Err(TemplateError::NoGeneration.into());
-        }
-        template = Some(compiled);
+        template = Some(ChatTemplate::new(&source, tokenizer.special(), options.date)?);
     }
     let mut list = blake3::Hasher::new();
     for file in files {
@@ -266,8 +276,7 @@ struct Work<'a> {
     train: List,
     held_out: List,
     rows: Vec<Row>,
-    /// Roles of chats without a target.
-    roles: BTreeSet<String>,
+    notes: Notes,
 }
 
 impl<'a> Work<'a> {
@@ -293,10 +302,11 @@ impl<'a> Work<'a> {
         if let Some(saved) = &saved {
             saved.check(&arguments, &unfinished)?;
         }
-        let (place, documents, tokens, lists) = saved.map_or_else(Default::default, |saved| {
+        let (place, counts, lists) = saved.map_or_else(Default::default, |saved| {
             let lists = Some((saved.train, saved.held_out));
-            (saved.place, saved.documents, saved.tokens, lists)
+            (saved.place, (saved.documents, saved.tokens, saved.notes), lists)
         });
+        let (documents, tokens, notes) = counts;
         let new = || SavedList {
             shards: Default::default(),
             packer: Packer::new(options.pack, options.context, pad),
@@ -325,7 +335,7 @@ impl<'a> Work<'a> {
             train,
             held_out,
             rows,
-            roles: BTreeSet::new(),
+            notes,
         })
     }
 
@@ -337,8 +347,9 @@ impl<'a> Work<'a> {
 
     /// Packs and writes a document. Returns whether a shard became complete.
     fn take(&mut self, encoded: Encoded) -> Result<bool, WriteError> {
-        let Encoded { document, number, starts, place, roles } = encoded;
+        let Encoded { document, number, starts, place, roles, odd } = encoded;
         self.place = place;
+        odd.into_iter().for_each(|odd| self.notes.add(odd));
         let Some(document) = document else {
             self.documents.empty += 1;
             return Ok(false);
@@ -346,9 +357,10 @@ impl<'a> Work<'a> {
         self.tokens += document.tokens.len() as u64;
         if starts && document.has_no_target() {
             self.documents.without_target += 1;
-            let room = pipeline::MOST_ROLES.saturating_sub(self.roles.len());
-            self.roles.extend(roles.into_iter().take(room));
+            let room = pipeline::MOST_ROLES.saturating_sub(self.notes.untaught.len());
+            self.notes.untaught.extend(roles.into_iter().take(room));
         }
+        self.notes.cut += u64::from(document.tokens.len() > self.options.context as usize + 1);
         let (list, count) = if self.options.holds_out(number) {
             (&mut self.held_out, &mut self.documents.held_out)
         } else {
@@ -373,6 +385,7 @@ impl<'a> Work<'a> {
             place: self.place,
             documents: self.documents,
             tokens: self.tokens,
+            notes: self.notes.clone(),
             train: list(&self.train),
             held_out: list(&self.held_out),
         };
@@ -382,7 +395,7 @@ impl<'a> Work<'a> {
     }
 
     /// Writes the remaining rows and the index.
-    fn finish(mut self, encoder: &Encoder) -> Result<Index, PrepareError> {
+    fn finish(mut self, encoder: &Encoder) -> Result<(Index, Notes), PrepareError> {
         let Documents { train, held_out, empty, .. } = self.documents;
         if train + held_out == 0 {
             return Err(PrepareError::Empty(empty));
@@ -396,7 +409,7 @@ impl<'a> Work<'a> {
             [&self.train, &self.held_out].map(|list| list.writer.state().finished.clone());
         let train_totals = Totals::of(&train);
         if train_totals.targets == 0 {
-            let roles: Vec<&str> = self.roles.iter().map(String::as_str).collect();
+            let roles: Vec<&str> = self.notes.untaught.iter().map(String::as_str).collect();
             let hint = match roles.is_empty() {
                 true => String::new(),
                 false => format!(
@@ -427,7 +440,7 @@ impl<'a> Work<'a> {
             documents: self.documents,
         };
         self.write_index(&index)?;
-        Ok(index)
+        Ok((index, self.notes))
     }
 
     fn write_index(&self, index: &Index) -> Result<(), WriteError> {

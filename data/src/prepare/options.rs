@@ -114,14 +114,18 @@ impl PrepareOptions {
 
     /// Whether document number `number` is held out.
     pub(super) fn holds_out(&self, number: u64) -> bool {
+        Self::fraction(number) < self.held_out
+    }
+
+    /// The share from which on document number `number` is held out.
+    pub(super) fn fraction(number: u64) -> f64 {
         let hash = blake3::Hasher::new_derive_key("shoal held-out documents v1")
             .update(&number.to_le_bytes())
             .finalize();
         let mut word = [0; 8];
         word.copy_from_slice(&hash.as_bytes()[..8]);
         // 53 bits are a fraction that a float holds exactly.
-        let fraction = (u64::from_le_bytes(word) >> 11) as f64 / (1u64 << 53) as f64;
-        fraction < self.held_out
+        (u64::from_le_bytes(word) >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 

@@ -10,16 +10,15 @@ use std::thread::Scope;
 
 use super::PrepareError;
 use super::state::Place;
-use crate::document::{Document, Encoder};
+use crate::document::{Document, Encoder, OddRole, ROLE_CHARACTERS};
 use crate::source::{self, RawContent, RawRow, ReadOptions, Row, RowKind, SourceFile};
 
 /// Bytes of a batch, about.
 const BATCH_BYTES: usize = 1 << 18;
 /// Most rows of a batch.
 const BATCH_ROWS: usize = 1 << 10;
-/// Most roles of chats without a target that are named, and most characters of each.
+/// Most roles that are named.
 pub(super) const MOST_ROLES: usize = 8;
-const ROLE_CHARACTERS: usize = 32;
 /// Batches that wait before and behind each worker.
 const QUEUE: usize = 2;
 
@@ -48,6 +47,8 @@ pub(super) struct Encoded {
     pub(super) place: Place,
     /// The roles of a chat that has no target.
     pub(super) roles: Vec<String>,
+    /// Messages whose role the chat template does not know.
+    pub(super) odd: Vec<OddRole>,
 }
 
 /// The documents of a batch, and the error behind them.
@@ -165,16 +166,17 @@ fn encode_row(
         Row::Messages { .. } | Row::Prompt { .. } | Row::PromptMessages { .. } => (true, true),
     };
     let number = if ends { place.documents - 1 } else { place.documents };
-    let document = if row.is_empty() {
-        None
+    let (document, odd) = if row.is_empty() {
+        (None, Vec::new())
     } else {
-        let encoded = encoder.encode(&row);
+        let encoded = encoder.encode_noting(&row);
         let error = |source| PrepareError::Row { path: path.clone(), row: line, source };
-        Some(encoded.map_err(error)?)
+        let (document, odd) = encoded.map_err(error)?;
+        (Some(document), odd)
     };
     let untaught = document.as_ref().is_some_and(Document::has_no_target);
     let roles = if untaught { roles(&row) } else { Vec::new() };
-    Ok(Encoded { document, number, starts, place, roles })
+    Ok(Encoded { document, number, starts, place, roles, odd })
 }
 
 /// The roles of a chat, shortened.

@@ -1,6 +1,6 @@
 //! The state of an unfinished preparation, saved at the borders of shards.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::ContentHash;
 
 use super::PrepareError;
+use super::pipeline::MOST_ROLES;
+use crate::document::OddRole;
 use crate::pack::Packer;
 use crate::prepared::{Documents, ListState, WriteError, rename};
 
@@ -26,6 +28,28 @@ pub(super) struct Place {
     pub(super) documents: u64,
 }
 
+/// What is worth a word about prepared data, besides its numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Notes {
+    /// Documents with more tokens than a row, which are cut.
+    pub cut: u64,
+    /// Messages whose text the chat template leaves out, by role; of eight roles at most.
+    pub left_out: BTreeMap<String, u64>,
+    /// Messages of roles that neither models nor the chat template know, by role; of eight at most.
+    pub unknown: BTreeMap<String, u64>,
+    /// Roles of chats without a target; eight at most.
+    pub untaught: BTreeSet<String>,
+}
+
+impl Notes {
+    pub(super) fn add(&mut self, OddRole { role, is_left_out }: OddRole) {
+        let counts = if is_left_out { &mut self.left_out } else { &mut self.unknown };
+        if counts.len() < MOST_ROLES || counts.contains_key(&role) {
+            *counts.entry(role).or_default() += 1;
+        }
+    }
+}
+
 /// The rows and documents of one list.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct SavedList {
@@ -41,6 +65,8 @@ pub(super) struct Saved {
     pub(super) place: Place,
     pub(super) documents: Documents,
     pub(super) tokens: u64,
+    #[serde(default)]
+    pub(super) notes: Notes,
     pub(super) train: SavedList,
     pub(super) held_out: SavedList,
 }

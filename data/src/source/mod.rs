@@ -1,6 +1,7 @@
 //! Reads rows of files, in constant memory.
 
 mod compressed;
+mod dialect;
 mod files;
 mod glob;
 mod json;
@@ -140,7 +141,7 @@ pub enum SourceError {
     },
     /// A first row whose keys fit no format.
     #[error(
-        "{path}: its first row has the keys {keys}, and none of `text`, `messages`, or `prompt` with `completion`; rename them", path = path.display()
+        "{path}: its first row has the keys {keys}, and none of `text`, `messages`, `conversations`, `prompt` with `completion`, or `instruction` with `output`; rename them", path = path.display()
     )]
     UnknownKeys {
         /// The file.

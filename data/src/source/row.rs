@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
+use super::dialect::{self, Instruction};
 use super::json::{Json, Object};
 use super::python;
 use super::{RawContent, RawRow, SourceError};
@@ -22,9 +23,16 @@ pub enum Format {
     Chat,
     /// Rows with `prompt` and `completion`.
     Prompt,
+    /// Rows with `conversations` of `from` and `value`.
+    ShareGpt,
+    /// Rows with `instruction`, `input` and `output`.
+    Alpaca,
 }
 
 impl Format {
+    const ALL: [Self; 6] =
+        [Self::Auto, Self::Text, Self::Chat, Self::Prompt, Self::ShareGpt, Self::Alpaca];
+
     /// The kind of row; `None` if the first row decides.
     #[must_use]
     pub const fn kind(self) -> Option<RowKind> {
@@ -33,6 +41,8 @@ impl Format {
             Self::Text => Some(RowKind::Text),
             Self::Chat => Some(RowKind::Messages),
             Self::Prompt => Some(RowKind::Prompt),
+            Self::ShareGpt => Some(RowKind::Conversations),
+            Self::Alpaca => Some(RowKind::Instruction),
         }
     }
 }
@@ -44,21 +54,22 @@ impl fmt::Display for Format {
             Self::Text => "text",
             Self::Chat => "chat",
             Self::Prompt => "prompt",
+            Self::ShareGpt => "sharegpt",
+            Self::Alpaca => "alpaca",
         })
     }
 }
 
 /// The error of a text that names no format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no format: use auto, text, chat or prompt")]
+#[error("{0:?} is no format: use auto, text, chat, prompt, sharegpt or alpaca")]
 pub struct FormatError(String);
 
 impl FromStr for Format {
     type Err = FormatError;
 
     fn from_str(text: &str) -> Result<Self, FormatError> {
-        let all = [Self::Auto, Self::Text, Self::Chat, Self::Prompt];
-        let found = all.into_iter().find(|format| format.to_string() == text);
+        let found = Self::ALL.into_iter().find(|format| format.to_string() == text);
         found.ok_or_else(|| FormatError(text.to_owned()))
     }
 }
@@ -72,9 +83,25 @@ pub enum RowKind {
     Messages,
     /// A prompt and its completion.
     Prompt,
+    /// A chat in ShareGPT's spelling.
+    Conversations,
+    /// An instruction and its answer, as Alpaca has them.
+    Instruction,
 }
 
 impl RowKind {
+    /// The format of such rows.
+    #[must_use]
+    pub const fn format(self) -> Format {
+        match self {
+            Self::Text => Format::Text,
+            Self::Messages => Format::Chat,
+            Self::Prompt => Format::Prompt,
+            Self::Conversations => Format::ShareGpt,
+            Self::Instruction => Format::Alpaca,
+        }
+    }
+
     /// The keys of such a row.
     #[must_use]
     pub const fn keys(self) -> &'static [&'static str] {
@@ -82,23 +109,30 @@ impl RowKind {
             Self::Text => &["text"],
             Self::Messages => &["messages"],
             Self::Prompt => &["prompt", "completion"],
+            Self::Conversations => &["conversations"],
+            Self::Instruction => &["instruction", "output"],
         }
     }
 
     /// Further keys that such a row may have and that count, those that are refused included.
     #[must_use]
     pub fn further_keys(self) -> Vec<&'static str> {
-        match self {
-            Self::Text => Vec::new(),
-            Self::Messages | Self::Prompt => ARGUMENTS.into_iter().chain(REFUSED).collect(),
-        }
+        let own: &[&str] = match self {
+            Self::Text => return Vec::new(),
+            Self::Messages | Self::Prompt => &[],
+            Self::Conversations => &["system"],
+            Self::Instruction => &["input", "system", "history"],
+        };
+        own.iter().copied().chain(ARGUMENTS).chain(REFUSED).collect()
     }
 
     /// The kind of a row with these keys.
     #[must_use]
     pub fn of_keys(keys: &[String]) -> Option<Self> {
         let has = |kind: &Self| kind.keys().iter().all(|key| keys.iter().any(|own| own == key));
-        [Self::Messages, Self::Prompt, Self::Text].into_iter().find(has)
+        [Self::Messages, Self::Prompt, Self::Conversations, Self::Instruction, Self::Text]
+            .into_iter()
+            .find(has)
     }
 }
 
@@ -165,6 +199,12 @@ struct Columns {
     messages: Option<Json>,
     prompt: Option<Json>,
     completion: Option<Json>,
+    conversations: Option<Json>,
+    instruction: Option<Json>,
+    input: Option<Json>,
+    output: Option<Json>,
+    system: Option<Json>,
+    history: Option<Json>,
     tools: Option<Json>,
     chat_template_kwargs: Option<Json>,
     images: Option<Presence>,
@@ -216,26 +256,7 @@ impl Row {
                 }
                 parse_line(&line).map_err(json)?
             }
-            RawContent::Columns(mut columns) => {
-                columns.remove_nulls();
-                let full = |value: Json| Presence(!value.is_empty());
-                Columns {
-                    text: columns.remove("text"),
-                    messages: columns.remove("messages"),
-                    prompt: columns.remove("prompt"),
-                    completion: columns.remove("completion"),
-                    tools: columns.remove("tools"),
-                    chat_template_kwargs: columns.remove("chat_template_kwargs"),
-                    images: columns.remove("images").map(full),
-                    image: columns.remove("image").map(full),
-                    videos: columns.remove("videos").map(full),
-                    video: columns.remove("video").map(full),
-                    audios: columns.remove("audios").map(full),
-                    audio: columns.remove("audio").map(full),
-                    functions: columns.remove("functions").map(full),
-                    documents: columns.remove("documents").map(full),
-                }
-            }
+            RawContent::Columns(columns) => Columns::of(columns),
         };
         columns.into_row(kind, path, number)
     }
@@ -267,6 +288,35 @@ fn parse_line(line: &[u8]) -> Result<Columns, serde_json::Error> {
 }
 
 impl Columns {
+    /// The columns of a table's row.
+    fn of(mut columns: Object) -> Self {
+        columns.remove_nulls();
+        let mut value = |key| columns.remove(key);
+        let full = |value: Json| Presence(!value.is_empty());
+        Self {
+            text: value("text"),
+            messages: value("messages"),
+            prompt: value("prompt"),
+            completion: value("completion"),
+            conversations: value("conversations"),
+            instruction: value("instruction"),
+            input: value("input"),
+            output: value("output"),
+            system: value("system"),
+            history: value("history"),
+            tools: value("tools"),
+            chat_template_kwargs: value("chat_template_kwargs"),
+            images: value("images").map(full),
+            image: value("image").map(full),
+            videos: value("videos").map(full),
+            video: value("video").map(full),
+            audios: value("audios").map(full),
+            audio: value("audio").map(full),
+            functions: value("functions").map(full),
+            documents: value("documents").map(full),
+        }
+    }
+
     /// Whether a value that counts contains a character.
     fn has(&self, character: char) -> bool {
         let values = [
@@ -274,6 +324,12 @@ impl Columns {
             &self.messages,
             &self.prompt,
             &self.completion,
+            &self.conversations,
+            &self.instruction,
+            &self.input,
+            &self.output,
+            &self.system,
+            &self.history,
             &self.tools,
             &self.chat_template_kwargs,
         ];
@@ -311,57 +367,109 @@ impl Columns {
     }
 
     fn into_row(mut self, kind: RowKind, path: &Path, row: u64) -> Result<Row, SourceError> {
-        let wrong =
-            |key, expected| SourceError::WrongType { path: path.to_owned(), row, key, expected };
-        let arguments = match kind {
-            RowKind::Text => Arguments::default(),
-            RowKind::Messages | RowKind::Prompt => {
-                if let Some(key) = self.refused() {
-                    return Err(SourceError::Unused { path: path.to_owned(), row, key });
-                }
-                self.arguments().map_err(|(key, expected)| wrong(key, expected))?
+        let path = || path.to_owned();
+        if kind != RowKind::Text
+            && let Some(key) = self.refused()
+        {
+            return Err(SourceError::Unused { path: path(), row, key });
+        }
+        self.content(kind).map_err(|error| match error {
+            Wrong::Missing(key) => SourceError::NoKey { path: path(), row, key },
+            Wrong::Type(key, expected) => {
+                SourceError::WrongType { path: path(), row, key, expected }
             }
+        })
+    }
+
+    fn content(&mut self, kind: RowKind) -> Result<Row, Wrong> {
+        if kind == RowKind::Text {
+            let text = text(&mut self.text, "text")?;
+            return Ok(Row::Text { text, starts: true, ends: true });
+        }
+        let arguments = self.arguments().map_err(|(key, expected)| Wrong::Type(key, expected))?;
+        let chat = |value: &mut Option<Json>, key| {
+            list(value, key, message, "a list of objects with `role` and `content`")
         };
-        let text = |value: Option<Json>, key| match value {
-            Some(Json::Text(text)) => Ok(text),
-            Some(_) => Err(wrong(key, "a text")),
-            None => Err(SourceError::NoKey { path: path.to_owned(), row, key }),
-        };
-        let messages = |value: Option<Json>, key| {
-            let wrong = || wrong(key, "a list of objects with `role` and `content`");
-            match value.map(listed) {
-                Some(Some(list)) => {
-                    list.into_iter().map(message).collect::<Option<Messages>>().ok_or_else(wrong)
-                }
-                Some(None) => Err(wrong()),
-                None => Err(SourceError::NoKey { path: path.to_owned(), row, key }),
+        Ok(match kind {
+            RowKind::Text | RowKind::Messages => {
+                Row::Messages { messages: chat(&mut self.messages, "messages")?, arguments }
             }
-        };
-        match kind {
-            RowKind::Text => {
-                Ok(Row::Text { text: text(self.text, "text")?, starts: true, ends: true })
+            RowKind::Conversations | RowKind::Instruction => {
+                Row::Messages { messages: self.foreign_chat(kind)?, arguments }
             }
             RowKind::Prompt if matches!(self.prompt, Some(Json::List(_) | Json::Object(_))) => {
-                Ok(Row::PromptMessages {
-                    prompt: messages(self.prompt, "prompt")?,
-                    completion: messages(self.completion, "completion")?,
+                Row::PromptMessages {
+                    prompt: chat(&mut self.prompt, "prompt")?,
+                    completion: chat(&mut self.completion, "completion")?,
                     arguments,
-                })
+                }
             }
-            RowKind::Prompt if arguments != Arguments::default() => Err(wrong(
-                "prompt",
-                "a list of messages where a row has tools or template arguments",
-            )),
-            RowKind::Prompt => Ok(Row::Prompt {
-                prompt: text(self.prompt, "prompt")?,
-                completion: text(self.completion, "completion")?,
-            }),
-            RowKind::Messages => {
-                let messages = messages(self.messages, "messages")?;
-                Ok(Row::Messages { messages, arguments })
+            RowKind::Prompt if arguments != Arguments::default() => {
+                let expected = "a list of messages where a row has tools or template arguments";
+                return Err(Wrong::Type("prompt", expected));
             }
-        }
+            RowKind::Prompt => Row::Prompt {
+                prompt: text(&mut self.prompt, "prompt")?,
+                completion: text(&mut self.completion, "completion")?,
+            },
+        })
     }
+
+    /// The messages of a chat in another spelling.
+    fn foreign_chat(&mut self, kind: RowKind) -> Result<Messages, Wrong> {
+        let messages = if kind == RowKind::Conversations {
+            let spoken = |message| dialect::spoken(message).map_err(Some);
+            list(&mut self.conversations, "conversations", spoken, dialect::MESSAGES)?
+        } else {
+            let row = Instruction {
+                instruction: text(&mut self.instruction, "instruction")?,
+                input: self.input.take(),
+                output: text(&mut self.output, "output")?,
+                history: self.history.take(),
+            };
+            row.into_messages().map_err(|(key, expected)| Wrong::Type(key, expected))?
+        };
+        let messages = dialect::with_system(self.system.take(), messages);
+        messages.map_err(|expected| Wrong::Type("system", expected))
+    }
+}
+
+/// What is wrong with a row's columns.
+enum Wrong {
+    /// A key is missing.
+    Missing(&'static str),
+    /// A key has another value than the one that is expected.
+    Type(&'static str, &'static str),
+}
+
+fn text(value: &mut Option<Json>, key: &'static str) -> Result<String, Wrong> {
+    match value.take() {
+        Some(Json::Text(text)) => Ok(text),
+        Some(_) => Err(Wrong::Type(key, "a text")),
+        None => Err(Wrong::Missing(key)),
+    }
+}
+
+fn list(
+    value: &mut Option<Json>,
+    key: &'static str,
+    parse: Parse,
+    expected: &'static str,
+) -> Result<Messages, Wrong> {
+    let value = value.take().ok_or(Wrong::Missing(key))?;
+    messages(value, parse).map_err(|own| Wrong::Type(key, own.unwrap_or(expected)))
+}
+
+/// Reads a message; the error says what must be there instead.
+type Parse = fn(Object) -> Result<Object, Option<&'static str>>;
+
+/// The messages of a list of objects.
+fn messages(value: Json, parse: Parse) -> Result<Messages, Option<&'static str>> {
+    let message = |value| match value {
+        Json::Object(message) => parse(message),
+        _ => Err(None),
+    };
+    listed(value).ok_or(None)?.into_iter().map(message).collect()
 }
 
 /// A value, or the one whose JSON a text is.
@@ -394,9 +502,9 @@ fn listed(value: Json) -> Option<Vec<Json>> {
     }
 }
 
-/// A message without the keys that are null; `None` if it has no role.
-fn message(value: Json) -> Option<Object> {
-    let Json::Object(mut message) = value else { return None };
+/// A message without the keys that are null, if it has a role.
+fn message(mut message: Object) -> Result<Object, Option<&'static str>> {
     message.remove_nulls();
-    message.get("role").is_some_and(|role| role.as_text().is_some()).then_some(message)
+    let has_role = message.get("role").is_some_and(|role| role.as_text().is_some());
+    if has_role { Ok(message) } else { Err(None) }
 }

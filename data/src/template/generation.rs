@@ -3,6 +3,8 @@
 //! The tags become a block with a filter, which puts a marker before and behind its content. So
 //! white space around the tags is treated as around any other tag.
 
+use std::ops::Range;
+
 use minijinja::{Error, State, Value};
 
 use super::Rendered;
@@ -83,6 +85,17 @@ impl Markers {
         }
         Rendered { text, generated }
     }
+}
+
+/// Ranges of bytes, in order, as ranges of characters.
+pub(super) fn in_characters(text: &str, ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
+    let (mut bytes, mut characters) = (0, 0);
+    let mut place = |to: usize| {
+        characters += text[bytes..to].chars().count();
+        bytes = to;
+        characters
+    };
+    ranges.into_iter().map(|range| place(range.start)..place(range.end)).collect()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ mod date;
 mod generation;
 mod json;
 mod limits;
+mod turns;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -89,11 +90,16 @@ pub enum TemplateError {
         "no thread for the chat template: {0}; raise the limits of memory (ulimit -v) or threads (ulimit -u)"
     )]
     Thread(std::io::Error),
-    /// The template does not mark the assistant's text.
+    /// A turn of the assistant that the template does not mark, and that is not found.
     #[error(
-        "the chat template does not mark the assistant's text with {{% generation %}}, so it cannot be masked: use --train-on all, or a template with the mark via --chat-template FILE"
+        "the chat template has no {{% generation %}} to mark the assistant's text with, and where message {number} lies is not certain: {reason}; use --train-on all, or a template with the mark via --chat-template FILE"
     )]
-    NoGeneration,
+    Turn {
+        /// The message, from 1.
+        number: usize,
+        /// Why it is not found.
+        reason: String,
+    },
     /// The template refuses a chat.
     #[error("the chat template refuses the chat: {0}; mend the row, or use another template")]
     Render(String),
@@ -107,7 +113,8 @@ pub enum TemplateError {
 pub struct Rendered {
     /// The text.
     pub text: String,
-    /// The ranges of the text between the template's generation tags, in characters.
+    /// The ranges of the assistant's text, in characters: those between the template's generation
+    /// tags, or the turns of the assistant where the template has no tags.
     pub generated: Vec<Range<usize>>,
 }
 
@@ -197,10 +204,10 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Whether the template marks the assistant's text.
+    /// Whether a template's source marks the assistant's text.
     #[must_use]
-    pub const fn is_marked(&self) -> bool {
-        self.marked
+    pub fn marks(source: &str) -> bool {
+        generation::translate(source).1
     }
 
     /// The text of a chat.
@@ -227,19 +234,26 @@ impl ChatTemplate {
         Ok(self.render_marked(messages, arguments, true)?.text)
     }
 
-    /// The text of a chat, and the ranges of the assistant's text.
+    /// The text of a chat, and the ranges of the assistant's text. A template without generation tags
+    /// renders parts of the chat too, which show where each turn lies.
     ///
     /// # Errors
-    /// If the template refuses the chat, or has no generation tags.
+    /// If the template refuses the chat, or a turn cannot be found.
     pub fn render_masked(
         &self,
         messages: &Messages,
         arguments: &Arguments,
     ) -> Result<Rendered, TemplateError> {
-        if !self.marked {
-            return Err(TemplateError::NoGeneration);
+        if self.marked {
+            return self.render_marked(messages, arguments, false);
         }
-        self.render_marked(messages, arguments, false)
+        let renderer = self.renderer(messages, arguments);
+        limits::until_deadline(move || {
+            let text = renderer.render(&renderer.messages, false)?;
+            let turns = turns::find(&renderer, &text)?;
+            let generated = generation::in_characters(&text, turns);
+            Ok(Rendered { text, generated })
+        })
     }
 
     fn render_marked(
@@ -248,34 +262,75 @@ impl ChatTemplate {
         arguments: &Arguments,
         prompt: bool,
     ) -> Result<Rendered, TemplateError> {
+        let renderer = self.renderer(messages, arguments);
+        let markers = renderer.markers;
+        let text = limits::until_deadline(move || renderer.render(&renderer.messages, prompt))?;
+        Ok(markers.extract(&text))
+    }
+
+    fn renderer(&self, messages: &Messages, arguments: &Arguments) -> Renderer {
         let texts = messages.iter().chain([&arguments.others]).flat_map(Object::iter);
         let bytes: u64 = texts.map(|(key, value)| (key.len() + value.text_bytes()) as u64).sum();
         // Of tools, templates print the keys too.
         let bytes = bytes.saturating_add(arguments.tools.all_bytes() as u64);
-        let (fuel, most) = (limits::fuel(bytes), limits::output(bytes));
+        let fuel = limits::fuel(bytes);
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(fuel));
         let messages: Vec<_> = messages.iter().map(alias_reasoning).collect();
-        let arguments = arguments.clone();
-        let markers = generation::Markers::unused_in(&messages, &arguments);
-        let special = self.special.clone();
-        let text = limits::until_deadline(move || {
-            let context = context(&special, &messages, &arguments, (markers, prompt));
-            let mut out = limits::Rendering { bytes: Vec::new(), most };
-            let template = environment.get_template(NAME);
-            let rendered = template
-                .and_then(|template| template.render_captured_to(context, &mut out).map(|_| ()));
-            rendered.map_err(|error| match error.kind() {
-                ErrorKind::OutOfFuel => TemplateError::Work { fuel },
-                ErrorKind::WriteFailure => TemplateError::Output { most },
-                ErrorKind::UnknownFunction if describe(&error).contains("strftime_now") => {
-                    TemplateError::Date
-                }
-                _ => TemplateError::Render(describe(&error)),
-            })?;
-            Ok(String::from_utf8_lossy(&out.bytes).into_owned())
+        let markers = generation::Markers::unused_in(&messages, arguments);
+        Renderer {
+            environment,
+            special: self.special.clone(),
+            messages,
+            arguments: arguments.clone(),
+            markers,
+            fuel,
+            most: limits::output(bytes),
+        }
+    }
+}
+
+/// Renders a chat and parts of it.
+struct Renderer {
+    environment: Environment<'static>,
+    special: BTreeMap<String, String>,
+    messages: Vec<Object>,
+    arguments: Arguments,
+    markers: generation::Markers,
+    /// Most work for one rendering.
+    fuel: u64,
+    /// Most bytes of one rendering.
+    most: u64,
+}
+
+impl Renderer {
+    /// All messages of the chat.
+    fn messages(&self) -> &[Object] {
+        &self.messages
+    }
+
+    /// The text of a special token.
+    fn special(&self, name: &str) -> Option<&str> {
+        self.special.get(name).map(String::as_str)
+    }
+
+    /// The text of some messages, with the prompt for an answer or without.
+    fn render(&self, messages: &[Object], prompt: bool) -> Result<String, TemplateError> {
+        let (fuel, most) = (self.fuel, self.most);
+        let context = context(&self.special, messages, &self.arguments, (self.markers, prompt));
+        let mut out = limits::Rendering { bytes: Vec::new(), most };
+        let template = self.environment.get_template(NAME);
+        let rendered = template
+            .and_then(|template| template.render_captured_to(context, &mut out).map(|_| ()));
+        rendered.map_err(|error| match error.kind() {
+            ErrorKind::OutOfFuel => TemplateError::Work { fuel },
+            ErrorKind::WriteFailure => TemplateError::Output { most },
+            ErrorKind::UnknownFunction if describe(&error).contains("strftime_now") => {
+                TemplateError::Date
+            }
+            _ => TemplateError::Render(describe(&error)),
         })?;
-        Ok(markers.extract(&text))
+        Ok(String::from_utf8_lossy(&out.bytes).into_owned())
     }
 }
 

@@ -189,3 +189,32 @@ fn what_python_writes_is_read_where_it_does_not_count() {
     let error = prepare("{\"text\": NaN}\n").expect_err("no text");
     assert!(error.contains("row 1: no `text`"), "{error}");
 }
+
+/// Masks of a template without tags: the turns of the assistant.
+#[test]
+fn answers_are_targets_without_generation_tags() {
+    const PLAIN: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<eos>{% endfor %}\
+{% if add_generation_prompt %}<assistant>{% endif %}";
+    let folder = tempfile::tempdir().expect("writable");
+    let row = chat(&[answer("no"), answer("yes")]);
+    let index = prepared(folder.path(), &[row], PLAIN).expect("it works");
+    let (all, targets) = texts_of(folder.path(), &index);
+    assert_eq!(all, "<user>q0<eos><assistant>no<eos><user>q1<eos><assistant>yes<eos>");
+    assert_eq!(targets, "no<eos>yes<eos>");
+    let mut first = answer("no");
+    first["weight"] = json!(0);
+    let row = chat(&[first, answer("yes")]);
+    let index = prepared(folder.path(), &[row], PLAIN).expect("it works");
+    assert_eq!(texts_of(folder.path(), &index).1, "yes<eos>");
+    // Without the prompt for an answer, the header would be trained on.
+    let no_prompt = PLAIN.split("{% if add").next().expect("a text");
+    let row = chat(&[answer("yes")]);
+    let error = prepared(folder.path(), &[row], no_prompt).expect_err("no header").to_string();
+    assert!(error.contains("row 1") && error.contains("message 2"), "{error}");
+    assert!(error.contains("no add_generation_prompt"), "{error}");
+    // The answer looks otherwise as soon as another message follows.
+    let changing = PLAIN.replace("{{ m.content }}", "{{ loop.length }}{{ m.content }}");
+    let row = chat(&[answer("no"), answer("yes")]);
+    let error = prepared(folder.path(), &[row], &changing).expect_err("it changes").to_string();
+    assert!(error.contains("renders the messages before it otherwise"), "{error}");
+}

@@ -13,7 +13,7 @@ use shoal_data::template::{ChatTemplate, TemplateError, assistant_mask};
 use shoal_data::tokenizer::TextTokenizer;
 
 /// What a script prints; `None` without Python.
-fn printed(script: &str, arguments: &[PathBuf]) -> Option<Value> {
+pub(crate) fn printed(script: &str, arguments: &[PathBuf]) -> Option<Value> {
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python = std::env::var_os("SHOAL_TEST_PYTHON")
         .map_or_else(|| crate_folder.join("../.venv/bin/python"), PathBuf::from);
@@ -41,12 +41,12 @@ fn golden(folder: &Path) -> Option<Value> {
     printed("golden.py", &arguments)
 }
 
-fn numbers(value: &Value) -> Vec<u64> {
+pub(crate) fn numbers(value: &Value) -> Vec<u64> {
     let list = value.as_array().expect("a list").iter();
     list.map(|number| number.as_u64().expect("a number")).collect()
 }
 
-fn ids(value: &Value) -> Vec<u32> {
+pub(crate) fn ids(value: &Value) -> Vec<u32> {
     numbers(value).into_iter().map(|id| id as u32).collect()
 }
 

@@ -2,12 +2,15 @@
 
 mod columns;
 mod common;
+mod dialects;
 mod golden;
 mod hostile;
 mod inputs;
+mod notes;
 mod order;
 mod packing;
 mod prepare;
 mod resume;
+mod roles;
 mod sources;
 mod tokenizers;

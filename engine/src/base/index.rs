@@ -113,7 +113,7 @@ impl BaseIndex {
     }
 
     /// Whether its family names weights as this engine does.
-    pub(crate) fn has_names_of_llama(&self) -> bool {
+    pub fn has_names_of_llama(&self) -> bool {
         family::naming(&self.family) == Some(Naming::Llama)
     }
 

@@ -39,7 +39,7 @@ pub struct DataPrepareArgs {
     /// Split to take of folders that have several (train, validation, test), or all; default: train.
     #[arg(long, value_name = "SPLIT")]
     pub split: Option<Split>,
-    /// Kind of the rows: auto, text (key `text`), chat (key `messages`) or prompt (keys `prompt` and `completion`).
+    /// Kind of the rows: auto, text (key `text`), chat (`messages`), prompt (`prompt` and `completion`), sharegpt (`conversations` of `from` and `value`) or alpaca (`instruction`, `input` and `output`).
     #[arg(long, value_name = "FORMAT", default_value_t = Format::Auto)]
     pub format: Format,
     /// Packing of documents: concat (one stream, cut every N tokens) or best-fit (documents stay whole where they fit).
@@ -48,9 +48,9 @@ pub struct DataPrepareArgs {
     /// Targets in chats and prompts: responses (of the assistant, or the completion) or all.
     #[arg(long, value_name = "WHAT", default_value_t = TrainOn::Responses)]
     pub train_on: TrainOn,
-    /// Share of the documents that is never trained on.
-    #[arg(long, value_name = "F", default_value_t = 0.01)]
-    pub held_out: f64,
+    /// Share of the documents that is never trained on; default: one in 100, of fewer than 1000 one in 20, of fewer than 20 none.
+    #[arg(long, value_name = "F")]
+    pub held_out: Option<f64>,
     /// Chat template to use instead of the base's.
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,

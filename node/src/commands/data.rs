@@ -8,18 +8,18 @@ use anyhow::anyhow;
 use serde::Serialize;
 use shoal_data::batch::{Batches, encode_rows};
 use shoal_data::pack::Row;
-use shoal_data::prepared::{Documents, Index, Shard};
-use shoal_data::source::{self, Split};
+use shoal_data::prepare::{default_held_out, prepare_noting};
+use shoal_data::prepared::{Index, Shard};
+use shoal_data::source::{self, Format, ReadOptions, RowKind, Split};
 use shoal_data::stats::{Stats, spans};
-use shoal_data::template::ChatTemplate;
 use shoal_data::tokenizer::TextTokenizer;
-use shoal_data::{PrepareError, PrepareOptions, prepare};
+use shoal_data::{PrepareError, PrepareOptions};
 use shoal_engine::{Batch, Samples, TokenFile};
 use shoal_protocol::ids::{Microbatch, Step};
 use shoal_protocol::label::Label;
 use shoal_protocol::manifest::Manifest;
 
-use super::hub;
+use super::{data_notes, hub};
 use crate::cli::{DataCommand, DataPrepareArgs, DataShowArgs, DataStatsArgs};
 use crate::config::RunConfig;
 use crate::dataset::{self, Dataset};
@@ -56,15 +56,15 @@ pub(super) fn run(command: DataCommand) -> anyhow::Result<()> {
 }
 
 fn prepare_data(args: DataPrepareArgs) -> anyhow::Result<()> {
+    hub::check_base(&args.tokenizer).exit_with(Exit::Usage)?;
     let mut sources = Vec::new();
     for source in args.sources {
         sources.extend(hub::local_sources(source)?);
     }
-    let options = PrepareOptions {
+    let mut options = PrepareOptions {
         format: args.format,
         train_on: args.train_on,
         pack: args.pack,
-        held_out: args.held_out,
         shard_bytes: args.shard_bytes.0,
         line_bytes: usize::try_from(args.line_bytes.0).unwrap_or(usize::MAX),
         split: args.split,
@@ -73,24 +73,20 @@ fn prepare_data(args: DataPrepareArgs) -> anyhow::Result<()> {
         date: args.date,
         ..PrepareOptions::new(sources, args.tokenizer, args.context)
     };
-    let found = source::find(&options.sources, options.split.as_ref()).exit_with(Exit::Usage)?;
-    if !found.left_out.is_empty() {
-        let names = found.left_out.iter().map(|(split, files)| format!("{split} ({files} files)"));
-        outln!(
-            "{} of the sources is taken, {} left out: --split takes another, --split all all of them",
-            found.split.map_or("what is in no split", Split::name),
-            names.collect::<Vec<_>>().join(", ")
-        );
-    }
+    let kind = say_sources(&options)?;
+    options.held_out = match args.held_out {
+        Some(share) => share,
+        None => default_held_out(&options).exit_with(Exit::Usage)?,
+    };
     let bar = progress::byte_bar("preparing");
-    let prepared = prepare(&options, &args.out, |progress| {
+    let prepared = prepare_noting(&options, &args.out, |progress| {
         bar.set_length(progress.bytes_total);
         bar.set_position(progress.bytes_read);
         bar.set_message(format!("{} documents, {} tokens", progress.documents, progress.tokens));
         ControlFlow::Continue(())
     });
     bar.finish_and_clear();
-    let index = prepared.or_else(|error| {
+    let (index, notes) = prepared.or_else(|error| {
         let exit = match &error {
             PrepareError::Write(_) => Exit::Failed,
             _ => Exit::Usage,
@@ -109,44 +105,31 @@ fn prepare_data(args: DataPrepareArgs) -> anyhow::Result<()> {
         train.masked,
         train.padded
     );
-    if index.held_out.is_empty() && args.held_out > 0.0 {
-        outln!("no document was held out: give more documents, or a larger --held-out");
-    }
-    if index.documents.empty > 0 {
-        outln!("{} empty documents were left out", index.documents.empty);
-    }
-    say_untaught(&index);
-    say_template(&options);
+    data_notes::say(&index, &notes, &options, kind);
     let base = options.base.display();
     outln!("train on it: shoal init --from {base} --data {out} -o run.toml");
     Ok(())
 }
 
-/// Says how many documents have no target, and warns if they are more than one in a hundred.
-fn say_untaught(index: &Index) {
-    let Documents { train, held_out, without_target, .. } = index.documents;
-    if without_target > 0 {
-        let all = train + held_out;
-        let warning = if without_target * 100 > all { "warning: " } else { "" };
+/// Says what is taken of the sources, and as what, where that is a choice. Returns the kind of their rows.
+fn say_sources(options: &PrepareOptions) -> anyhow::Result<RowKind> {
+    let found = source::find(&options.sources, options.split.as_ref()).exit_with(Exit::Usage)?;
+    if !found.left_out.is_empty() {
+        let names = found.left_out.iter().map(|(split, files)| format!("{split} ({files} files)"));
         outln!(
-            "{warning}nothing is learnt from {without_target} of {all} documents: they have no \
-             target, so look at the roles of their messages, or use --train-on all"
+            "{} of the sources is taken, {} left out: --split takes another, --split all all of them",
+            found.split.map_or("what is in no split", Split::name),
+            names.collect::<Vec<_>>().join(", ")
         );
     }
-}
-
-/// Says that an export has the base's chat template, if the data was prepared with another.
-fn say_template(options: &PrepareOptions) {
-    if let Some(file) = &options.chat_template {
-        let of = |file| ChatTemplate::find(&options.base, file).ok();
-        if of(Some(file.as_path())) != of(None) {
-            outln!(
-                "the base has another chat template: give `shoal export` and `shoal chat` \
-                 --chat-template {}, so that the model is used with the one it learns",
-                file.display()
-            );
-        }
+    let read = ReadOptions { line_bytes: options.line_bytes, ..ReadOptions::default() };
+    let kind = source::detect(&found.files, options.format, &read).exit_with(Exit::Usage)?;
+    let foreign = matches!(kind, RowKind::Conversations | RowKind::Instruction);
+    if options.format == Format::Auto && foreign {
+        let (format, keys) = (kind.format(), kind.keys().join(", "));
+        outln!("rows are read as {format} ({keys}): --format takes another");
     }
+    Ok(kind)
 }
 
 fn show(args: &DataShowArgs) -> anyhow::Result<()> {

@@ -59,8 +59,10 @@ async fn look(args: &DoctorArgs) -> anyhow::Result<Vec<Finding>> {
     let (home, owner) = doctor::data_dir(&args.data_dir);
     findings.extend(home);
     findings.push(doctor::disk(&args.data_dir));
+    findings.push(doctor::memory());
     let devices = args.device.clone();
-    let devices = tokio::task::spawn_blocking(move || doctor::devices(&devices)).await;
+    let devices = move || [doctor::libtorch(), doctor::devices(&devices)].concat();
+    let devices = tokio::task::spawn_blocking(devices).await;
     findings.extend(devices.context("the check of the device failed")?);
     findings.extend(doctor::certificate(&args.data_dir));
     let ports = doctor::ports(&args.listen, owner);

@@ -34,6 +34,49 @@ pub(super) fn local_model(model: &str) -> anyhow::Result<PathBuf> {
     Ok(download(&hub()?, &reference, &wanted)?.folder)
 }
 
+/// Refuses a name of the Hub without `hf:`, which would pass for a folder.
+///
+/// # Errors
+/// If there is no such folder and the name is one of the Hub.
+pub(super) fn check_model(model: &str) -> anyhow::Result<()> {
+    if is_name(model) && !Path::new(model).exists() {
+        return Err(anyhow!("there is no folder {model}: a model on the Hub is named hf:{model}"));
+    }
+    Ok(())
+}
+
+/// Refuses the name of a model where the folder of a base must be.
+///
+/// # Errors
+/// If there is no such folder.
+pub(super) fn check_base(base: &Path) -> anyhow::Result<()> {
+    if base.exists() {
+        return Ok(());
+    }
+    let name = base.to_string_lossy();
+    let model = match name.strip_prefix(PREFIX) {
+        Some(model) => Some(model),
+        None => is_name(&name).then_some(&*name),
+    };
+    Err(match model {
+        Some(model) => anyhow!(
+            "--tokenizer {name} is no folder: run `shoal import hf:{model} -o base`, then give --tokenizer base"
+        ),
+        None => anyhow!(
+            "--tokenizer {name}: there is no such folder; `shoal import MODEL -o {name}` makes it"
+        ),
+    })
+}
+
+/// Whether a text has the form of a repository, `OWNER/NAME`.
+fn is_name(text: &str) -> bool {
+    let part = |part: &str| {
+        let known = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        !part.is_empty() && !part.starts_with('.') && part.bytes().all(known)
+    };
+    text.split_once('/').is_some_and(|(owner, name)| part(owner) && part(name))
+}
+
 /// The repository of a model that is named as `hf:owner/name`, as others find it.
 pub(super) fn name(model: &str) -> Option<String> {
     let name = model.strip_prefix(PREFIX)?;

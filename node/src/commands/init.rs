@@ -7,26 +7,69 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use shoal_data::prepared::{INDEX_FILE, Index};
 use shoal_engine::BaseIndex;
-use shoal_protocol::manifest::{Adam, Base, Dtype, Lora, LoraTarget, Model, Rule, Schedule};
+use shoal_protocol::manifest::{
+    Adam, Base, Data, Dtype, Lora, LoraTarget, Model, Prepared, Rule, Schedule,
+};
 
 use crate::cli::InitArgs;
-use crate::config::RunConfig;
+use crate::config::{RunConfig, reads_bytes};
+use crate::epochs::Epochs;
 use crate::exit::{Exit, ExitWith};
 use crate::terminal::outln;
 
 /// Writes the default run configuration. Never overwrites a file.
 ///
 /// # Errors
-/// If the file exists or cannot be written.
+/// If the file exists or cannot be written, or a base is to train on data that is not prepared for it.
 pub(super) fn run(args: &InitArgs) -> anyhow::Result<()> {
+    let data = args.data.as_deref();
     let mut config = match &args.from {
-        Some(folder) => fine_tuning(folder, args.lora)?,
+        Some(folder) => {
+            let config = fine_tuning(folder, args.lora)?;
+            check_prepared(&config, folder, data)?;
+            config
+        }
         None => RunConfig::default(),
     };
-    if let Some(data) = &args.data {
-        choose_data(&mut config, &absolute(data)?)?;
+    if let Some(data) = data {
+        choose_data(&mut config, &absolute(data)?, args.epochs)?;
     }
-    write_new(&config, &args.output)
+    let epochs = match &config.data.prepared {
+        Some((_, prepared)) => {
+            let data = Data::Prepared(prepared.clone());
+            Some(Epochs::of(&config.resolve(data).exit_with(Exit::Usage)?))
+        }
+        None => None,
+    };
+    write_new(&config, &args.output)?;
+    if let Some(epochs) = epochs {
+        outln!("{}", epochs.line());
+        epochs.warning().iter().for_each(|warning| outln!("warning: {warning}"));
+    }
+    Ok(())
+}
+
+/// Refuses to train a base on text whose bytes would pass for its tokens.
+fn check_prepared(config: &RunConfig, base: &Path, data: Option<&Path>) -> anyhow::Result<()> {
+    let is_prepared = data.is_some_and(|data| data.join(INDEX_FILE).exists());
+    let is_missing = data.is_some_and(|data| !data.exists());
+    if is_prepared || is_missing || reads_bytes(&config.model) {
+        return Ok(());
+    }
+    let base = base.display();
+    let why = match data {
+        Some(data) => {
+            format!("{} is no prepared data, and {base} does not read bytes", data.display())
+        }
+        None => format!("{base} needs data in its own tokens"),
+    };
+    let source = data.unwrap_or(Path::new("SRC")).display();
+    let context = config.model.context;
+    Err(anyhow!(
+        "{why}: run `shoal data prepare {source} --tokenizer {base} --context {context} -o data`, then \
+         `shoal init --from {base} --data data -o run.toml`"
+    ))
+    .exit_with(Exit::Usage)
 }
 
 /// Writes a configuration to a file that does not exist, and prints how to train it.
@@ -46,7 +89,16 @@ pub(super) fn write_new(config: &RunConfig, output: &Path) -> anyhow::Result<()>
 }
 
 /// Tokens of a sample, unless the model has fewer positions.
-const CONTEXT: u32 = 1024;
+pub(super) const CONTEXT: u32 = 1024;
+
+/// Fewest steps of an epoch that are worth larger steps.
+const STEPS: u64 = 8;
+
+/// Evaluations of a run, at most, one of them before the first step and one before the last.
+const EVALUATIONS: u64 = 10;
+
+/// Passes over prepared data, as most recipes of fine-tuning take.
+const EPOCHS: f64 = 3.0;
 
 /// Bytes of weights in one stage at most: with gradients and moments a stage then takes about 16 GiB.
 const STAGE_BYTES: u64 = 2 << 30;
@@ -57,13 +109,17 @@ const FROZEN_STAGE_BYTES: u64 = 16 << 30;
 /// Adapters learn at higher rates than all weights (arXiv 2106.09685, tables 9 to 12).
 const LORA_RATE: f64 = 2e-4;
 
-/// Sets the data: prepared data if the folder has an index, else a text.
-fn choose_data(config: &mut RunConfig, data: &Path) -> anyhow::Result<()> {
+/// Sets the data: prepared data if the folder has an index, for these passes over it, else a text.
+fn choose_data(config: &mut RunConfig, data: &Path, epochs: Option<u32>) -> anyhow::Result<()> {
     if !data.exists() {
         let problem = anyhow!("{} does not exist: prepare it first", data.display());
         return Err(problem).exit_with(Exit::Usage);
     }
     if !data.join(INDEX_FILE).exists() {
+        if epochs.is_some() {
+            let problem = "--epochs counts rows of prepared data: run `shoal data prepare` first";
+            return Err(anyhow!(problem)).exit_with(Exit::Usage);
+        }
         config.data.path = Some(data.to_owned());
         return Ok(());
     }
@@ -72,8 +128,36 @@ fn choose_data(config: &mut RunConfig, data: &Path) -> anyhow::Result<()> {
     if index.held_out.is_empty() {
         config.evaluation.every = 0;
     }
-    config.data.prepared = Some((data.to_owned(), index.prepared()));
+    let prepared = index.prepared();
+    train_for(config, &prepared, epochs.map_or(EPOCHS, f64::from));
+    config.data.prepared = Some((data.to_owned(), prepared));
     Ok(())
+}
+
+/// Sets the passes over prepared data, and what depends on their steps.
+fn train_for(config: &mut RunConfig, prepared: &Prepared, epochs: f64) {
+    let training = &mut config.training;
+    // Of few samples, smaller steps: a step that takes all of them learns little in an epoch.
+    let size = u64::from(training.microbatch_size);
+    while training.microbatches > 2
+        && u64::from(training.microbatches) * size * STEPS > prepared.rows
+    {
+        training.microbatches /= 2;
+    }
+    let per_step = u64::from(training.microbatches) * size;
+    let steps = (epochs * prepared.rows as f64 / per_step as f64).ceil() as u64;
+    config.epochs = Some(epochs);
+    training.steps = 0;
+    // A short run warms up within its steps.
+    config.optimizer.warmup_steps = config.optimizer.warmup_steps.min(steps / 10);
+    let evaluation = &mut config.evaluation;
+    if evaluation.every > 0 {
+        let last = steps.saturating_sub(1).max(1);
+        let parts = (1..EVALUATIONS).rev().find(|parts| last.is_multiple_of(*parts)).unwrap_or(1);
+        evaluation.every = last / parts;
+        let held_out = prepared.held_out_rows.div_ceil(size);
+        evaluation.microbatches = u64::from(evaluation.microbatches).min(held_out) as u32;
+    }
 }
 
 /// Values for fine-tuning a base, all of it or adapters of a rank.
@@ -115,4 +199,42 @@ fn fine_tuning(folder: &Path, rank: Option<u32>) -> anyhow::Result<RunConfig> {
 /// The path from the root, since a path in run.toml starts at the file's folder.
 pub(super) fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(path).with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::ids::ContentHash;
+    use shoal_protocol::manifest::Evaluation;
+
+    use super::*;
+
+    /// A configuration for some passes over data with these rows, and its steps.
+    fn trained_for(epochs: f64, rows: u64, held_out_rows: u64) -> (RunConfig, u64) {
+        let mut config = RunConfig::default();
+        config.training.microbatch_size = 1;
+        config.training.microbatches = 16;
+        let (index, context) = (ContentHash([0; 32]), config.model.context);
+        let vocabulary = config.model.vocabulary;
+        let prepared = Prepared { index, bytes: 1, rows, held_out_rows, context, vocabulary };
+        train_for(&mut config, &prepared, epochs);
+        let manifest = config.resolve(Data::Prepared(prepared)).expect("a valid run");
+        (config, manifest.training.steps)
+    }
+
+    #[test]
+    fn epochs_decide_the_steps() {
+        let (config, steps) = trained_for(3.0, 1601, 100);
+        assert_eq!((steps, config.training.microbatches), (301, 16));
+        assert_eq!(config.optimizer.warmup_steps, 20);
+        let Evaluation { every, microbatches, .. } = config.evaluation;
+        assert_eq!((300 % every, microbatches), (0, 8), "the last step is evaluated");
+    }
+
+    #[test]
+    fn little_data_gets_small_steps() {
+        let (config, steps) = trained_for(3.0, 20, 2);
+        assert_eq!((steps, config.training.microbatches), (30, 2));
+        assert_eq!((config.evaluation.every, config.evaluation.microbatches), (29, 2));
+        assert_eq!(config.optimizer.warmup_steps, 3);
+    }
 }

@@ -32,7 +32,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
         .prefix(".local-")
         .tempdir_in(&out)
         .with_context(|| format!("cannot write to {}", out.display()))?;
-    let dataset = dataset::prepare(&config, scratch.path())?;
+    let dataset = dataset::prepare_to_train(&config, scratch.path())?;
     refuse_another_run(&out, &dataset.manifest).exit_with(Exit::Usage)?;
     let files = Files::default();
     dataset.offer(&files);

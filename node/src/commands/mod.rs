@@ -9,9 +9,11 @@ mod client;
 mod completion;
 mod contact;
 mod data;
+mod data_notes;
 mod demo;
 mod doctor;
 mod fetch;
+mod finetune;
 pub(crate) mod fleet;
 mod founding;
 mod generate;
@@ -49,6 +51,7 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
     match command {
         Command::Demo(args) => demo::run(&args, log_format),
         Command::Init(args) => init::run(&args),
+        Command::Finetune(args) => finetune::run(args),
         Command::Import(args) => model::import(&args),
         Command::Export(args) => model::export(&args),
         Command::Push(args) => model::push(&args),

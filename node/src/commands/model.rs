@@ -7,7 +7,9 @@ use shoal_engine::base::{self, BaseError};
 use shoal_engine::{BaseFiles, Checkpoint};
 
 use super::hub;
+use super::init::CONTEXT;
 use crate::cli::{ExportArgs, ImportArgs, PushArgs};
+use crate::config::reads_bytes;
 use crate::exit::{Exit, ExitWith};
 use crate::terminal::outln;
 
@@ -16,6 +18,7 @@ use crate::terminal::outln;
 /// # Errors
 /// If the model is incomplete or of no known family, or the disk is full.
 pub(super) fn import(args: &ImportArgs) -> anyhow::Result<()> {
+    hub::check_model(&args.model).exit_with(Exit::Usage)?;
     let (folder, name) = (hub::local_model(&args.model)?, hub::name(&args.model));
     let imported = checked(base::import_as(&folder, &args.out, args.untie, name.as_deref()))?;
     let out = args.out.display();
@@ -26,7 +29,15 @@ pub(super) fn import(args: &ImportArgs) -> anyhow::Result<()> {
         index.model.layers,
         imported.base.index
     );
-    outln!("start a run from it: shoal init --from {out} -o run.toml");
+    if reads_bytes(&index.model) {
+        outln!("start a run from it: shoal init --from {out} -o run.toml");
+    } else {
+        let context = CONTEXT.min(index.model.context);
+        outln!(
+            "prepare data for it: shoal data prepare SRC --tokenizer {out} --context {context} -o data"
+        );
+        outln!("start a run from it: shoal init --from {out} --data data -o run.toml");
+    }
     Ok(())
 }
 

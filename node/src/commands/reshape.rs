@@ -52,7 +52,9 @@ fn reshape(config: &mut RunConfig, args: &ReshapeArgs) -> anyhow::Result<()> {
     training.stages = args.stages.unwrap_or(training.stages);
     training.microbatches = args.microbatches.unwrap_or(training.microbatches);
     training.microbatch_size = args.microbatch_size.unwrap_or(training.microbatch_size);
-    training.steps = args.steps.unwrap_or(training.steps);
+    if let Some(steps) = args.steps {
+        (training.steps, config.epochs) = (steps, None);
+    }
     let folder = absolute(&args.checkpoint)?;
     config.go_on_from(&folder).map_err(|reason| anyhow!(reason)).exit_with(Exit::Corrupt)?;
     let prepared = config.data.prepared.as_mut().map(|(folder, _)| folder);

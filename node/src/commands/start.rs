@@ -37,17 +37,26 @@ use crate::writable;
 /// # Errors
 /// If the configuration, text, data directory or an address is invalid, or the run fails.
 pub fn run(options: StartOptions) -> anyhow::Result<()> {
-    training::runtime()?.block_on(start(options))
+    is_complete_after(options).map(drop)
 }
 
-async fn start(options: StartOptions) -> anyhow::Result<()> {
+/// As [`run`]; returns whether the run is complete, or else was left in order.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn is_complete_after(options: StartOptions) -> anyhow::Result<bool> {
+    let outcome = training::runtime()?.block_on(start(options))?;
+    Ok(matches!(outcome, Outcome::Finished | Outcome::Complete))
+}
+
+async fn start(options: StartOptions) -> anyhow::Result<Outcome> {
     let mut signals = Signals::listen()?;
     let mut config = RunConfig::load(&options.config).exit_with(Exit::Usage)?;
     if options.open {
         config.admission.mode = AdmissionMode::Open;
     }
     let home = DataDir::open(&options.peer.data_dir).exit_with(Exit::Usage)?;
-    let dataset = dataset::prepare(&config, home.path())?;
+    let dataset = dataset::prepare_to_train(&config, home.path())?;
     let files = Files::default();
     dataset.offer(&files);
     let mut manifest = dataset.manifest;
@@ -93,7 +102,7 @@ async fn start(options: StartOptions) -> anyhow::Result<()> {
         Beginning::Complete => {
             serving.close().await;
             say_complete(&archive);
-            return Ok(());
+            return Ok(Outcome::Complete);
         }
     };
     let gate = Gate::default();
@@ -123,23 +132,24 @@ fn warn_of_no_checkpoints(Manifest { checkpoint, .. }: &Manifest) {
 }
 
 /// Reports how the run ended for this peer.
-fn conclude(outcome: Outcome, context: &StartContext, observer: &Observers) -> anyhow::Result<()> {
+fn conclude(
+    outcome: Outcome,
+    context: &StartContext,
+    observer: &Observers,
+) -> anyhow::Result<Outcome> {
     match outcome {
-        Outcome::Finished => training::write_report(observer, context.archive.folder()),
+        Outcome::Finished => training::write_report(observer, context.archive.folder())?,
         Outcome::Drained => {
             progress::say(
                 "left the run: without another anchor it is paused until it is started again",
             );
-            Ok(())
         }
-        Outcome::Complete => {
-            say_complete(&context.archive);
-            Ok(())
-        }
+        Outcome::Complete => say_complete(&context.archive),
         Outcome::Expelled | Outcome::Orphaned => {
             bail!("the run expelled this peer {LIVES} times: check its network connection")
         }
     }
+    Ok(outcome)
 }
 
 fn say_complete(archive: &Archive) {

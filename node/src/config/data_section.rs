@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use shoal_protocol::manifest::{Prepared, Tokenizer};
+use shoal_protocol::manifest::{Model, Prepared, Tokenizer};
 
 use super::Sources;
 
@@ -50,6 +50,21 @@ impl DataSection {
         let prepared = Some((folder, prepared));
         Ok(DataSource { path: None, tokenizer: Tokenizer::Bytes, prepared })
     }
+}
+
+/// Whether the token ids of a model are bytes, so that it can train on plain text.
+pub(crate) fn reads_bytes(model: &Model) -> bool {
+    model.vocabulary == Tokenizer::Bytes.vocabulary()
+}
+
+/// Why a base does not train on plain text, and what would do.
+pub(super) fn not_prepared(base: &Path, text: Option<&Path>, context: u32) -> String {
+    let (base, source) = (base.display(), text.unwrap_or(Path::new("SRC")).display());
+    format!(
+        "{base} reads tokens of its own vocabulary, not the bytes of a text: run `shoal data prepare {source} \
+         --tokenizer {base} --context {context} -o data`, and set prepared = \"data\" in [data] instead of path \
+         and tokenizer"
+    )
 }
 
 /// The keys of `[data]` in TOML.

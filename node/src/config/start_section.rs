@@ -43,6 +43,12 @@ pub struct StartSource {
 }
 
 impl StartSource {
+    /// The steps of a worker that it has done.
+    pub(super) fn updates(&self) -> u64 {
+        let every = self.manifest.inner.as_ref().map_or(1, |inner| inner.steps.into());
+        self.step.0.saturating_mul(every)
+    }
+
     /// Its name in the manifest of a run that goes on from it.
     pub(super) fn start_of(&self, manifest: &Manifest) -> Result<Start, ManifestError> {
         let Self { checkpoint, bytes, step, .. } = *self;

@@ -94,8 +94,8 @@ fn device(choice: DeviceChoice) -> Finding {
         Ok(_) if gpu && choice == DeviceChoice::Auto && choice.is_processor() => Finding::wrong(
             ABOUT,
             "this machine has an NVIDIA GPU, but the installed libtorch cannot use it",
-            "install libtorch with CUDA support (run `make setup` on this machine) and a matching driver, or \
-             use --device cpu",
+            "install a GPU build of PyTorch 2.11.0 (`pip install torch==2.11.0`; run `make setup` again where Shoal was \
+             built from source) and a matching driver, or use --device cpu",
         ),
         Ok(_) if choice.is_processor() => {
             let threads = std::thread::available_parallelism().map_or(1, usize::from);

@@ -1,16 +1,20 @@
 //! Checks whether this machine can join a run. Each finding states a fact and, if something is
 //! wrong, how to fix it.
 
+mod libtorch;
 mod machine;
 mod own_port;
 mod peers;
 mod ports;
+mod room;
 mod router;
 
+pub(crate) use libtorch::libtorch;
 pub(crate) use machine::{certificate, data_dir, devices, disk};
 pub(crate) use own_port::{by_probes, of_running};
 pub(crate) use peers::{network, ticket, version};
 pub(crate) use ports::{Owner, ports};
+pub(crate) use room::memory;
 pub(crate) use router::router;
 
 use std::fmt;

@@ -62,8 +62,8 @@ pub(crate) async fn network(
     probe: bool,
 ) -> (Vec<Finding>, Vec<ProbeReport>) {
     if peers.is_empty() {
-        let text = "no peer is known: pass one, as in `shoal doctor ADDRESS` or \
-                    `shoal doctor TICKET`";
+        let text = "none asked: `shoal doctor ADDRESS` or `shoal doctor TICKET` checks the way to a run; `shoal demo` \
+                    trains here, and `shoal start run.toml` starts a run";
         return (vec![Finding::note("peers", text)], Vec::new());
     }
     let (mut findings, mut reports) = (Vec::new(), Vec::new());

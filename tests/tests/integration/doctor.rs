@@ -43,7 +43,7 @@ fn a_machine_that_can_join_has_no_findings() {
     let ticket = Process::start("invite", invite).end().success().trim().to_owned();
     let printed = doctor(&swarm.data_dir(1), &[&ticket]).success();
     let admitted = ["ticket", "peer, TCP", "peer, UDP", "clock"];
-    for about in [&["data directory", "TCP port", "UDP port"][..], &admitted].concat() {
+    for about in [&["data directory", "libtorch", "TCP port", "UDP port"][..], &admitted].concat() {
         assert_eq!(found(&printed, about).0, "well", "{about}: {printed}");
     }
     // The check counts as the same use of the ticket.

@@ -28,7 +28,8 @@ fn import(run: &Run, name: &str) -> PathBuf {
     base
 }
 
-/// The run in `tiny.toml` with three stages and another section for the model.
+/// The run in `tiny.toml` with three stages and another section for the model; one from weights trains
+/// on chats in the model's tokens.
 fn run_from(name: &str, key: &str) -> Run {
     let steps = toml::Value::from(6);
     let run = Run::tiny(&[("training.steps", steps), ("checkpoint.every", toml::Value::from(2))]);
@@ -38,6 +39,9 @@ fn run_from(name: &str, key: &str) -> Run {
     let model = format!("{key} = \"base\"\ncontext = 64");
     config.insert("model".to_owned(), model.parse::<toml::Table>().expect("valid").into());
     fs::write(run.config(), config.to_string()).expect("room for a file");
+    if key == "from" {
+        prepare(&run);
+    }
     run
 }
 
@@ -205,7 +209,6 @@ const MICROBATCHES: u64 = 2;
 #[test]
 fn a_swarm_fine_tunes_on_packed_chats_as_pytorch_does() {
     let run = run_from("qwen3", "from");
-    prepare(&run);
     // Each microbatch that is shown takes a process.
     let text = fs::read_to_string(run.config()).expect("it is there");
     let microbatches = format!("microbatches = {MICROBATCHES}\n");
@@ -284,7 +287,6 @@ fn serve(folder: PathBuf) -> String {
 #[test]
 fn shards_come_from_a_mirror_when_no_peer_has_them() {
     let run = run_from("qwen3", "from");
-    prepare(&run);
     let text = fs::read_to_string(run.config()).expect("it is there");
     fs::write(run.config(), text.replace("stages = 3", "stages = 2")).expect("room for a file");
     let alone = run.local("alone");
@@ -310,7 +312,7 @@ fn the_commands_of_a_fine_tuning_work_as_they_are() {
     command.arg(&base).arg("--data").arg(&data).arg("-o").arg(&config);
     let _ = Process::start("init", command).end().success();
     let text = fs::read_to_string(&config).expect("written");
-    fs::write(&config, text.replace("steps = 300", "steps = 2")).expect("room for a file");
+    fs::write(&config, text.replace("epochs = 3 ", "steps = 2 ")).expect("room for a file");
     let trained = shoal_tests::run::local(&config, &run.path("tuned"));
     let mut command = shoal(["generate", "--prompt", "<|im_start|>user", "--tokens", "8"]);
     command.arg(trained.checkpoint());
@@ -321,11 +323,29 @@ fn the_commands_of_a_fine_tuning_work_as_they_are() {
     let _ = Process::start("init", command).end().success();
     let text = fs::read_to_string(&adapted).expect("written");
     assert!(text.contains("[lora]\nrank = 4\n"), "{text}");
-    fs::write(&adapted, text.replace("steps = 300", "steps = 2")).expect("room for a file");
+    fs::write(&adapted, text.replace("epochs = 3 ", "steps = 2 ")).expect("room for a file");
     assert_eq!(shoal_tests::run::local(&adapted, &run.path("adapters")).losses().len(), 2);
     let mut command = shoal(["data", "stats"]);
     command.arg(&data);
     assert!(Process::start("stats", command).end().success().contains("held out"));
+    // The bytes of a text are no tokens of the base.
+    for data in [&[][..], &["--data".as_ref(), run.path("chats.jsonl").as_os_str()]] {
+        let mut command = shoal(["init", "-o", "other.toml", "--from"]);
+        command.arg(&base).args(data);
+        let error = Process::start("init", command).end().failure(2);
+        assert!(
+            error.contains("run `shoal data prepare ") && error.contains("--tokenizer"),
+            "{error}"
+        );
+    }
+    let mut config: toml::Table = text.parse().expect("valid TOML");
+    let section = "path = \"chats.jsonl\"\ntokenizer = \"bytes\"".parse::<toml::Table>();
+    config.insert("data".to_owned(), section.expect("valid").into());
+    fs::write(run.path("raw.toml"), config.to_string()).expect("room for a file");
+    let mut command = shoal(["local"]);
+    command.arg(run.path("raw.toml")).arg("--out").arg(run.path("raw"));
+    let error = Process::start("local", command).end().failure(2);
+    assert!(error.contains("not the bytes of a text: run `shoal data prepare"), "{error}");
     let mut command = shoal(["init", "--from"]);
     command.arg(&base).args(["--data", "nowhere", "-o", "other.toml"]);
     let error = Process::start("init", command).end().failure(2);

@@ -1,0 +1,97 @@
+//! The section `[training]` of `run.toml`: that of a manifest, whose length may be given in epochs.
+
+use serde::Deserialize;
+use shoal_protocol::manifest::{Dtype, Manifest, Training};
+
+use crate::epochs;
+
+/// Most epochs: more than any run takes, and few enough to multiply with.
+const MOST_EPOCHS: f64 = 1e6;
+
+/// Most steps that epochs stand for: the manifest takes up to 2^40.
+const MOST_STEPS: f64 = (1u64 << 39) as f64;
+
+/// The section as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TrainingSection {
+    seed: u64,
+    steps: Option<u64>,
+    epochs: Option<f64>,
+    stages: u16,
+    microbatches: u32,
+    microbatch_size: u32,
+    dtype: Dtype,
+    recompute: bool,
+    gradient_fraction_bits: u8,
+    #[serde(default)]
+    staleness: u8,
+}
+
+impl TrainingSection {
+    /// The manifest's section, and the epochs from which its steps follow.
+    pub(super) fn resolve(self) -> Result<(Training, Option<f64>), String> {
+        let steps = match (self.steps, self.epochs) {
+            (Some(steps), None) => steps,
+            (None, Some(_)) => 0,
+            (None, None) => {
+                return Err("missing key `steps`, or `epochs` in its place".to_owned());
+            }
+            (Some(_), Some(_)) => {
+                return Err("training.steps and training.epochs exclude each other: \
+                            remove one of them"
+                    .to_owned());
+            }
+        };
+        if let Some(epochs) = self.epochs
+            && !(epochs > 0.0 && epochs <= MOST_EPOCHS)
+        {
+            return Err(format!(
+                "training.epochs = {epochs} is out of range: it must be more than 0 and at most {MOST_EPOCHS}"
+            ));
+        }
+        let training = Training {
+            seed: self.seed,
+            steps,
+            stages: self.stages,
+            microbatches: self.microbatches,
+            microbatch_size: self.microbatch_size,
+            dtype: self.dtype,
+            recompute: self.recompute,
+            gradient_fraction_bits: self.gradient_fraction_bits,
+            staleness: self.staleness,
+        };
+        Ok((training, self.epochs))
+    }
+}
+
+/// The steps that so many epochs take, from `done` on: those of a worker where there are `workers`, in a
+/// multiple of `every`.
+pub(super) fn steps(
+    epochs: f64,
+    manifest: &Manifest,
+    done: u64,
+    (workers, every): (u32, u32),
+) -> u64 {
+    let training = &manifest.training;
+    let per_step = u64::from(training.microbatches)
+        .saturating_mul(training.microbatch_size.into())
+        .saturating_mul(workers.into())
+        .max(1);
+    let samples = epochs * epochs::samples(manifest) as f64;
+    let steps = (samples / per_step as f64).ceil().clamp(1.0, MOST_STEPS) as u64;
+    let every = u64::from(every.max(1));
+    done.saturating_add(steps).div_ceil(every).saturating_mul(every)
+}
+
+/// The keys of the length in TOML.
+pub(super) fn length_to_toml(steps: u64, epochs: Option<f64>) -> String {
+    const STEPS: &str =
+        "optimizer updates, those before a [start] included; 0 writes the initial checkpoint only";
+    const INSTEAD: &str = "Passes over the training data instead, of which the steps follow.";
+    const EPOCHS: &str = "instead of steps: passes over the training data, of which steps follow";
+    match epochs {
+        None => format!("steps = {steps:<22} # {STEPS}\n# {INSTEAD}\n# epochs = 3"),
+        Some(epochs) => format!("epochs = {epochs:<21} # {EPOCHS}\n# steps = 300"),
+    }
+}

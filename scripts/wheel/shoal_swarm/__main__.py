@@ -1,0 +1,5 @@
+"""`python -m shoal_swarm` is `shoal`."""
+
+from . import main
+
+main()
