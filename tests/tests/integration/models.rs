@@ -28,8 +28,7 @@ fn import(run: &Run, name: &str) -> PathBuf {
     base
 }
 
-/// The run in `tiny.toml` with three stages and another section for the model; one from weights trains
-/// on chats in the model's tokens.
+/// The run in `tiny.toml` with three stages and another section for the model, on chats in the model's tokens.
 fn run_from(name: &str, key: &str) -> Run {
     let steps = toml::Value::from(6);
     let run = Run::tiny(&[("training.steps", steps), ("checkpoint.every", toml::Value::from(2))]);
@@ -39,9 +38,7 @@ fn run_from(name: &str, key: &str) -> Run {
     let model = format!("{key} = \"base\"\ncontext = 64");
     config.insert("model".to_owned(), model.parse::<toml::Table>().expect("valid").into());
     fs::write(run.config(), config.to_string()).expect("room for a file");
-    if key == "from" {
-        prepare(&run);
-    }
+    prepare(&run);
     run
 }
 
