@@ -27,6 +27,7 @@ mod base_error;
 mod blocks;
 mod boundary;
 mod cache;
+mod card;
 mod carried;
 pub mod checkpoint;
 mod checkpoint_error;
