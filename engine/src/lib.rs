@@ -50,6 +50,7 @@ mod footprint;
 mod frozen;
 mod fused;
 mod generate;
+mod gpu_memory;
 mod gradient;
 #[cfg(test)]
 mod graph_memory;
@@ -114,6 +115,7 @@ pub use fixed_point::FixedPoint;
 pub use flops::{PassFlops, pass_flops, peak_flops};
 pub use footprint::Footprint;
 pub use generate::{Ending, Generation, Generator};
+pub use gpu_memory::gpu_overhead;
 pub use init::initial_weights;
 pub use island::{Island, threads_of_each};
 pub use kernel::instruction_set;
