@@ -56,11 +56,10 @@ impl Driver {
     fn device(&self, index: c_int) -> Result<c_int> {
         type Init = unsafe extern "C" fn(c_uint) -> c_int;
         type Get = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
-        // SAFETY: `cuda.h` declares the functions so.
-        let (init, get): (Init, Get) = unsafe {
-            let (init, get) = (self.function(c"cuInit")?, self.function(c"cuDeviceGet")?);
-            (std::mem::transmute(init), std::mem::transmute(get))
-        };
+        // SAFETY: `cuda.h` declares the function so.
+        let init: Init = unsafe { std::mem::transmute(self.function(c"cuInit")?) };
+        // SAFETY: as above.
+        let get: Get = unsafe { std::mem::transmute(self.function(c"cuDeviceGet")?) };
         let mut device = 0;
         // SAFETY: a second initialisation does nothing.
         succeeds(c"cuInit", unsafe { init(0) })?;

@@ -7,6 +7,9 @@ use shoal_protocol::manifest::{Dtype, Manifest};
 use super::counts;
 use crate::common::{Trainer, device, manifest, samples, text};
 
+/// What a case changes of the run.
+type Change = fn(&mut Manifest);
+
 fn with(change: impl FnOnce(&mut Manifest)) -> Manifest {
     let mut manifest = manifest();
     let model = &mut manifest.model;
@@ -52,7 +55,7 @@ fn peak(change: impl FnOnce(&mut Manifest)) -> (u64, u64) {
 #[test]
 #[ignore = "needs the stand-in"]
 fn the_most_memory_is_what_is_stated() {
-    let changes: [(&str, fn(&mut Manifest)); 6] = [
+    let changes: [(&str, Change); 6] = [
         ("bf16", |_| {}),
         ("f32", |manifest| manifest.training.dtype = Dtype::F32),
         ("many layers", |manifest| manifest.model.layers = 8),
