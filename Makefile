@@ -44,6 +44,8 @@ help:
 	@echo 'make screenshots     take pictures of a run in a browser and a terminal (3 minutes; Chromium, tmux)'
 	@echo 'make lint       check formatting, clippy and dependencies'
 	@echo 'make check-gpu  run the checks that need an NVIDIA GPU'
+	@echo 'make gpu-kit    pack these checks into one file, for a machine without Rust and network'
+	@echo 'make test-gpu-kit    run such a file on a stand-in for CUDA (3 minutes)'
 	@echo 'make check-real fine-tune a real model in a swarm with deaths and compare with PyTorch (15 minutes)'
 
 setup:
@@ -281,6 +283,21 @@ lint:
 	scripts/check-imports.py
 	scripts/check-dependencies.sh
 
+# One file for a machine with a GPU and PyTorch, but without Rust and network: scripts/check-gpu.sh --kit FILE.
+gpu-kit: build
+	cargo build --release -p shoal-engine --example train_rounds
+	cargo test --release -p shoal-engine --test integration --no-run
+	scripts/gpu-kit.sh target/release target/gpu-kit.tar.xz
+
+# The kit of the tests' build, on the stand-in for CUDA, so that it does not break unseen.
+test-gpu-kit: programs
+	@scripts/setup.sh --tests
+	cargo test --workspace --no-run
+	SHOAL_KIT_XZ=0 scripts/gpu-kit.sh $(programs) target/gpu-kit-trial.tar.xz
+	engine/tests/stand_in/build.sh target/tmp/stand-in
+	SHOAL_PYTHON=.venv/bin/python SHOAL_STAND_IN=$(CURDIR)/target/tmp/stand-in \
+		scripts/check-gpu.sh --kit target/gpu-kit-trial.tar.xz target/gpu-kit-trial
+
 check-gpu:
 	scripts/check-gpu.sh
 
@@ -292,4 +309,4 @@ check-real: build
 .PHONY: help setup build wheel demo test programs test-system test-deployment bench-smoke bench bench-recovery \
 	bench-overhead bench-codec bench-all-reduce bench-all-reduce-links bench-links bench-transport bench-chunks \
 	bench-convergence bench-workers bench-meetings bench-span-choice bench-staleness bench-subspace bench-prepare bench-swap bench-island bench-spans bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
-	bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak drill lint check-gpu check-real
+	bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak drill lint check-gpu gpu-kit test-gpu-kit check-real

@@ -1,7 +1,7 @@
 """Trains in eager PyTorch on demand, for comparison with engine/examples/train_rounds.rs.
 
 The argument is a model as JSON. Each line on stdin orders some steps, and each line on stdout answers, as there. An
-order names the `variant` of the model: plain, transformers, mixed or adapted. An order with `product` multiplies square matrices of
+order names the `variant` of the model: plain, transformers, mixed or adapted; with `compiled`, torch.compile compiles it. An order with `product` multiplies square matrices of
 that size instead.
 """
 
@@ -48,10 +48,12 @@ def optimizer_of(parameters):
 class Trainer:
     """One model and its optimizer; but for the mixed variant all in one dtype, weights and moments too."""
 
-    def __init__(self, model, variant, dtype, device):
+    def __init__(self, model, variant, dtype, device, compiled):
         torch.manual_seed(1)
         self.model = VARIANTS[variant](model).place(device, DTYPES[dtype])
         self.optimizer = optimizer_of(self.model.parameters())
+        if compiled:
+            self.model = torch.compile(self.model)
 
     def step(self, tokens, labels, microbatches):
         self.optimizer.zero_grad(set_to_none=True)
@@ -90,7 +92,7 @@ def main():
         if "product" in order:
             print(json.dumps(multiply(order["product"], order["dtype"])), flush=True)
             continue
-        key = (model, order["variant"], order["dtype"], device)
+        key = (model, order["variant"], order["dtype"], device, order.get("compiled", False))
         trainer = trainers.get(key) or trainers.setdefault(key, Trainer(*key))
         start, loss = time.perf_counter(), 0.0
         for _ in range(order["steps"]):

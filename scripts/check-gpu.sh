@@ -7,7 +7,22 @@
 #   slices      a run of four slices on several GPUs: the checkpoint of one GPU
 #   tiers       weights that are on the GPU only while passes read them: the state of resident ones, and their speed
 #   speed       tokens/s and MFU of a larger model in bf16, beside eager PyTorch
+#
+# check-gpu.sh --kit FILE [OUT] runs a kit of `make gpu-kit` instead: it needs a Python with torch 2.11.0 (SHOAL_PYTHON, or
+# python3), and neither Rust nor a network. It ends within 8 minutes, and leaves gpu-kit.json and gpu-kit.txt in OUT. With
+# SHOAL_STAND_IN, the folder of a stand-in for CUDA, it needs no GPU, and its figures mean nothing.
 set -euo pipefail
+
+if [[ ${1:-} == --kit ]]; then
+    file=${2:?usage: check-gpu.sh --kit FILE [OUT]}
+    python=${SHOAL_PYTHON:-python3}
+    folder=$(mktemp -d)
+    trap 'rm -rf "$folder"' EXIT
+    # By Python: the machine may have no xz.
+    "$python" -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$file" "$folder"
+    "$python" "$folder/gpu-kit/run.py" "${3:-gpu-kit-out}" ${SHOAL_STAND_IN:+--stand-in "$SHOAL_STAND_IN"}
+    exit
+fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 skip() {

@@ -1,5 +1,6 @@
 // Every file of this folder as one, since libtorch's headers take ten times as long to compile as the code.
 #include "collectives.cpp"
+#include "environment.cpp"
 #include "fused.cpp"
 #include "shim.cpp"
 #include "slices.cpp"

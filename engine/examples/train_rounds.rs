@@ -43,6 +43,9 @@ struct Model {
     /// Rank of adapters beside every matrix of a layer; `None` trains all weights.
     #[serde(default)]
     lora_rank: Option<u32>,
+    /// Whether samples are packed of documents, which attention does not cross.
+    #[serde(default)]
+    packed: bool,
 }
 
 #[derive(Deserialize)]
@@ -115,7 +118,7 @@ fn begin(model: &Model, order: &Order, device: Device, text: &[u8], folder: &Pat
             engine,
             samples,
             base: None,
-            packed: false,
+            packed: model.packed,
             spread: (model.vocabulary / 256).max(1),
             targets: Default::default(),
         },

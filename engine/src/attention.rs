@@ -152,6 +152,11 @@ pub(crate) fn attend(
     };
     let grouped = !folds && shape.heads != shape.key_value_heads;
     let mask = masks.of(attention);
+    let repeats = grouped && !takes_groups(&queries, mask);
+    let [keys, values] = match repeats {
+        true => [for_each_head(&keys, shape.heads)?, for_each_head(&values, shape.heads)?],
+        false => [keys, values],
+    };
     let mixed = Tensor::f_scaled_dot_product_attention(
         &queries,
         &keys.f_transpose(1, 2)?,
@@ -160,8 +165,22 @@ pub(crate) fn attend(
         0.0,
         mask.is_none() && masks.past == 0,
         shape.attention_scale,
-        grouped,
+        grouped && !repeats,
     )?;
     let mixed = if folds { mixed } else { mixed.f_transpose(1, 2)? };
     Ok(mixed.f_reshape([samples, tokens, -1])?)
+}
+
+/// Whether libtorch has a kernel for keys of groups of heads that makes no matrix of all pairs of tokens. On a GPU that
+/// is flash attention, which takes no mask and no f32.
+fn takes_groups(queries: &Tensor, mask: Option<&Tensor>) -> bool {
+    queries.device() == Device::Cpu || mask.is_none() && queries.kind() != Kind::Float
+}
+
+/// Keys or values `[B, T, key_value_heads, D]` of groups as those of each head: `[B, T, heads, D]`.
+fn for_each_head(x: &Tensor, heads: i64) -> Result<Tensor> {
+    let (samples, tokens, groups, size) = x.size4()?;
+    let repeated =
+        x.f_unsqueeze(3)?.f_expand([samples, tokens, groups, heads / groups, size], true)?;
+    Ok(repeated.f_reshape([samples, tokens, heads, size])?)
 }

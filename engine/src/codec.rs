@@ -10,7 +10,7 @@ use shoal_protocol::codec::{Codec, Rounding};
 use tch::{Device, Kind, Tensor};
 
 use crate::error::{EngineError, Result};
-use crate::tensor::{bytes_mut, elements, elements_mut, into_bytes};
+use crate::tensor::{bytes_mut, elements, elements_mut, into_bytes, upload};
 
 /// Encodes a tensor of any float kind.
 pub(crate) fn encode(tensor: &Tensor, codec: Codec, rounding: Rounding) -> Result<Bytes> {
@@ -44,15 +44,15 @@ pub(crate) fn decode(
     if let Some(kind) = kind_of(codec) {
         let mut tensor = Tensor::f_empty(shape, (kind, Device::Cpu))?;
         bytes_mut(&mut tensor).copy_from_slice(bytes);
-        return Ok(tensor.f_to(device)?);
+        return upload(&tensor, device);
     }
     if device != Device::Cpu && device::fits(codec, count as usize) {
-        let coded = Tensor::f_from_slice(bytes)?.f_to(device)?;
+        let coded = upload(&Tensor::f_from_slice(bytes)?, device)?;
         return Ok(device::decode(&coded, codec, count)?.f_reshape(shape)?);
     }
     let mut tensor = Tensor::f_empty(shape, (Kind::Float, Device::Cpu))?;
     codec.decode(bytes, elements_mut(&mut tensor)).expect("its length was compared");
-    Ok(tensor.f_to(device)?)
+    upload(&tensor, device)
 }
 
 /// The kind of number that the codec stores directly, if any.

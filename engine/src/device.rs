@@ -3,11 +3,12 @@
 use std::ffi::CStr;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Once;
+use std::sync::{Once, OnceLock};
 
 use shoal_protocol::units::Bytes;
 use tch::{Cuda, Kind, Tensor};
 
+use crate::card;
 use crate::error::{EngineError, Result};
 use crate::mkl::{self, MklDispatch};
 use crate::shim;
@@ -30,7 +31,7 @@ impl DeviceChoice {
     pub fn is_processor(self) -> bool {
         match self {
             Self::Cpu => true,
-            Self::Auto => !Cuda::is_available(),
+            Self::Auto => self.known() == Self::Cpu,
             Self::Cuda(_) => false,
         }
     }
@@ -167,8 +168,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Sets up libtorch and selects the device. Call this first in `main`, before starting threads:
-    /// libtorch reads its thread count and environment once.
+    /// Sets up libtorch and selects the device. Call this before any other work of libtorch, which reads its thread
+    /// count once, and looks once for CUDA: where there is a GPU, its library is loaded whatever the device.
     ///
     /// `threads` is the number of threads for tensor work on the processor; the bits of results
     /// depend on it.
@@ -177,7 +178,13 @@ impl Device {
     /// If a CUDA device was requested by index and does not work.
     pub fn open(choice: DeviceChoice, threads: usize) -> Result<Self> {
         let torch = match choice {
-            DeviceChoice::Cpu => tch::Device::Cpu,
+            DeviceChoice::Cpu => {
+                // Otherwise a first backward pass on the processor would turn CUDA off for the process.
+                if card::has_driver() {
+                    let _ = load_cuda();
+                }
+                tch::Device::Cpu
+            }
             DeviceChoice::Cuda(index) => open_cuda(index)?,
             DeviceChoice::Auto => open_cuda(0).unwrap_or(tch::Device::Cpu),
         };
@@ -189,9 +196,6 @@ impl Device {
         FIRST.call_once(|| {
             // libtorch rejects a second call.
             tch::set_num_interop_threads(1);
-            // Its flight recorder enters the groups of all devices into one map without a lock.
-            // SAFETY: `Device::open` runs before there are other threads.
-            unsafe { std::env::set_var("TORCH_FR_BUFFER_SIZE", "0") };
             mkl::be_reproducible();
         });
         shim::be_deterministic()?;
@@ -250,12 +254,7 @@ impl fmt::Display for Device {
 /// Loads libtorch's CUDA library and tests the device.
 fn open_cuda(index: usize) -> Result<tch::Device> {
     let missing = |reason: String| EngineError::NoCuda { index, reason };
-    // cuBLAS returns the same bits each time only with a fixed workspace.
-    if std::env::var_os("CUBLAS_WORKSPACE_CONFIG").is_none() {
-        // SAFETY: `Device::open` runs before there are other threads.
-        unsafe { std::env::set_var("CUBLAS_WORKSPACE_CONFIG", ":4096:8") };
-    }
-    load_library(c"libtorch_cuda.so").map_err(missing)?;
+    load_cuda().map_err(missing)?;
     if !Cuda::is_available() {
         return Err(missing("no NVIDIA driver answers".to_owned()));
     }
@@ -267,6 +266,12 @@ fn open_cuda(index: usize) -> Result<tch::Device> {
     let _ = Tensor::f_zeros([1], (Kind::Float, device))
         .map_err(|error| missing(EngineError::from(error).to_string()))?;
     Ok(device)
+}
+
+/// Loads libtorch's CUDA library, at the first call.
+fn load_cuda() -> Result<(), String> {
+    static LOADED: OnceLock<Result<(), String>> = OnceLock::new();
+    LOADED.get_or_init(|| load_library(c"libtorch_cuda.so")).clone()
 }
 
 /// Registers libtorch_cuda's operators. Linking the library would require it on every machine.

@@ -22,6 +22,11 @@ pub enum EngineError {
         /// The cause.
         reason: String,
     },
+    /// The driver of a GPU failed; the function that did.
+    #[error(
+        "NVIDIA's driver does not say which GPU this is: {0} failed; check it with `nvidia-smi`, or use --device cpu"
+    )]
+    Driver(String),
     /// The name of a device is invalid.
     #[error(
         "{0:?} is no device: auto, cpu, cuda:N, several as cuda:0,cuda:1 or cpu:N, or all for every GPU"

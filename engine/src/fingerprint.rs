@@ -4,6 +4,7 @@ use bytes::Bytes;
 use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::{Block, Manifest, Model};
 
+use crate::card;
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::error::Result;
@@ -13,9 +14,9 @@ use crate::parameters::group_elements;
 use crate::shim;
 use crate::stage::ForwardOutput;
 
-/// Hash of a known-answer forward and backward pass, the versions of this build and of libtorch, the
-/// instruction set, the kind of device and its threads, and MKL's kernels where the processor computes.
-/// Peers with equal fingerprints compute equal bits; others may not.
+/// Hash of a known-answer forward and backward pass, the versions of this build and of libtorch, and what computes: of
+/// a processor its instruction set, its threads and MKL's kernels, of a GPU its model and its driver. Peers with equal
+/// fingerprints compute equal bits; others may not.
 ///
 /// The passes are over a model of a fixed small shape in the run's dtype.
 ///
@@ -40,23 +41,24 @@ pub fn fingerprint(manifest: &Manifest, device: Device) -> Result<ContentHash> {
     let mut hasher = blake3::Hasher::new_derive_key("shoal fingerprint v1");
     hasher.update(&loss.to_le_bytes());
     hasher.update(&engine.export(WeightGroup(0), Step(0), all)?);
-    for part in [
-        env!("CARGO_PKG_VERSION"),
-        &shim::torch_version(),
-        mkl_dispatch(device),
-        kernel::instruction_set(),
-        &device.to_string(),
-        &device.threads().to_string(),
-    ] {
+    for part in [env!("CARGO_PKG_VERSION"), &shim::torch_version()]
+        .into_iter()
+        .chain(computer(device)?.iter().map(String::as_str))
+    {
         hasher.update(part.as_bytes());
         hasher.update(&[0]);
     }
     Ok(hasher.finalize().into())
 }
 
-/// The kernels of MKL, which a GPU does not use.
-fn mkl_dispatch(device: Device) -> &'static str {
-    if device.is_cuda() { MklDispatch::Stock.name() } else { MklDispatch::of_this_process().name() }
+/// What decides the bits of a device's kernels. The number of a GPU in its machine and that machine's processor do not.
+fn computer(device: Device) -> Result<Vec<String>> {
+    if let tch::Device::Cuda(index) = device.torch {
+        return Ok(vec![card::describe(index)?]);
+    }
+    let threads = device.threads().to_string();
+    let kernels = [MklDispatch::of_this_process().name(), kernel::instruction_set()];
+    Ok(kernels.into_iter().map(str::to_owned).chain([device.to_string(), threads]).collect())
 }
 
 /// A model of a few thousand weights with every kind of layer.

@@ -153,6 +153,11 @@ fn row_losses_of_any_device(
     Ok(losses)
 }
 
+/// The most rows of a chunk.
+pub(crate) fn chunk_rows(rows: usize, row_bytes: usize) -> usize {
+    chunks(rows, row_bytes).iter().map(Range::len).max().unwrap_or(0)
+}
+
 /// Ranges of rows, as equal as possible.
 fn chunks(rows: usize, row_bytes: usize) -> Vec<Range<usize>> {
     let most = (CHUNK_BYTES / row_bytes).max(1);

@@ -6,6 +6,7 @@ use tch::Tensor;
 
 use crate::error::{EngineError, Result};
 use crate::loss::IGNORED;
+use crate::tensor::upload;
 
 /// The decoded labels of a microbatch.
 #[derive(Debug)]
@@ -75,7 +76,7 @@ pub(crate) fn per_token(
 ) -> Result<Tensor> {
     let shape = [manifest.training.microbatch_size, manifest.model.context];
     let tensor = Tensor::f_from_slice(values)?.f_view(shape.map(i64::from))?;
-    Ok(tensor.f_to(device)?)
+    upload(&tensor, device)
 }
 
 /// One word per token from little-endian bytes.

@@ -30,6 +30,17 @@ pub(crate) fn into_bytes(tensor: &Tensor) -> Result<Bytes> {
     Ok(Bytes::from_owner(Owner(tensor)))
 }
 
+/// A tensor of the processor on a device. A GPU copies it beside this process, from pinned memory.
+pub(crate) fn upload(tensor: &Tensor, device: Device) -> Result<Tensor> {
+    match device {
+        Device::Cuda(_) => {
+            let pinned = tensor.f_pin_memory(device)?;
+            Ok(pinned.f_to_device_(device, tensor.kind(), true, false)?)
+        }
+        _ => Ok(tensor.f_to(device)?),
+    }
+}
+
 /// Bytes of a contiguous tensor on the CPU.
 pub(crate) fn bytes_of(tensor: &Tensor) -> &[u8] {
     let length = host_length(tensor);

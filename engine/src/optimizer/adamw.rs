@@ -1,7 +1,7 @@
 //! AdamW (Loshchilov and Hutter, arXiv 1711.05101), in the order of unfused `torch.optim.AdamW`.
 
 use shoal_protocol::manifest::Adam;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::Terms;
 use crate::error::Result;
@@ -73,7 +73,8 @@ pub(super) fn update_on_device(
     let square = gradient.f_mul(&gradient)?.f_mul_scalar(f64::from(scalars.one_minus_beta2))?;
     let _ = second.f_mul_scalar_(f64::from(scalars.beta2))?.f_add_(&square)?;
     // By a tensor: on a GPU, libtorch multiplies by the reciprocal of a number, which may be another bit.
-    let correction = Tensor::from(scalars.root_correction2).f_to_device(second.device())?;
+    let correction = f64::from(scalars.root_correction2);
+    let correction = Tensor::f_full([1], correction, (Kind::Float, second.device()))?;
     let root = second.f_sqrt()?.f_div(&correction)?;
     let denominator = root.f_add_scalar(f64::from(scalars.epsilon))?;
     let change = first.f_div(&denominator)?.f_mul_scalar(f64::from(scalars.step_size))?;

@@ -193,6 +193,15 @@ impl Images {
     }
 }
 
+impl Drop for Images {
+    /// Waits for copies that are on their way: the device may give their memory to something else at once.
+    fn drop(&mut self) {
+        let coming = self.stages.values().filter_map(|image| image.coming.as_ref());
+        // A copy that failed writes nothing any more.
+        coming.for_each(|coming| _ = coming.wait());
+    }
+}
+
 fn take_memory(tensors: &mut [Copied]) -> Result<()> {
     tensors.iter_mut().try_for_each(|one| set_memory(&mut one.image, std::ptr::null_mut(), 0))
 }

@@ -15,6 +15,7 @@ mod reshape;
 mod slices;
 mod stages;
 mod staleness;
+mod stand_in;
 mod subspace;
 mod swapping;
 mod transformers;

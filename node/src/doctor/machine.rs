@@ -71,11 +71,13 @@ pub(crate) fn disk(path: &Path) -> Finding {
 
 /// Checks the devices that tensors are computed on.
 pub(crate) fn devices(devices: &Devices) -> Vec<Finding> {
+    // Only a peer that chooses by itself overlooks a GPU.
+    let has_unused_gpu = *devices == Devices::default() && Path::new("/dev/nvidiactl").exists();
     match devices.resolve() {
         Ok(mut devices) => {
             // The workers of a processor are alike.
             devices.dedup();
-            devices.into_iter().map(device).collect()
+            devices.into_iter().map(|choice| device(choice, has_unused_gpu)).collect()
         }
         Err(error) => vec![no_device(&error)],
     }
@@ -86,12 +88,11 @@ fn no_device(error: &EngineError) -> Finding {
     Finding::wrong("device", error.to_string(), fix)
 }
 
-fn device(choice: DeviceChoice) -> Finding {
+fn device(choice: DeviceChoice, has_unused_gpu: bool) -> Finding {
     const ABOUT: &str = "device";
-    let gpu = Path::new("/dev/nvidiactl").exists();
     match Device::open(choice, 1) {
         Err(error) => no_device(&error),
-        Ok(_) if gpu && choice == DeviceChoice::Auto && choice.is_processor() => Finding::wrong(
+        Ok(_) if has_unused_gpu && choice.is_processor() => Finding::wrong(
             ABOUT,
             "this machine has an NVIDIA GPU, but the installed libtorch cannot use it",
             "install a GPU build of PyTorch 2.11.0 (`pip install torch==2.11.0`; run `make setup` again where Shoal was \

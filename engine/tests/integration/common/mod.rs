@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 use shoal_engine::checkpoint::write_index;
 use shoal_engine::{
     BaseFiles, Batch, Device, DeviceChoice, Devices, Engine, FixedPoint, ForwardOutput, LowerTier,
-    Origin, Samples, StageState, Tiers, TokenFile, Update, data, group_elements, learning_rate,
-    square_norm, swapping_floor,
+    Origin, Samples, StageState, Tiers, TokenFile, Update, data, device_floor, group_elements,
+    learning_rate, square_norm, swapping_floor,
 };
 use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::label::Label;
@@ -173,7 +173,12 @@ impl Trainer {
         let floor = swapping_floor(manifest, &stages, manifest.training.microbatches, 1);
         let memory = floor.resident + memory;
         let lower = LowerTier { folder: folder.to_owned(), memory, resident };
-        Self::with_tiers(manifest, samples, Tiers { device: None, lower: Some(lower) })
+        // On a GPU, stages are swapped where it has their weights only while passes read them.
+        let device = (!device().is_processor()).then(|| {
+            let floor = device_floor(manifest, 1);
+            floor.passes + units::Bytes(floor.weights.0 * stages.len() as u64)
+        });
+        Self::with_tiers(manifest, samples, Tiers { device, lower: Some(lower) })
     }
 
     /// Like [`Trainer::new`], with tiers below the device.

@@ -1,0 +1,72 @@
+//! The most memory of a device, against the formulas of `memory.rs`.
+
+use shoal_engine::{Device, gpu_overhead, memory_floor};
+use shoal_protocol::ids::StageSpan;
+use shoal_protocol::manifest::{Dtype, Manifest};
+
+use super::counts;
+use crate::common::{Trainer, device, manifest, samples, text};
+
+/// What a case changes of the run.
+type Change = fn(&mut Manifest);
+
+fn with(change: impl FnOnce(&mut Manifest)) -> Manifest {
+    let mut manifest = manifest();
+    let model = &mut manifest.model;
+    (model.hidden, model.heads, model.key_value_heads) = (128, 4, 4);
+    (model.intermediate, model.layers, model.context) = (352, 3, 32);
+    manifest.training.dtype = Dtype::Bf16;
+    manifest.training.microbatches = 3;
+    manifest.training.microbatch_size = 4;
+    change(&mut manifest);
+    manifest
+}
+
+/// The most memory that a run with all microbatches in flight has in use, and what is stated.
+fn peak(change: impl FnOnce(&mut Manifest)) -> (u64, u64) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut manifest = with(change);
+    let samples = samples(&mut manifest, folder.path(), &text());
+    let _ = Device::open(device(), 1).expect("the stand-in");
+    let before = counts::memory().1;
+    counts::reset();
+    let mut trainer = Trainer::new(&manifest, samples);
+    let microbatches = manifest.training.microbatches;
+    for step in 0..2 {
+        for microbatch in 0..microbatches {
+            trainer.forward(step, microbatch);
+            // The last stage, as a peer runs it, makes both passes of a microbatch at once.
+            if manifest.training.recompute {
+                trainer.backward(step, microbatch);
+            }
+        }
+        if !manifest.training.recompute {
+            (0..microbatches).rev().for_each(|microbatch| trainer.backward(step, microbatch));
+        }
+        trainer.finish(step);
+    }
+    let found = counts::memory().0 - before;
+    let span = StageSpan::all(manifest.training.stages);
+    let floor = memory_floor(&manifest, span, microbatches);
+    let further = gpu_overhead(&manifest, span, microbatches);
+    (found, (floor + further).0)
+}
+
+#[test]
+#[ignore = "needs the stand-in"]
+fn the_most_memory_is_what_is_stated() {
+    let changes: [(&str, Change); 6] = [
+        ("bf16", |_| {}),
+        ("f32", |manifest| manifest.training.dtype = Dtype::F32),
+        ("many layers", |manifest| manifest.model.layers = 8),
+        ("groups", |manifest| manifest.model.key_value_heads = 1),
+        ("recompute", |manifest| manifest.training.recompute = true),
+        ("long", |manifest| manifest.training.microbatch_size = 16),
+    ];
+    for (name, change) in changes {
+        let (found, stated) = peak(change);
+        println!("{name}: {found} of {stated}");
+        assert!(found <= stated, "{name}: {found} bytes are more than {stated}");
+        assert!(10 * found > 7 * stated, "{name}: {stated} is far more than {found}");
+    }
+}
