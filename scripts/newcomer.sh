@@ -184,10 +184,10 @@ finetune_as_told() {
     ended second
     help_out killed
     until_step 0 60
-    # The first peer last, so that it saves the run. At once, both lose what is newer than the newest checkpoint.
+    # Both at once: the first peer is the only anchor, so it saves the run before it leaves.
     send INT second
-    ended second
     send INT first
+    ended second
     ended first
     grep -qF 'the same `shoal finetune` goes on with it' "$ROOM/finetune-0" || fail "it does not say how to go on"
     finetune 1

@@ -87,7 +87,9 @@ impl Coordinator {
         let current = &self.context.members.current;
         let is_left = |stage| current.staying(stage).all(|host| current.is_draining(host));
         let saves = self.context.config.manifest.checkpoint.interval > 0;
-        if saves && !self.context.progress.is_suspended() && drain.stages.stages().any(is_left) {
+        let is_only_anchor = current.with_duty(|duties| duties.anchor).eq([member]);
+        let is_lost = is_only_anchor || drain.stages.stages().any(is_left);
+        if saves && !self.context.progress.is_suspended() && is_lost {
             self.weights.save_before_leave(&self.context, member, out);
         }
     }

@@ -470,7 +470,7 @@ impl Peer {
     /// Leaves in order: accepts no work of later steps, and leaves once the begun work is committed.
     fn drain(&mut self, now: Moment, out: &mut Out) {
         self.is_draining = true;
-        if self.is_last_host() {
+        if self.saves_before_leaving() {
             self.saving = Some((self.version(), now + self.config.saving));
         }
         let newest = context_of!(self, now).newest_runnable();
@@ -480,9 +480,10 @@ impl Peer {
         self.report_draining(out);
     }
 
-    /// Whether what this peer has of the run would be lost with it, and is to be saved.
+    /// Whether what the run has computed since its checkpoint would be lost with this peer, and is to be saved: it is the
+    /// last host of a stage, or the only one that can be an anchor, so that a run that all leave together stops with it.
     #[must_use]
-    pub fn is_last_host(&self) -> bool {
+    pub fn saves_before_leaving(&self) -> bool {
         let checkpoint = &self.config.manifest.checkpoint;
         let initial = self.config.manifest.is_initial(self.version());
         if !self.is_serving() || checkpoint.interval == 0 || initial {
@@ -491,7 +492,10 @@ impl Peer {
         let members = || self.view().members.iter().filter(|record| record.serving);
         let own = members().find(|record| record.member == self.config.me);
         let hosts = |stage| members().filter(|record| record.span.contains(stage)).count();
-        own.is_some_and(|own| own.span.stages().any(|stage| hosts(stage) == 1))
+        let anchors = self.view().members.iter().filter(|record| record.duties.anchor).count();
+        own.is_some_and(|own| {
+            own.duties.anchor && anchors == 1 || own.span.stages().any(|stage| hosts(stage) == 1)
+        })
     }
 
     /// Reports that this peer is about to leave, so that it is replaced and not moved.

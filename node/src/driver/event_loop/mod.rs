@@ -475,7 +475,7 @@ impl<'a> Driver<'a> {
         self.status.draining(preemption, source);
         self.shutdown.drain();
         // Where the run stands still until this peer is started again, only a checkpoint is worth a wait.
-        let at_once = self.coordination.is_indispensable() && !self.peer.is_last_host();
+        let at_once = self.coordination.is_indispensable() && !self.peer.saves_before_leaving();
         out.push(if at_once { Ending::Drained.into() } else { PeerInput::Drain.into() });
         Ok(())
     }

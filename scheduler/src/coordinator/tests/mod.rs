@@ -483,6 +483,20 @@ fn of_different_checkpoints_the_majority_counts() {
 }
 
 #[test]
+fn a_checkpoint_comes_before_the_only_anchor_leaves() {
+    let mut run = Run::with_manifest((1, 1, 9), |manifest| manifest.checkpoint.interval = 300);
+    let mut anchor = register(StageChoice::Auto);
+    if let ToCoordinator::Register(candidate) = &mut anchor {
+        candidate.duties.anchor = true;
+    }
+    run.receive(0, anchor);
+    run.receive(1, register(StageChoice::Auto));
+    let stores = |actions: &[CoordinatorAction]| -> usize { messages(actions, is_store).len() };
+    assert_eq!(stores(&run.step(0, 2)), 0, "the time begins");
+    assert_eq!(stores(&run.receive(0, ToCoordinator::Draining)), 2, "the run stops with it");
+}
+
+#[test]
 fn checkpoints_come_by_time_and_before_the_last_host_leaves() {
     let mut run = Run::with_manifest((1, 1, 9), |manifest| manifest.checkpoint.interval = 300);
     run.receive(0, register(StageChoice::Auto));
