@@ -8,9 +8,9 @@ use std::sync::Arc;
 use anyhow::Context;
 use nix::sys::statvfs::statvfs;
 use shoal_engine::{
-    Device, DeviceChoice, LowerTier, Tiers, device_floor, gpu_overhead, island_overhead,
-    memory_floor, optimizer_elements, parameter_count, pass_overhead, passes_at_once,
-    swapped_bytes, swapping_floor,
+    Device, DeviceChoice, LowerTier, Tiers, device_floor, island_overhead, memory_floor,
+    optimizer_elements, parameter_count, pass_overhead, passes_at_once, swapped_bytes,
+    swapping_floor,
 };
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::Manifest;
@@ -414,11 +414,7 @@ impl ResourceBudget {
         let of_devices = island_overhead(manifest, span, self.devices);
         if self.device.is_none() {
             let of_passes = pass_overhead(manifest, span, in_flight, self.devices);
-            let of_gpus = match self.on_gpus {
-                true => gpu_overhead(manifest, span, in_flight),
-                false => Bytes(0),
-            };
-            return memory_floor(manifest, span, in_flight) + of_devices + of_passes + of_gpus;
+            return memory_floor(manifest, span, in_flight) + of_devices + of_passes;
         }
         // Graphs are on the device, of one pass at a time. A visit runs as many microbatches as there are.
         let mut manifest = manifest.clone();
