@@ -234,10 +234,9 @@ impl AllReduce {
         for (start, sums) in range.clone().step_by(PROJECTED).zip(parts) {
             let part = start..range.end.min(start + PROJECTED);
             let numbers = &mut numbers[..part.len()];
-            let is_rounded = match self.codec {
+            match self.codec {
                 SumCodec::Exact | SumCodec::Integers => {
                     self.fixed_point.contributions(sums, numbers)?;
-                    false
                 }
                 SumCodec::Rounded(codec) => {
                     self.own(part.clone(), sums)?;
@@ -247,11 +246,10 @@ impl AllReduce {
                     }
                     let given = numbers.iter_mut().zip(&self.numbers);
                     given.for_each(|(number, given)| *number = f64::from(*given));
-                    true
                 }
-            };
+            }
             let result = &elements::<f32>(&self.mean)[part];
-            group.add(challenge, start, numbers, result, is_rounded);
+            group.add(challenge, start, numbers, result);
         }
         Ok(())
     }
@@ -459,7 +457,7 @@ mod tests {
             let forged = ELEMENTS / 2;
             for by in [1.0, 1e30, f32::NAN] {
                 for member in &mut members {
-                    elements_mut(&mut member.mean)[forged] += by;
+                    elements_mut::<f32>(&mut member.mean)[forged] += by;
                 }
                 let found: Vec<bool> = differences(&mut members, &contributions)
                     .iter()

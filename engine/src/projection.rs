@@ -1,7 +1,7 @@
 //! Projections of a member's sums and of a round's result, by which its members check each other (see
 //! [`Challenge`]).
 
-use shoal_protocol::codec::{Codec, SumCodec};
+use shoal_protocol::codec::{Block, Codec, SumCodec};
 use shoal_protocol::message::{Challenge, PROJECTIONS, RoundCheck};
 
 use crate::kernel::widest;
@@ -20,37 +20,30 @@ pub struct Projected {
     result: [f64; PROJECTIONS],
     /// Sum of the magnitudes of both.
     magnitudes: f64,
-    /// Sum of the squares of what may be off by rounding.
-    squares: f64,
+    /// Sums of the squares of either.
+    own_squares: f64,
+    result_squares: f64,
 }
 
 impl Projected {
     /// Adds this member's numbers and those of the result, of elements from `start` on.
-    pub(crate) fn add(
-        &mut self,
-        challenge: &Challenge,
-        start: usize,
-        own: &[f64],
-        result: &[f32],
-        own_is_rounded: bool,
-    ) {
+    pub(crate) fn add(&mut self, challenge: &Challenge, start: usize, own: &[f64], result: &[f32]) {
         project(self, challenge, start as u64, own, result);
-        let square = |sum: f64, number: &f64| sum + number * number;
-        if own_is_rounded {
-            self.squares += own.iter().fold(0.0, square);
-        }
     }
 
     /// The check, given the relative error of a number of the result.
     pub(crate) fn check(&self, codec: SumCodec) -> RoundCheck {
-        let rounding = DEVIATIONS * relative_error(codec) * self.squares.sqrt();
+        // A forged number must not excuse itself by its size, so coarse codecs go by what was given: no block of the
+        // result is larger than those of all members together.
+        let squares = if codec.is_exact() { self.result_squares } else { self.own_squares };
+        let rounding = DEVIATIONS * relative_error(codec) * squares.sqrt();
         // The last is for numbers too small to have a relative error.
         let slack = rounding + ADDING * self.magnitudes + f64::from(f32::MIN_POSITIVE);
         RoundCheck { own: self.own, result: self.result, slack }
     }
 }
 
-/// How far a number of a result is from the sum of what was given, at most, relative to the largest of its block.
+/// How long the rounding errors of a result are, at most, relative to the numbers.
 fn relative_error(codec: SumCodec) -> f64 {
     match codec {
         // Half a unit in the last place, after one rounding to f64 and one in the division.
@@ -59,9 +52,16 @@ fn relative_error(codec: SumCodec) -> f64 {
         SumCodec::Rounded(Codec::F32) => 1.0 / (1 << 20) as f64,
         SumCodec::Rounded(Codec::F16) => 1.0 / (1 << 10) as f64,
         SumCodec::Rounded(Codec::Bf16) => 1.0 / (1 << 8) as f64,
-        // A block's numbers may all be as small as its step.
-        SumCodec::Rounded(Codec::Int8(_) | Codec::Int4(_) | Codec::Fp8(_)) => 1.0,
+        SumCodec::Rounded(Codec::Int8(block)) => of_block(block, 254.0),
+        SumCodec::Rounded(Codec::Int4(block)) => of_block(block, 14.0),
+        SumCodec::Rounded(Codec::Fp8(block)) => of_block(block, 254.0) + 1.0 / 16.0,
     }
+}
+
+/// The same where a block's numbers are off by half a step, of so many between its largest numbers, and one of them may
+/// be all that it has.
+fn of_block(block: Block, steps: f64) -> f64 {
+    (block.numbers() as f64).sqrt() / steps
 }
 
 widest! {
@@ -74,7 +74,8 @@ widest! {
     ) {
         const LANES: usize = 8;
         let mut sums = [[0f64; LANES]; 2 * PROJECTIONS];
-        let (mut magnitudes, mut squares) = ([0f64; LANES], [0f64; LANES]);
+        let mut magnitudes = [0f64; LANES];
+        let (mut own_squares, mut result_squares) = ([0f64; LANES], [0f64; LANES]);
         let rows = own.chunks(LANES).zip(result.chunks(LANES));
         for ((own, result), start) in rows.zip((start..).step_by(LANES)) {
             for (lane, (own, result)) in own.iter().zip(result).enumerate() {
@@ -87,7 +88,8 @@ widest! {
                     sums[PROJECTIONS + direction][lane] += factors[direction] * result;
                 }
                 magnitudes[lane] += own.abs() + result.abs();
-                squares[lane] += result * result;
+                own_squares[lane] += own * own;
+                result_squares[lane] += result * result;
             }
         }
         let total = |lanes: &[f64; LANES]| lanes.iter().sum::<f64>();
@@ -96,6 +98,7 @@ widest! {
             to.result[direction] += total(&sums[PROJECTIONS + direction]);
         }
         to.magnitudes += total(&magnitudes);
-        to.squares += total(&squares);
+        to.own_squares += total(&own_squares);
+        to.result_squares += total(&result_squares);
     }
 }
