@@ -167,8 +167,7 @@ fn a_device_that_does_not_hold_the_stages_has_their_weights_while_passes_read_th
     assert!(error.contains("the weights of 8 stages and a pass take"), "{error}");
     let span = StageChoice::Span(StageSpan { first: Stage(0), last: Stage(1) });
     let budget = replicas(two, span);
-    let span_stages = [Stage(0), Stage(1)].into();
-    assert_eq!(budget.fits(&manifest, span), Ok(span_stages));
+    assert!(budget.fits(&manifest, span).is_ok());
     let room = budget.room(&manifest, StageChoice::Auto, &stages);
     assert_eq!((room.in_memory, room.most), (2, 2));
 }
