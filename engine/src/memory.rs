@@ -6,7 +6,6 @@ use shoal_protocol::units::Bytes;
 
 use crate::boundary;
 use crate::exchange::Seat;
-use crate::gpu_memory::{brief_bytes, further_graph};
 use crate::held::Held;
 use crate::optimizer::{SlotLayout, carried_elements, layout, optimizer_elements};
 use crate::own_slices::OwnSlices;
@@ -292,7 +291,7 @@ pub fn swapped_bytes(manifest: &Manifest, stage: Stage, devices: usize) -> Bytes
 /// The memory of a device that has the weights of stages only while their passes read them ([`crate::Tiers`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceFloor {
-    /// One pass of any stage on a GPU: its graph, the weight gradient, tensors of one operation, and what a subspace takes.
+    /// One pass of any stage: its graph, the weight gradient, and what a subspace takes.
     pub passes: Bytes,
     /// The weights of any stage, in the dtype of passes and of each version that steps read. With twice as much the
     /// next stage's come while one is computed.
@@ -326,10 +325,7 @@ pub fn device_floor(manifest: &Manifest, devices: usize) -> DeviceFloor {
         let frozen = frozen_count(manifest, stage) as u64;
         trained + size * part(frozen, sliced_frozen(manifest, stage))
     };
-    let graph = |stage| {
-        let graphs = graphs_bytes(manifest, stage, devices) + further_graph(manifest, stage);
-        graphs.div_ceil(devices) + brief_bytes(manifest, stage)
-    };
+    let graph = |stage| graphs_bytes(manifest, stage, devices).div_ceil(devices);
     DeviceFloor {
         passes: Bytes(largest(&|stage| 4 * count(stage) + graph(stage)) + subspace),
         weights: Bytes(largest(&weights)),

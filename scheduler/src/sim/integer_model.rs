@@ -8,7 +8,7 @@ use std::ops::Range;
 use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Stage, Step};
 use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{Challenge, FixedLoss, PROJECTIONS, RoundCheck};
+use shoal_protocol::message::{Challenge, FixedLoss, RoundCheck};
 
 use crate::action::Owned;
 
@@ -183,11 +183,10 @@ pub(super) fn checks(
     for Owned { range, group, .. } in owned {
         let check = &mut checks[usize::from(*group)];
         for element in range.clone() {
-            let factors = challenge.factors(element as u64);
             let (own, whole) = (sums[element] as f64, result[element] as f64);
-            for direction in 0..PROJECTIONS {
-                check.own[direction] += factors[direction] * own;
-                check.result[direction] += factors[direction] * whole;
+            for (direction, factor) in challenge.factors(element as u64).into_iter().enumerate() {
+                check.own[direction] += factor * own;
+                check.result[direction] += factor * whole;
             }
             check.slack += (own.abs() + whole.abs()) * ROUNDING;
         }
