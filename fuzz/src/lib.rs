@@ -12,6 +12,8 @@ mod anchor;
 mod budget;
 #[path = "../../node/src/config.rs"]
 mod config;
+#[path = "../../node/src/epochs.rs"]
+mod epochs;
 #[path = "../../node/src/commands/fleet.rs"]
 mod fleet;
 #[path = "../../node/src/commands/groups.rs"]
