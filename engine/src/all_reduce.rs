@@ -414,8 +414,8 @@ mod tests {
         }
     }
 
-    /// The checks of all members after a round, in which each reduced an equal range, and what the sums of the projections
-    /// differ from those of the result.
+    /// For each owner after a round in which each member reduced an equal range: how far the projected sums of all members
+    /// are from the projected result, and how far they may be.
     fn differences(all: &mut [AllReduce], contributions: &[Vec<f32>]) -> Vec<(f64, f64)> {
         let count = all.len();
         let (hash, _) = all[0].outcome();

@@ -177,7 +177,7 @@ fn takes_groups(queries: &Tensor, mask: Option<&Tensor>) -> bool {
     queries.device() == Device::Cpu || mask.is_none() && queries.kind() != Kind::Float
 }
 
-/// Keys or values `[B, T, key_value_heads, D]` of groups as those of each head: `[B, T, heads, D]`.
+/// Repeats the keys or values of each group, `[B, T, key_value_heads, D]`, for its heads: `[B, T, heads, D]`.
 fn for_each_head(x: &Tensor, heads: i64) -> Result<Tensor> {
     let (samples, tokens, groups, size) = x.size4()?;
     let repeated =

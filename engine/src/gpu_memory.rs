@@ -17,7 +17,7 @@ const ADDITION: u64 = 24;
 /// Bytes for each inner value and token of the feed-forward block's gradients: three in f32, and both products' own.
 const BACKWARD: u64 = 16;
 
-/// The memory of a GPU beyond [`memory_floor`](crate::memory_floor), with so many microbatches in flight: the rest of
+/// The memory of a GPU beyond [`memory_floor`](crate::memory_floor), with this number of microbatches in flight: the rest of
 /// their graphs, and the largest of the tensors that live for one operation.
 ///
 /// The formula is of the tensors that libtorch keeps; fragments between them and CUDA itself are not counted.

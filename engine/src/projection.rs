@@ -26,15 +26,15 @@ pub struct Projected {
 }
 
 impl Projected {
-    /// Adds this member's numbers and those of the result, of elements from `start` on.
+    /// Adds numbers that this member gave and numbers of the result, both of the elements from `start` on.
     pub(crate) fn add(&mut self, challenge: &Challenge, start: usize, own: &[f64], result: &[f32]) {
         project(self, challenge, start as u64, own, result);
     }
 
     /// The check, given the relative error of a number of the result.
     pub(crate) fn check(&self, codec: SumCodec) -> RoundCheck {
-        // A forged number must not excuse itself by its size, so coarse codecs go by what was given: no block of the
-        // result is larger than those of all members together.
+        // A forged number must not excuse itself by its size, so coarse codecs go by what was given: a block of the
+        // result is no larger than the members' blocks together.
         let squares = if codec.is_exact() { self.result_squares } else { self.own_squares };
         let rounding = DEVIATIONS * relative_error(codec) * squares.sqrt();
         // The last is for numbers too small to have a relative error.

@@ -5,10 +5,10 @@ use crate::source::{self, Container, RawContent, ReadOptions};
 
 /// Fewest documents of which some are held out by default.
 pub const FEWEST: u64 = 20;
-/// From so many documents on the share is [`SHARE`].
+/// Number of documents from which on [`SHARE`] is held out.
 const MANY: u64 = 1000;
 const SHARE: f64 = 0.01;
-/// Of fewer documents, one of so many is held out.
+/// Of fewer than [`MANY`] documents, every twentieth is held out.
 const ONE_OF: u64 = 20;
 
 /// The share that is held out where no other is given: none of fewer than [`FEWEST`] documents, one in
@@ -26,7 +26,7 @@ pub fn default_held_out(options: &PrepareOptions) -> Result<f64, PrepareError> {
     }
     let mut fractions: Vec<f64> = (0..documents).map(PrepareOptions::fraction).collect();
     fractions.sort_by(f64::total_cmp);
-    // The share below which exactly so many documents are.
+    // The share that holds out exactly this number of documents.
     Ok(fractions[(documents / ONE_OF) as usize])
 }
 

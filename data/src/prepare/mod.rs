@@ -166,7 +166,7 @@ pub fn prepare(
 /// As [`prepare`]; also returns what is worth a word about the data.
 ///
 /// # Errors
-/// Those of [`prepare`].
+/// The errors of [`prepare`].
 pub fn prepare_noting(
     options: &PrepareOptions,
     out: &Path,
