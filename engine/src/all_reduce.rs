@@ -445,6 +445,18 @@ mod tests {
     }
 
     #[test]
+    fn projections_add_up_if_one_member_gave_all() {
+        let contributions = [wave(0.0), vec![0.0; ELEMENTS], vec![0.0; ELEMENTS]];
+        for codec in ["exact", "integers", "f32", "f16", "bf16", "int8:32", "int4:16", "fp8:32"] {
+            let mut members = members(codec, 3);
+            round(&mut members, &contributions);
+            for (difference, slack) in differences(&mut members, &contributions) {
+                assert!(difference <= slack, "{codec}: {difference} of {slack}");
+            }
+        }
+    }
+
+    #[test]
     fn projections_of_sums_add_up_to_those_of_the_result_unless_it_is_forged() {
         let contributions = [wave(0.0), wave(1.0), wave(2.0)];
         for codec in ["exact", "integers", "f32", "bf16", "int8", "int4:16"] {

@@ -34,7 +34,7 @@ impl Projected {
     /// The check, given the relative error of a number of the result.
     pub(crate) fn check(&self, codec: SumCodec) -> RoundCheck {
         // A forged number must not excuse itself by its size, so coarse codecs go by what was given: a block of the
-        // result is no larger than the members' blocks together.
+        // result is no longer than the members' blocks together, so the members' slacks together suffice.
         let squares = if codec.is_exact() { self.result_squares } else { self.own_squares };
         let rounding = DEVIATIONS * relative_error(codec) * squares.sqrt();
         // The last is for numbers too small to have a relative error.

@@ -280,6 +280,12 @@ impl LossCause {
         }
     }
 
+    /// Whether a correct member would not have been lost so: it comes back after a while only.
+    #[must_use]
+    pub fn is_its_fault(self) -> bool {
+        matches!(self, Self::ImpossibleClaim | Self::Alarmed | Self::Disproved | Self::Withholds)
+    }
+
     /// Whether its own message showed the loss: its process lives, and comes back as a new incarnation.
     #[must_use]
     pub fn comes_back(self) -> bool {

@@ -10,6 +10,7 @@ use shoal_protocol::message::{
 
 use super::census::Census;
 use super::config::CoordinatorConfig;
+use super::context::Context;
 use super::lost_stage::{Found, Search};
 use super::members::{LoggedChange, Registration, Terms, refuse};
 use super::{Coordinator, Out, Phase, event, send};
@@ -36,7 +37,8 @@ impl Coordinator {
         let serving = gathering && self.context.progress.is_before_first_step();
         let estimates = self.work.estimates(&self.context);
         let CoordinatorConfig { load, wait_for, .. } = &self.context.config;
-        let terms = Terms { serving, estimates: &estimates, load, wait_for: *wait_for };
+        let (now, wait_for) = (self.context.now, *wait_for);
+        let terms = Terms { now, serving, estimates: &estimates, load, wait_for };
         match self.context.members.register(from, candidate, &terms, out) {
             Registration::Rejected => {}
             Registration::Repeated if self.context.members.logged.lists(from) => {
@@ -57,7 +59,8 @@ impl Coordinator {
     /// Removes a member; it is expelled as soon as the log has that.
     pub(super) fn member_lost(&mut self, member: Member, how: LossCause, out: &mut Out) {
         if !self.context.progress.is_over() {
-            let lost = self.context.members.remove(member, how, out);
+            let Context { members, now, config, .. } = &mut self.context;
+            let lost = members.remove(member, how, (*now, config.retry), out);
             self.stages_lost(lost);
         }
     }

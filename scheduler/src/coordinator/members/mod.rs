@@ -1,17 +1,21 @@
 //! The members of the run: the membership as decided, and as logged.
 //!
-//! Registrations are in `registration`, changes of stage in `migration`.
+//! Registrations are in `registration`, changes of stage in `migration`, who stays away for a while in `absence`.
 
+mod absence;
 mod migration;
 mod registration;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use shoal_protocol::ids::{Era, Member, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::message::{
     FromCoordinator, LinkEstimate, LogRecord, MemberRecord, Move, View, ViewChange,
 };
+use shoal_protocol::units::Moment;
 
+use self::absence::Absences;
 pub(super) use self::registration::{Registration, Terms, refuse};
 use super::{Out, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent, LossCause, MoveObstacle};
@@ -41,6 +45,8 @@ pub(super) struct Members {
     complaints: BTreeMap<(Member, Member), u32>,
     /// What members measured of their links.
     pub(super) links: LinkEstimates,
+    /// Peers that may not come back yet.
+    absences: Absences,
 }
 
 /// What a logged change of the membership brings.
@@ -66,6 +72,7 @@ impl Members {
             anchors,
             complaints: BTreeMap::new(),
             links: LinkEstimates::default(),
+            absences: Absences::default(),
         }
     }
 
@@ -170,11 +177,17 @@ impl Members {
         &mut self,
         member: Member,
         how: LossCause,
+        (now, retry): (Moment, Duration),
         out: &mut Out,
     ) -> Option<StageSpan> {
         let span = self.current.span_of(member)?;
         event(CoordinatorEvent::Lost { member, span, how }, out);
-        send(member, FromCoordinator::Expelled { reason: how.words().to_owned() }, out);
+        let mut reason = how.words().to_owned();
+        if how.is_its_fault() {
+            let lasts = self.absences.begin(member.peer, now, retry);
+            reason.push_str(&format!("; it may come back in {lasts:?}"));
+        }
+        send(member, FromCoordinator::Expelled { reason }, out);
         let record = self.current.expel(member);
         let lost = record.and_then(|record| self.forget(&record, out));
         self.append_change(out);

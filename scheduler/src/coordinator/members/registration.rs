@@ -2,6 +2,7 @@
 
 use shoal_protocol::ids::{Member, StageSpan};
 use shoal_protocol::message::{Candidate, FromCoordinator, MemberRecord};
+use shoal_protocol::units::Moment;
 
 use super::super::{Out, event, send};
 use super::Members;
@@ -13,6 +14,7 @@ use crate::throughput::Estimates;
 /// What an admission depends on besides the membership.
 #[derive(Debug)]
 pub(in super::super) struct Terms<'a> {
+    pub(in super::super) now: Moment,
     /// Whether a newcomer has the current weights.
     pub(in super::super) serving: bool,
     pub(in super::super) estimates: &'a Estimates<'a>,
@@ -24,7 +26,7 @@ pub(in super::super) struct Terms<'a> {
 /// The result of a registration.
 #[derive(Debug)]
 pub(in super::super) enum Registration {
-    /// The peer was refused, or has to measure its links first.
+    /// The peer was refused, has to measure its links first, or stays away for a while yet.
     Rejected,
     /// The peer is a member already.
     Repeated,
@@ -46,7 +48,11 @@ impl Members {
         terms: &Terms<'_>,
         out: &mut Out,
     ) -> Registration {
-        let Terms { serving, estimates, load, wait_for } = *terms;
+        let Terms { now, serving, estimates, load, wait_for } = *terms;
+        if !self.current.contains(from) && self.absences.contains(from.peer, now) {
+            // It knows until when, and asks again.
+            return Registration::Rejected;
+        }
         match &candidate.link_estimates {
             None if !self.current.contains(from) => {
                 let at = self.current.probe_targets(from.peer, &candidate, estimates);

@@ -61,18 +61,20 @@ impl Accused {
         goes
     }
 
+    /// The likely one, then those that are easily spared, then the others; again from the start once all were tried.
     fn next_to_try(&mut self, all: &[Member], going: impl Fn(Member) -> Going) -> Option<Member> {
-        let who = |how| all.iter().copied().filter(|one| going(*one) == how).collect();
-        let mut candidates: Vec<Member> = who(Going::Well);
-        if candidates.is_empty() {
-            candidates = who(Going::Badly);
-        }
+        let (well, others): (Vec<Member>, Vec<Member>) = all
+            .iter()
+            .rev()
+            .filter(|one| going(**one) != Going::Never)
+            .partition(|one| going(**one) == Going::Well);
+        let candidates = [well, others].concat();
         if candidates.iter().all(|one| self.tried.contains(&one.peer)) {
             self.tried.clear();
         }
-        let likely = candidates.iter().find(|one| Some(one.peer) == self.likely);
-        let untried = candidates.iter().rev().find(|one| !self.tried.contains(&one.peer));
-        let goes = likely.or(untried).copied()?;
+        let mut untried = candidates.iter().filter(|one| !self.tried.contains(&one.peer));
+        let likely = untried.clone().find(|one| Some(one.peer) == self.likely);
+        let goes = likely.or_else(|| untried.next()).copied()?;
         self.tried.insert(goes.peer);
         self.likely = Some(goes.peer);
         Some(goes)
@@ -130,10 +132,11 @@ mod tests {
         let home = |one| if one == member(0) { Going::Never } else { Going::Well };
         let everyone: BTreeSet<Member> = all.iter().copied().collect();
         assert_eq!(accused.accuse(&all, &everyone, home), Some(member(2)));
-        assert_eq!(accused.accuse(&all, &everyone, home), Some(member(2)), "it came back at once");
         let others = &all[..2];
         assert_eq!(accused.accuse(others, &everyone, home), Some(member(1)));
         accused.committed(|_| true);
         assert_eq!(accused.accuse(&all, &everyone, home), Some(member(1)), "it was the one");
+        assert_eq!(accused.accuse(&all, &everyone, home), Some(member(2)), "it was not");
+        assert_eq!(accused.accuse(&all, &everyone, home), Some(member(2)), "all were tried");
     }
 }

@@ -35,7 +35,7 @@ pub(in super::super) enum Agreement {
     Partial,
     /// All have the same.
     Whole,
-    /// More than half have the same, and these members others.
+    /// More than half have the same, and these members others; or these have reported what cannot be.
     Minority(Vec<Member>),
     /// No result has more than half of them.
     Split,
@@ -86,15 +86,18 @@ impl OpenRound {
             return Agreement::Partial;
         }
         let groups = checked_groups(&self.round, codec);
-        let with = |one: &Report| self.outcomes.values().filter(|other| agree(one, other)).count();
-        let is_whole = |report: &Report| is_report(report, groups);
-        let most = self.outcomes.values().filter(|one| is_whole(one)).max_by_key(|one| with(one));
-        let Some(most) = most else { return Agreement::Split };
-        let differs = |(member, one): (&Member, &Report)| {
-            let agrees = is_whole(one) && agree(one, most);
-            (!agrees).then_some(*member)
-        };
-        let minority: Vec<Member> = self.outcomes.iter().filter_map(differs).collect();
+        let without_pieces = self.without_pieces(groups);
+        let outcomes = || self.outcomes.iter().map(|(member, report)| (*member, report));
+        let broken = outcomes().filter(|(_, report)| !is_report(report, groups, &without_pieces));
+        let broken: Vec<Member> = broken.map(|(member, _)| member).collect();
+        if !broken.is_empty() {
+            return Agreement::Minority(broken);
+        }
+        let with = |one: &Report| outcomes().filter(|(_, other)| agree(one, other)).count();
+        let most = self.outcomes.values().max_by_key(|one| with(one));
+        let most = most.expect("a complete round has members");
+        let minority = outcomes().filter(|(_, one)| !agree(one, most));
+        let minority: Vec<Member> = minority.map(|(member, _)| member).collect();
         if minority.is_empty() {
             let forged = self.forged(groups);
             return if forged.is_empty() { Agreement::Whole } else { Agreement::Forged(forged) };
@@ -106,14 +109,25 @@ impl OpenRound {
         }
     }
 
+    /// The groups of owners that reduce nothing, in a whole round.
+    fn without_pieces(&self, groups: usize) -> Vec<bool> {
+        let Round { group, mended, .. } = &self.round;
+        let none_reduces = group.members.iter().all(|part| part.weight == 0);
+        let mut without = vec![mended.mend == Mend(0) && !none_reduces; groups];
+        if groups == 0 {
+            return without;
+        }
+        let places = group.members.iter().enumerate().filter(|(_, part)| part.weight > 0);
+        places.for_each(|(place, _)| without[place % OWNER_GROUPS] = false);
+        without
+    }
+
     /// The owners of pieces that are not the sum of what the members say that they gave.
     fn forged(&self, groups: usize) -> BTreeSet<Member> {
         let is_forged = |group: usize| {
             let checks = self.outcomes.values().map(|(_, checks)| checks[group]);
-            let mut slacks: Vec<f64> = checks.clone().map(|check| check.slack).collect();
-            // One member alone cannot make the check blind.
-            slacks.sort_by(f64::total_cmp);
-            let slack = slacks[(slacks.len() - 1) / 2] * slacks.len() as f64;
+            // Who exaggerates its slack gains nothing: it could as well say that it gave the difference.
+            let slack: f64 = checks.clone().map(|check| check.slack).sum();
             (0..PROJECTIONS).any(|direction| {
                 let given: f64 = checks.clone().map(|check| check.own[direction]).sum();
                 let whole = checks.clone().next().map_or(0.0, |check| check.result[direction]);
@@ -201,9 +215,14 @@ impl OpenRound {
 /// A member's result and its checks.
 type Report = (RoundOutcome, Vec<RoundCheck>);
 
-/// Whether a report has a check of numbers for each group of owners.
-fn is_report((_, checks): &Report, groups: usize) -> bool {
-    checks.len() == groups && checks.iter().all(RoundCheck::is_finite)
+/// Whether a report has a check of numbers for each group of owners, and nothing of those without pieces.
+fn is_report((_, checks): &Report, groups: usize, without_pieces: &[bool]) -> bool {
+    let is_nothing =
+        |check: &RoundCheck| check.own.iter().chain(&check.result).all(|of| *of == 0.0);
+    let fits = |(check, without): (&RoundCheck, &bool)| {
+        check.is_finite() && (!without || is_nothing(check))
+    };
+    checks.len() == groups && checks.iter().zip(without_pieces).all(fits)
 }
 
 /// Whether two members hold the same result and project it alike.
