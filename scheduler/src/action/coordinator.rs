@@ -289,15 +289,7 @@ impl LossCause {
     /// Whether its own message showed the loss: its process lives, and comes back as a new incarnation.
     #[must_use]
     pub fn comes_back(self) -> bool {
-        matches!(
-            self,
-            Self::LacksResult
-                | Self::ImpossibleClaim
-                | Self::CannotReach
-                | Self::Alarmed
-                | Self::Disproved
-                | Self::Withholds
-        )
+        self.is_its_fault() || matches!(self, Self::LacksResult | Self::CannotReach)
     }
 }
 

@@ -12,7 +12,7 @@ use shoal_protocol::units::Moment;
 /// Peers that are remembered. Beyond them the one that may come back first is forgotten.
 const MOST: usize = 4096;
 
-/// The longest absence is the shortest doubled so many times.
+/// How often an absence doubles: the next ones are no longer.
 const DOUBLINGS: u32 = 10;
 
 /// A peer's faults and its absence.
