@@ -4,10 +4,11 @@
 #
 #   scripts/drill.sh SECONDS [SEED]
 #
-# Each round starts four peers, all of them anchors (odd seeds) or the first alone, and draws faults until the run is over or half of
-# the round's time is: freezes of 1 to 15 s, unplugged cables, changed addresses, kills with a restart, and a flipped bit in an archived
-# checkpoint before a restart. The first round that finds something ends it: another hash than that of `local`, a peer that ends with an
-# error, or a run that is not over in time. The folder of that round stays.
+# Each round starts five peers, all of them anchors (odd seeds) or the first alone, and draws faults until the run is over or half of
+# the round's time is: freezes and unplugged cables of 1 to 15 s, one in eight of up to 120 s, changed addresses, kills with a restart
+# (at once, on a disk that is read-only for some seconds, or with a clock that is an hour ahead), disks that are full for a while, and a
+# flipped bit in an archived checkpoint before a restart. Several may last at once. The first round that finds something ends it:
+# another hash than that of `local`, a peer that ends with an error, or a run that is not over in time. The folder of that round stays.
 #
 # SHOAL names another binary than target/release/shoal, DRILL_STEPS the steps of a run, DRILL_ROUND the seconds of a round.
 set -euo pipefail
@@ -15,8 +16,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 seconds=${1:?how many seconds}
 seed=${2:-$(($(date +%s) % 1000000))}
-peers=4      # the first one included
-limit=${DRILL_ROUND:-420} # seconds of a round
+peers=5      # the first one included
+limit=${DRILL_ROUND:-600} # seconds of a round
 [[ $(id -u) == 0 ]] || { echo "drill.sh needs root, for network namespaces" >&2; exit 2; }
 shoal=${SHOAL:-target/release/shoal}
 [[ -x $shoal ]] || cargo build --quiet --release -p shoal-node
@@ -26,6 +27,7 @@ tag=drill$$
 bridge=$tag-br
 room=$(mktemp -d "${TMPDIR:-/tmp}/shoal-drill-XXXXXX")
 declare -A pid ip
+enders=() # the processes that end faults which last
 found=
 
 clean_network() {
@@ -33,6 +35,8 @@ clean_network() {
     ip netns delete "$bridge" 2>/dev/null || true
 }
 stop_all() {
+    for one in "${enders[@]}"; do kill "$one" 2>/dev/null || true; done
+    enders=()
     for peer in "${!pid[@]}"; do
         kill -CONT "${pid[$peer]}" 2>/dev/null || true
         kill -KILL "${pid[$peer]}" 2>/dev/null || true
@@ -43,6 +47,7 @@ stop_all() {
 finish() {
     stop_all
     clean_network
+    for disk in "$room"/*/peer-*; do umount -l "$disk" 2>/dev/null || true; done
     if [[ -z $found ]]; then rm -rf "$room"; fi
 }
 trap finish EXIT
@@ -67,14 +72,14 @@ make_network() {
 
 log() { echo "$(printf '%4d' $((SECONDS - began)))s $*" >>"$round/drill.log"; }
 
+# Starts a peer, with these variables in its environment.
 start_peer() {
     local peer=$1 space=$tag-$1 home=$round/peer-$1 flags=(--threads 1 --device cpu --http none --no-upnp)
-    mkdir -p "$home"
     if [[ $peer == 0 ]]; then
-        ip netns exec "$space" "$shoal" start "$round/run.toml" --data-dir "$home" --out "$round/out" --listen "0.0.0.0:7410" \
+        ip netns exec "$space" env "${@:2}" "$shoal" start "$round/run.toml" --data-dir "$home" --out "$round/out" --listen "0.0.0.0:7410" \
             --address-file "$round/address" "${flags[@]}" >>"$round/peer-$peer.log" 2>&1 &
     else
-        ip netns exec "$space" "$shoal" join "@$round/address" --data-dir "$home" --listen "0.0.0.0:$((7410 + peer))" \
+        ip netns exec "$space" env "${@:2}" "$shoal" join "@$round/address" --data-dir "$home" --listen "0.0.0.0:$((7410 + peer))" \
             "${anchor[@]}" "${flags[@]}" >>"$round/peer-$peer.log" 2>&1 &
     fi
     pid[$peer]=$!
@@ -82,24 +87,58 @@ start_peer() {
 
 draw() { echo $((RANDOM % $1)); }
 
+# Seconds that a fault lasts: few at most times, so that the round makes progress.
+lasting() { (($(draw 8))) && echo $((1 + $(draw 15))) || echo $((16 + $(draw 105))); }
+
+# Ends a fault by a command after so many seconds, while others begin.
+after() {
+    { sleep "$1" && "${@:2}" 2>/dev/null || true; } &
+    enders+=($!)
+}
+
+kill_peer() { kill -KILL "${pid[$1]}" && wait "${pid[$1]}" 2>/dev/null || true; }
+
+flip_bit() {
+    python3 - "$1" <<'PY'
+import os, sys
+path = sys.argv[1]
+with open(path, "rb") as file:
+    data = bytearray(file.read())
+data[len(data) // 2] ^= 1
+# A new file: others may share the old one by a hard link.
+with open(path + ".new", "wb") as file:
+    file.write(data)
+os.replace(path + ".new", path)
+PY
+}
+
+# A peer that starts on a disk that it cannot write to ends with a reason, and not by a mistake of its own.
+start_read_only() {
+    local peer=$1 home=$round/peer-$1 code=0
+    mount -o remount,ro "$home" || return 0
+    start_peer "$peer"
+    timeout 60 tail --pid="${pid[$peer]}" -f /dev/null || fail "peer $peer does not end on a read-only disk"
+    wait "${pid[$peer]}" || code=$?
+    ((code == 1 || code == 2 || code == 3)) || fail "peer $peer ended with $code on a read-only disk: $(tail -n 1 "$round/peer-$peer.log")"
+    mount -o remount,rw "$home"
+}
+
 # Draws one fault. Every one ends by itself.
 fault() {
-    local peer kind
-    peer=$(draw "$peers")
-    kind=$(draw 5)
+    local peer home time
+    peer=$(draw "$peers") time=$(lasting)
+    home=$round/peer-$peer
     [[ -n ${pid[$peer]:-} ]] && kill -0 "${pid[$peer]}" 2>/dev/null || return 0
-    case $kind in
+    case $(draw 8) in
     0)
-        local time=$((1 + $(draw 15)))
         log "freeze of peer $peer for $time s"
-        kill -STOP "${pid[$peer]}" && sleep "$time"
-        kill -CONT "${pid[$peer]}" 2>/dev/null || true
+        kill -STOP "${pid[$peer]}"
+        after "$time" kill -CONT "${pid[$peer]}"
         ;;
     1)
-        local time=$((1 + $(draw 15)))
         log "cable of peer $peer unplugged for $time s"
-        ip -n "$bridge" link set "c$peer" down && sleep "$time"
-        ip -n "$bridge" link set "c$peer" up
+        ip -n "$bridge" link set "c$peer" down
+        after "$time" ip -n "$bridge" link set "c$peer" up
         ;;
     2)
         local new=10.77.0.$((50 + $(draw 200)))
@@ -112,7 +151,7 @@ fault() {
         ;;
     3)
         log "kill of peer $peer"
-        kill -KILL "${pid[$peer]}" && wait "${pid[$peer]}" 2>/dev/null || true
+        kill_peer "$peer"
         sleep "$(draw 4)"
         start_peer "$peer"
         ;;
@@ -122,19 +161,26 @@ fault() {
         ((${#files[@]} > 0)) || return 0
         local file=${files[$(draw ${#files[@]})]}
         log "kill of peer 0, and a flipped bit in ${file#"$round/"}"
-        kill -KILL "${pid[0]}" && wait "${pid[0]}" 2>/dev/null || true
-        python3 - "$file" <<'PY'
-import os, sys
-path = sys.argv[1]
-with open(path, "rb") as file:
-    data = bytearray(file.read())
-data[len(data) // 2] ^= 1
-# A new file: others may share the old one by a hard link.
-with open(path + ".new", "wb") as file:
-    file.write(data)
-os.replace(path + ".new", path)
-PY
+        kill_peer 0
+        flip_bit "$file"
         start_peer 0
+        ;;
+    5)
+        [[ -e $home/full ]] && return 0
+        log "disk of peer $peer full for $time s"
+        cat /dev/zero >"$home/full" 2>/dev/null || true
+        after "$time" rm -f "$home/full"
+        ;;
+    6)
+        log "kill of peer $peer, and a start on a read-only disk"
+        kill_peer "$peer"
+        start_read_only "$peer"
+        start_peer "$peer"
+        ;;
+    7)
+        log "kill of peer $peer, whose clock is then an hour ahead"
+        kill_peer "$peer"
+        start_peer "$peer" LD_PRELOAD="$room/hour_ahead.so"
         ;;
     esac
 }
@@ -160,7 +206,11 @@ one_round() {
     clean_network
     make_network
     began=$SECONDS
-    for peer in $(seq 0 $((peers - 1))); do start_peer "$peer"; done
+    for peer in $(seq 0 $((peers - 1))); do
+        mkdir "$round/peer-$peer"
+        mount -t tmpfs -o size=128m shoal-drill "$round/peer-$peer"
+        start_peer "$peer"
+    done
     while [[ ! -e $round/out/checkpoint/shoal.json ]]; do
         ((SECONDS - began < limit)) || fail "not over after $limit s"
         for peer in "${!pid[@]}"; do
@@ -182,10 +232,12 @@ one_round() {
     there=$("$shoal" checkpoint hash "$round/local/checkpoint")
     [[ $here == "$there" ]] || fail "another model than local: $here, $there"
     stop_all
+    for disk in "$round"/peer-*; do umount -l "$disk" 2>/dev/null || true; done
     echo "seed $seed: same model after $((SECONDS - began)) s, $(wc -l <"$round/drill.log" 2>/dev/null || echo 0) faults"
     rm -rf "$round"
 }
 
+cc -shared -fPIC -o "$room/hour_ahead.so" scripts/hour_ahead.c
 SECONDS=0
 rounds=0
 while ((SECONDS < seconds)); do

@@ -1,6 +1,6 @@
 //! The links of this peer: discovery over TCP and the data plane over UDP, on the same ports.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 use crate::admission::{self, KnownPeers, Store};
 use crate::data_dir::Files;
 use crate::exit::{Exit, ExitWith};
-use crate::outward_ip::outward_ip_of;
+use crate::outward_ip::outward_ips_of;
 use crate::port_map::{PortMap, behind_router};
 
 /// Addresses of connected peers that wait to be remembered.
@@ -74,20 +74,9 @@ impl Search {
     }
 
     /// Returns the addresses at which others join through this peer: its router's port, if known, and
-    /// its own address.
+    /// its own address in each network.
     pub(crate) fn join_addresses(&self, transport: &Transport) -> Vec<PeerAddress> {
-        let own = transport.local_addresses().into_iter().next().map(|mut address| {
-            if address.ip().is_unspecified() {
-                // A machine without such a network is reached by itself alone.
-                let loopback = if address.is_ipv4() {
-                    Ipv4Addr::LOCALHOST.into()
-                } else {
-                    IpAddr::from(Ipv6Addr::LOCALHOST)
-                };
-                address.set_ip(outward_ip_of(address.ip()).unwrap_or(loopback));
-            }
-            address
-        });
+        let own = transport.local_addresses().into_iter().next().into_iter().flat_map(specified);
         let places = self.port_map.address().into_iter().chain(own);
         places.map(|address| PeerAddress::new(address, transport.peer_id())).collect()
     }
@@ -100,6 +89,22 @@ impl Search {
         self.discovery.close().await;
         self.tracker.wait().await;
     }
+}
+
+/// The addresses that a listener's address stands for.
+fn specified(listens: SocketAddr) -> Vec<SocketAddr> {
+    if !listens.ip().is_unspecified() {
+        return vec![listens];
+    }
+    let mut all = outward_ips_of(listens.ip());
+    if all.is_empty() {
+        // A machine without such a network is reached by itself alone.
+        all.push(match listens {
+            SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        });
+    }
+    all.into_iter().map(|ip| SocketAddr::new(ip, listens.port())).collect()
 }
 
 /// A peer's open links.

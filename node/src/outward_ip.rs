@@ -9,6 +9,9 @@ use nix::net::if_::InterfaceFlags;
 const OUTSIDE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const OUTSIDE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 
+/// Addresses of one kind that are offered to others. A machine of many bridges has more that nobody outside reaches.
+const MOST: usize = 4;
+
 /// Returns the address at which others reach this machine: over IPv4 if it has that, and loopback if it has no network.
 pub(crate) fn outward_ip() -> IpAddr {
     let found = outward_ip_of(Ipv4Addr::UNSPECIFIED.into());
@@ -18,12 +21,27 @@ pub(crate) fn outward_ip() -> IpAddr {
 
 /// Returns the address of the same kind as an unspecified one, if this machine has one: the source of its packets to the
 /// outside, or without a default route the first of its networks.
-pub(crate) fn outward_ip_of(unspecified: IpAddr) -> Option<IpAddr> {
+fn outward_ip_of(unspecified: IpAddr) -> Option<IpAddr> {
+    outward_ips_of(unspecified).into_iter().next()
+}
+
+/// Returns the addresses of the same kind as an unspecified one at which others reach this machine, one for each network:
+/// first the source of its packets to the outside, if it has a route there.
+pub(crate) fn outward_ips_of(unspecified: IpAddr) -> Vec<IpAddr> {
     let outside = if unspecified.is_ipv4() { OUTSIDE_V4.into() } else { OUTSIDE_V6.into() };
-    routed(unspecified, outside).or_else(|| {
-        let mut all = of_interfaces().into_iter();
-        all.find(|ip| ip.is_ipv4() == unspecified.is_ipv4())
-    })
+    let same_kind = |ip: &IpAddr| ip.is_ipv4() == unspecified.is_ipv4();
+    distinct(routed(unspecified, outside), of_interfaces().into_iter().filter(same_kind))
+}
+
+/// The first address and the others, each once, up to a limit.
+fn distinct(first: Option<IpAddr>, others: impl Iterator<Item = IpAddr>) -> Vec<IpAddr> {
+    let mut found = Vec::new();
+    for ip in first.into_iter().chain(others) {
+        if found.len() < MOST && !found.contains(&ip) {
+            found.push(ip);
+        }
+    }
+    found
 }
 
 /// The source address of packets to the outside. It sends nothing: connecting a UDP socket only looks up the route.
@@ -73,6 +91,15 @@ mod tests {
             }
         }
         assert!(of_interfaces().into_iter().all(is_global));
+    }
+
+    #[test]
+    fn each_network_is_named_once_and_the_one_with_the_route_first() {
+        let ip = |last| IpAddr::from([10, 0, 0, last]);
+        assert_eq!(distinct(Some(ip(2)), [ip(1), ip(2), ip(3)].into_iter()), [ip(2), ip(1), ip(3)]);
+        assert_eq!(distinct(None, [ip(1), ip(1)].into_iter()), [ip(1)]);
+        assert_eq!(distinct(None, (1..100).map(ip)).len(), MOST);
+        assert!(distinct(None, std::iter::empty()).is_empty());
     }
 
     #[test]

@@ -68,13 +68,14 @@ impl JoinLine {
 pub(crate) fn join_line(
     folder: &Store,
     identity: &Identity,
-    address: &str,
+    addresses: &[PeerAddress],
     anchor: bool,
 ) -> anyhow::Result<JoinLine> {
     let rules = folder.rules()?;
+    let first = || addresses.first().map(ToString::to_string).unwrap_or_default();
     match rules.admission.mode {
-        AdmissionMode::Open => return Ok(JoinLine::Address(address.to_owned())),
-        AdmissionMode::Allowlist => return Ok(JoinLine::Listed(address.to_owned())),
+        AdmissionMode::Open => return Ok(JoinLine::Address(first())),
+        AdmissionMode::Allowlist => return Ok(JoinLine::Listed(first())),
         AdmissionMode::Invite => {}
     }
     if rules.admission.key != Some(identity.peer_id()) {
@@ -88,7 +89,8 @@ pub(crate) fn join_line(
     let admits = Admits { uses: TICKET_USES, anchor };
     let good = tickets.iter().find(|ticket| {
         let fits = ticket.text.parse::<Ticket>().is_ok_and(|read| {
-            let here = read.addresses().any(|known| known.to_string() == address);
+            let known: Vec<PeerAddress> = read.addresses().collect();
+            let here = addresses.iter().all(|address| known.contains(address));
             here && admits == Admits { uses: read.terms.uses, anchor: read.terms.anchor }
         });
         fits && ticket.state(used(ticket.id), &access_list, now) == TicketState::Open

@@ -246,14 +246,15 @@ async fn take_part(
     let address =
         addresses.first().context("there is no address at which others can join")?.to_string();
     folder.keep_addresses(&addresses)?;
-    let join_line = admission::join_line(&folder, &identity, &address, *invite_anchors)?;
+    let join_line = admission::join_line(&folder, &identity, &addresses, *invite_anchors)?;
     if let Some(path) = address_file {
         publish(path, join_line.argument().unwrap_or(&address))?;
     }
     join_line.text().lines().for_each(progress::say);
-    // A ticket names both.
-    if let (JoinLine::Address(_) | JoinLine::Listed(_), [_, inner]) = (&join_line, &addresses[..]) {
-        progress::say(&format!("on this network: shoal join {inner}"));
+    // A ticket names them all.
+    if let JoinLine::Address(_) | JoinLine::Listed(_) = &join_line {
+        let others = addresses.iter().skip(1);
+        others.for_each(|other| progress::say(&format!("inside its networks: shoal join {other}")));
     }
     serving.announce();
     observer.note(&RunEvent::Listening { address });

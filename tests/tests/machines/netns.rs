@@ -49,20 +49,27 @@ fn peers_in_two_network_namespaces_train_together() {
     assert_eq!(trained.hash(), run.alone().hash());
 }
 
+/// The machine in the middle is in two networks, and each end is in one of them: the ticket has an address of both.
 #[test]
-fn two_members_without_a_path_train_through_a_relay() {
+fn two_members_without_a_path_join_by_one_ticket_and_train_through_a_relay() {
     let star = match Star::new(2) {
         Ok(star) => star,
         Err(reason) => return skip(&format!("network namespaces: {reason}")),
     };
-    let run = Run::of_two_stages(4, 0);
-    let out = run.path("out");
+    let run = Run::tiny(&[
+        ("training.steps", 4.into()),
+        ("training.stages", 2.into()),
+        ("admission.mode", "invite".into()),
+    ]);
+    let (out, file) = (run.path("out"), run.path("ticket"));
     // The peer in the middle hosts no stage: all tensors go from one end to the other.
-    let (first, address) = first(&star, &run, &out, &["--wait-for", "3", "--stage", "none"]);
+    let file_name = file.to_str().expect("a path in UTF-8");
+    let flags = ["--wait-for", "3", "--stage", "none", "--address-file", file_name];
+    let (first, _) = first(&star, &run, &out, &flags);
+    let ticket = std::fs::read_to_string(&file).expect("a ticket");
     let ends = [1, 2].map(|end| {
         let name = format!("peer-{end}");
-        let address = address.replace(&Star::middle(1), &Star::middle(end));
-        let mut join = join_command(&address, &run.path(&name));
+        let mut join = join_command(ticket.trim(), &run.path(&name));
         join.args(["--stage", &(end - 1).to_string()]);
         Process::start(&name, star.within(end, &join))
     });

@@ -90,6 +90,10 @@ impl OpenRound {
         let outcomes = || self.outcomes.iter().map(|(member, report)| (*member, report));
         let broken = outcomes().filter(|(_, report)| !is_report(report, groups, &without_pieces));
         let broken: Vec<Member> = broken.map(|(member, _)| member).collect();
+        // Where several members make nothing of it, it is the round that is broken, and no member of it is a liar.
+        if broken.len() > 1 && broken.len() == self.outcomes.len() {
+            return Agreement::Split;
+        }
         if !broken.is_empty() {
             return Agreement::Minority(broken);
         }

@@ -13,9 +13,9 @@ use shoal_protocol::ids::{
 };
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{
-    Candidate, Duties, FixedLoss, FromCoordinator, LogRecord, PassTimes, RoundCheck, RoundId,
-    RoundOutcome, SnapshotPart, StageChoice, StageRoom, StoredFile, StoredStage, ToCoordinator,
-    proof_of_all,
+    Candidate, Duties, FixedLoss, FromCoordinator, LogRecord, PROJECTIONS, PassTimes, RoundCheck,
+    RoundId, RoundOutcome, SnapshotPart, StageChoice, StageRoom, StoredFile, StoredStage,
+    ToCoordinator, proof_of_all,
 };
 use shoal_protocol::units::{Bytes, Moment};
 
@@ -161,16 +161,17 @@ impl Run {
 
     fn reduce(&mut self, from: u8, outcome: RoundOutcome) -> Vec<CoordinatorAction> {
         let members = self.coordinator.round(round()).map_or(0, |one| one.group.members.len());
-        self.receive(
-            from,
-            ToCoordinator::Reduced {
-                round: round(),
-                mend: Mend(0),
-                outcome,
-                checks: vec![RoundCheck::default(); members],
-                rates: Vec::new(),
-            },
-        )
+        self.report(from, outcome, vec![RoundCheck::default(); members])
+    }
+
+    fn report(
+        &mut self,
+        from: u8,
+        outcome: RoundOutcome,
+        checks: Vec<RoundCheck>,
+    ) -> Vec<CoordinatorAction> {
+        let (round, mend, rates) = (round(), Mend(0), Vec::new());
+        self.receive(from, ToCoordinator::Reduced { round, mend, outcome, checks, rates })
     }
 
     /// A run whose first step, of a single microbatch, is closed.
@@ -544,6 +545,25 @@ fn a_result_of_the_last_replica_that_is_not_the_whole_batch_or_differs_stops_the
         stop_reason(&Run::closed().receive(0, refused()))
             .ends_with("refused the all-reduce of weight group 0: no")
     );
+}
+
+#[test]
+fn who_reports_what_cannot_be_goes_but_not_all() {
+    let endless = RoundCheck { slack: f64::INFINITY, ..RoundCheck::default() };
+    let broken = RoundCheck { own: [f64::NAN; PROJECTIONS], ..RoundCheck::default() };
+    let plain = RoundCheck::default();
+    let span = StageSpan::one(Stage(0));
+    let lost = CoordinatorEvent::Lost { member: member(1), span, how: LossCause::Disproved };
+    for checks in [vec![endless, plain], vec![plain, broken], vec![plain], vec![plain; 3]] {
+        let mut run = Run::closed();
+        assert_eq!(run.reduce(0, outcome()), []);
+        assert_eq!(events(&run.report(1, outcome(), checks.clone()))[0], lost);
+
+        let mut run = Run::closed();
+        assert_eq!(run.report(0, outcome(), checks.clone()), []);
+        let stopped = stop_reason(&run.report(1, outcome(), checks));
+        assert!(stopped.contains("different results"), "{stopped}");
+    }
 }
 
 #[test]
