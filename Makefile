@@ -176,18 +176,18 @@ bench-chunks:
 bench-convergence: build
 	@scripts/setup.sh --tests
 	.venv/bin/python bench/convergence.py --shoal target/release/shoal --data $(DATA) \
-		--plot docs/convergence.svg
+		--plot docs/benchmarks/convergence.svg
 
 bench-workers: build
 	@scripts/setup.sh --tests
-	.venv/bin/python bench/workers.py --shoal target/release/shoal --data $(DATA) --plot docs/workers.svg
+	.venv/bin/python bench/workers.py --shoal target/release/shoal --data $(DATA) --plot docs/benchmarks/workers.svg
 
 # The second text is this project's own.
 bench-staleness: build
 	@scripts/setup.sh --tests
 	bench/text.sh target/generated/bench-text
 	.venv/bin/python bench/staleness.py --shoal target/release/shoal --data $(DATA) \
-		--data target/generated/bench-text --plot docs/staleness.svg
+		--data target/generated/bench-text --plot docs/benchmarks/staleness.svg
 
 bench-subspace: build
 	@scripts/setup.sh --tests
@@ -238,7 +238,7 @@ bench-schedules:
 	cargo run --release -p shoal-scheduler --example schedules
 
 bench-spans:
-	cargo run --release -p shoal-scheduler --example swapping -- docs/swapping.svg
+	cargo run --release -p shoal-scheduler --example swapping -- docs/benchmarks/swapping.svg
 
 screenshots: build
 	python3 scripts/screenshots.py --shoal target/release/shoal

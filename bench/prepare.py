@@ -51,7 +51,7 @@ class Measured:
 
 def real_text():
     """The sources and the documentation of this project."""
-    paths = sorted(path for pattern in ("docs/*.md", "*.md", "*/src/**/*.rs") for path in ROOT.glob(pattern))
+    paths = sorted(path for pattern in ("docs/**/*.md", "*.md", "*/src/**/*.rs") for path in ROOT.glob(pattern))
     paths = [path for path in paths if "target" not in path.relative_to(ROOT).parts]
     return "\n".join(path.read_text(encoding="utf-8") for path in paths)
 

@@ -7,7 +7,7 @@ Three stages have six peers, two of them four times slower. Every pass waits for
 can represent six devices. *Fluid* is the throughput of the slowest stage with the best placement, if work were
 infinitely divisible; each peer reports the duration of its passes. *Best* is the share of it in which a step loses
 only the transfer of its first activation to the last stage, and of its last gradient back, through the fastest
-peers (docs/routing.md). *Simulated* is the share in the simulator with the same placement and passes.
+peers (docs/internals/routing.md). *Simulated* is the share in the simulator with the same placement and passes.
 """
 
 import argparse

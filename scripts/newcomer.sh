@@ -3,7 +3,7 @@
 # commands of README.md, and prints the times: installs a wheel, fine-tunes a tiny model through a kill and an
 # interruption of both machines, and starts a run. Then makes each common mistake, and checks its message. The machines
 # are network namespaces with a router between. Every command must be in README.md, and every message in
-# docs/troubleshooting.md.
+# docs/reference/troubleshooting.md.
 #
 #   scripts/newcomer.sh [PROGRAM]     as root; PROGRAM is target/release/shoal unless it is given
 #
@@ -258,7 +258,7 @@ join_as_told() {
     on second shoal status | sed -n 's/^/           /; 1,3p'
 }
 
-# wrong WHAT TEXT COMMAND...: the output on the second machine contains a text that docs/troubleshooting.md has.
+# wrong WHAT TEXT COMMAND...: the output on the second machine contains a text that docs/reference/troubleshooting.md has.
 wrong() {
     local what=$1 text=$2 begun said
     shift 2
@@ -267,7 +267,7 @@ wrong() {
     took "$begun" "$what"
     [[ $said == *"$text"* ]] || { say "$said"; lacks+=("the output about $what lacks: $text"); return; }
     told "$text" <<<"$said"
-    grep -qF -- "$text" docs/troubleshooting.md || lacks+=("docs/troubleshooting.md lacks: $text")
+    grep -qF -- "$text" docs/reference/troubleshooting.md || lacks+=("docs/reference/troubleshooting.md lacks: $text")
 }
 
 # told TEXT: prints the line that contains a text; a finding of the doctor with its fix.

@@ -1,5 +1,5 @@
 //! The share of fast links that all-reduces use, in virtual time, for links too fast to emulate.
-//! Prints the tables of docs/compression.md and docs/islands.md.
+//! Prints the tables of docs/benchmarks/links.md.
 //!
 //! The decisions are those of a swarm; links are shared fairly and arithmetic takes no time.
 //!

@@ -1,4 +1,4 @@
-//! Compares DT-FM's published placements with Shoal's: prints the table of docs/placement.md.
+//! Compares DT-FM's published placements with Shoal's: prints the table of docs/benchmarks/swarms.md.
 //!
 //! Arguments: the searches of each case (5), the orders in which peers arrive (10), and the number of cases (3).
 

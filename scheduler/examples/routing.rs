@@ -1,5 +1,5 @@
 //! The share of the combined speed that a stage of unequal replicas achieves, by routing policy:
-//! prints the tables of docs/routing.md.
+//! prints the tables of docs/benchmarks/swarms.md.
 //!
 //! Argument: the seeds of each row (10).
 

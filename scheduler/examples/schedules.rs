@@ -1,4 +1,4 @@
-//! Utilisation of engines in a pipeline over slow links: prints the tables of docs/schedules.md.
+//! Utilisation of engines in a pipeline over slow links: prints the tables of docs/benchmarks/swarms.md.
 
 use std::time::Duration;
 

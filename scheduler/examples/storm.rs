@@ -1,5 +1,5 @@
 //! The cost of many simultaneous newcomers to a training swarm, and their distribution over stages:
-//! prints the first table of docs/joining.md.
+//! prints the first table of docs/benchmarks/swarms.md.
 //!
 //! Arguments: simultaneous newcomers (200) and seeds (1).
 

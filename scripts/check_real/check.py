@@ -103,7 +103,7 @@ def prepare(shoal, work, checks):
 
 
 def learning_rate(optimizer, step):
-    """As docs/configuration.md has it: a linear warm-up, then half a cosine."""
+    """As docs/reference/configuration.md has it: a linear warm-up, then half a cosine."""
     high, low, warmup = (optimizer[key] for key in ("learning_rate", "final_learning_rate", "warmup_steps"))
     if step < warmup:
         return high * (step + 1) / warmup

@@ -31,7 +31,7 @@ SKIPPED = 77
 def text():
     """A megabyte: this project's sources and documentation, and mixed text after each file."""
     parts = []
-    for path in sorted(ROOT.glob("**/src/**/*.rs")) + sorted(ROOT.glob("docs/*.md")):
+    for path in sorted(ROOT.glob("**/src/**/*.rs")) + sorted(ROOT.glob("docs/**/*.md")):
         if "target" not in path.parts:
             parts += [path.read_text(encoding="utf-8"), MIXED]
     # A text of over 1 MiB is encoded in parts.

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 fn files() -> Vec<(PathBuf, String)> {
     let dashboards = root().join("docker/grafana/dashboards");
     vec![
-        (root().join("docs/metrics.md"), reference::text()),
+        (root().join("docs/reference/metrics.md"), reference::text()),
         (dashboards.join("run.json"), run::dashboard().to_json()),
         (dashboards.join("node.json"), node::dashboard().to_json()),
     ]
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn every_alert_has_a_page() {
         let alerts = read("docker/prometheus/alerts.yml");
-        let pages = read("docs/operations.md");
+        let pages = read("docs/guide/operations.md");
         let mut links = BTreeMap::new();
         let mut alert = None;
         for line in alerts.lines().map(str::trim) {
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(links.len(), alerts.matches("- alert: ").count(), "each alert has a link");
         assert!(links.len() >= 6, "{links:?}");
         for (name, link) in links {
-            assert_eq!(link, format!("docs/operations.md#{}", name.to_lowercase()));
+            assert_eq!(link, format!("docs/guide/operations.md#{}", name.to_lowercase()));
             assert!(pages.lines().any(|line| line == format!("### {name}")), "no page on {name}");
         }
     }

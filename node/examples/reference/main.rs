@@ -15,7 +15,7 @@ fn files() -> Vec<(PathBuf, String)> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .expect("a member of a workspace")
-        .join("docs");
+        .join("docs/reference");
     vec![
         (docs.join("commands.md"), commands::text()),
         (docs.join("configuration.md"), configuration::text()),

@@ -18,7 +18,7 @@ pub enum PlanOrder {
 /// `shoal plan`
 #[derive(Debug, Clone, Args)]
 pub struct PlanArgs {
-    /// The fleet, its links and the model's traffic, as TOML; docs/placement.md has the keys.
+    /// The fleet, its links and the model's traffic, as TOML; docs/guide/sizes.md has the keys.
     #[arg(value_name = "fleet.toml")]
     pub fleet: PathBuf,
     /// Seed of the search.

@@ -21,7 +21,7 @@ const EFFORT: Effort = Effort { population: 8, children: 16, exchanges: 512 };
 const PARTS: usize = 16;
 
 /// The `[training]` section of a fleet's file: the work and the memory of a step, and the budget.
-/// docs/placement.md describes the keys.
+/// docs/guide/sizes.md describes the keys.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Training {

@@ -143,7 +143,7 @@ impl Between {
     }
 }
 
-/// The description of a fleet and of a model's traffic; docs/placement.md describes the keys.
+/// The description of a fleet and of a model's traffic; docs/guide/sizes.md describes the keys.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Fleet {

@@ -1,5 +1,5 @@
 //! The share of the optimal throughput that a spot fleet achieves, with and without stage changes,
-//! and the causes of the loss: prints the tables of docs/rebalancing.md.
+//! and the causes of the loss: prints the tables of docs/benchmarks/swarms.md.
 //!
 //! Arguments: the seeds of each row (10), the hours of each trace from the first possible pipeline
 //! (6), the microbatches of a step (128), and a part of the name of the fleets to show (all).

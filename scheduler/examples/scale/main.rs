@@ -1,4 +1,4 @@
-//! Size and number of a swarm's messages as it grows: prints the table of docs/scale.md. Arguments:
+//! Size and number of a swarm's messages as it grows: prints the table of docs/benchmarks/swarms.md. Arguments:
 //! numbers of peers and, for a shorter run, `--until` with the second of simulated time at which it
 //! ends.
 

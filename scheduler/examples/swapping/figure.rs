@@ -1,4 +1,4 @@
-//! The figure of docs/swapping.md: how many times faster ATOM is, over the speed of the network.
+//! The figure of docs/benchmarks/swarms.md: how many times faster ATOM is, over the speed of the network.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -1,5 +1,5 @@
 //! One stage at each peer (SWARM), and all stages swapped through each (ATOM), for GPT-3's shapes on links of
-//! different speeds: prints the table of docs/swapping.md. With an argument it writes the figure there.
+//! different speeds: prints the table of docs/benchmarks/swarms.md. With an argument it writes the figure there.
 
 mod figure;
 

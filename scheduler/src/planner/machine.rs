@@ -3,7 +3,7 @@
 //! [sliced](Parallelism::Sliced), [a peer for each device](Parallelism::PeerEach), or
 //! [swapped](Parallelism::Swapped).
 //!
-//! The bytes of a device are those of docs/islands.md for a run in bf16. Replicas divide the weights in f32 and what
+//! The bytes of a device are those of docs/internals/islands.md for a run in bf16. Replicas divide the weights in f32 and what
 //! the optimizer keeps (ZeRO-1, arXiv 1910.02054), or have the weights of passes beside one state in the machine's memory
 //! (ZeRO-Offload, arXiv 2101.06840). Slices divide everything: matrices (Megatron, arXiv 1909.08053) and, by tokens, the
 //! residual stream (arXiv 2205.05198).

@@ -278,9 +278,10 @@ fn every_alert_fires_in_its_test_and_not_before() {
     promtool(&["test", "rules", "alerts_test.yml"]);
     let read = |name: &str| fs::read_to_string(rules().join(name)).expect("a file of rules");
     let (alerts, tests) = (read("alerts.yml"), read("alerts_test.yml"));
-    let operations = fs::read_to_string(root().join("docs/operations.md")).expect("the document");
+    let operations =
+        fs::read_to_string(root().join("docs/guide/operations.md")).expect("the document");
     for name in alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
-        let summary = format!("runbook: docs/operations.md#{}", name.to_lowercase());
+        let summary = format!("runbook: docs/guide/operations.md#{}", name.to_lowercase());
         assert!(tests.contains(&summary), "no test has {name} fire");
         assert!(operations.contains(&format!("\n### {name}\n")), "no section explains {name}");
     }
