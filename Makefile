@@ -18,8 +18,8 @@ help:
 	@echo 'make bench-links     measure the share of its speed that a swarm keeps over links (17 minutes; root)'
 	@echo 'make bench-transport measure throughput over long, full and lossy links (13 minutes; root)'
 	@echo 'make bench-convergence DATA=TEXT  measure the effect of codecs on the loss (19 minutes)'
-	@echo 'make bench-workers DATA=TEXT  measure what workers that meet now and then do to the loss (10 minutes)'
-	@echo 'make bench-meetings  measure bytes and speed of such workers over links, beside hivemind (15 minutes; root)'
+	@echo 'make bench-workers DATA=TEXT  measure what workers that sync now and then do to the loss (10 minutes)'
+	@echo 'make bench-syncs  measure bytes and speed of such workers over links, beside hivemind (15 minutes; root)'
 	@echo 'make bench-staleness DATA=TEXT  measure what delayed updates do to AdamW and Muon (20 minutes)'
 	@echo 'make bench-subspace DATA=TEXT  measure the effect of subspace boundaries on the loss (20 minutes)'
 	@echo 'make bench-prepare   measure the preparation of data beside datasets (30 minutes)'
@@ -142,11 +142,11 @@ bench-links: build
 	.venv/bin/python bench/links.py --shoal target/release/shoal \
 		--network target/release/examples/emulated_network
 
-bench-meetings: build
+bench-syncs: build
 	@scripts/setup.sh --tests
 	scripts/install-hivemind.sh $(hivemind)
 	cargo build --release -p shoal-tests --example emulated_network
-	.venv/bin/python bench/meetings.py --shoal target/release/shoal --hivemind $(hivemind) \
+	.venv/bin/python bench/syncs.py --shoal target/release/shoal --hivemind $(hivemind) \
 		--network target/release/examples/emulated_network
 
 bench-span-choice: build
@@ -308,5 +308,5 @@ check-real: build
 
 .PHONY: help setup build wheel demo test programs test-system test-deployment bench-smoke bench bench-recovery \
 	bench-overhead bench-codec bench-all-reduce bench-all-reduce-links bench-links bench-transport bench-chunks \
-	bench-convergence bench-workers bench-meetings bench-span-choice bench-staleness bench-subspace bench-prepare bench-swap bench-island bench-spans bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
+	bench-convergence bench-workers bench-syncs bench-span-choice bench-staleness bench-subspace bench-prepare bench-swap bench-island bench-spans bench-generate bench-placement bench-watching bench-hostile bench-schedules bench-routing \
 	bench-uneven bench-storm bench-rebalance bench-scale screenshots fuzz soak drill lint check-gpu gpu-kit test-gpu-kit check-real

@@ -62,7 +62,7 @@ def checks(programs, out):
         Check("convergence", "convergence.py", [*shoal, "--data", text, "--plot", str(out / "plot.svg")]),
         Check("subspace", "subspace.py", [*shoal, "--data", text]),
         Check("workers", "workers.py", [*shoal, "--data", text, "--plot", str(out / "workers.svg")]),
-        Check("meetings", "meetings.py", [*shoal, *network], needs_links=True),
+        Check("syncs", "syncs.py", [*shoal, *network], needs_links=True),
         Check("span choice", "span_choice.py", [*shoal, *network], needs_links=True),
         Check("staleness", "staleness.py", [*shoal, "--data", text, "--plot", str(out / "staleness.svg")]),
         Check("prepare", "prepare.py", [*shoal, "--datasets", installed("datasets")], needs_library="datasets"),

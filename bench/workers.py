@@ -1,13 +1,13 @@
-"""Measures what virtual workers that meet now and then do to the loss, at the same tokens.
+"""Measures what virtual workers that sync now and then do to the loss, at the same tokens.
 
     make bench-workers DATA=tinyshakespeare.txt
     .venv/bin/python bench/workers.py --shoal target/release/shoal --data FILE --warm 900 --steps 300
 
 With `--warm` all runs begin with the weights of one that trained for so many steps, as Douillard et al. (arXiv 2311.08105)
 begin with a trained model. The default model (hidden 128) trains for 600 steps of 8 microbatches: all peers together in every step, or four workers
-with a share of two microbatches each, which meet after every 10, 30 or 100 steps. Initial weights and the number of
+with a share of two microbatches each, which sync after every 10, 30 or 100 steps. Initial weights and the number of
 tokens are the same. A loss is that of the last evaluation on held-out text, which a run makes before every step that
-follows a meeting; it is compared with that of the run without workers at the same step.
+follows a sync; it is compared with that of the run without workers at the same step.
 """
 
 import argparse
@@ -27,8 +27,8 @@ from sizes import size
 STEPS = size(600, 4)
 WORKERS = size(4, 2)
 MICROBATCHES = 8
-# Steps between two meetings, the precision of a worker's way, what a worker's moments begin with, and how many of the
-# next steps overlap with a meeting.
+# Steps between two syncs, the precision of a worker's delta, what a worker's moments begin with, and how many of the
+# next steps overlap with a sync.
 RUNS = size([
     (10, "f32", "zero", 0), (30, "f32", "zero", 0), (100, "f32", "zero", 0),
     (10, "f32", "mean", 0), (30, "f32", "mean", 0), (100, "f32", "mean", 0),
@@ -84,7 +84,7 @@ def main():
         f"hidden 128, 4 layers, {WORKERS} workers, {options.steps} steps of 2048 tokens, from a model of {options.warm} steps, f32; "
         f"{machines.line(machines.describe(sys.executable))}. Loss: the last evaluation with held-out text, nats per "
         f"token; above: relative to all peers together at the same step. Goal: at most {GOAL[1]:.0%} at {GOAL[0]} steps.",
-        ["steps between meetings", "a worker's way", "moments", "overlap", "step", "loss", "all together", "above", "goal"],
+        ["steps between syncs", "a worker's delta", "moments", "overlap", "step", "loss", "all together", "above", "goal"],
         [row(run, evaluated) for run in RUNS],
     )
     if options.plot:

@@ -40,13 +40,13 @@ pub struct DemoArgs {
     /// Number of pipeline stages; default: 2, or 1 with --workers.
     #[arg(long, value_name = "N")]
     pub stages: Option<u16>,
-    /// Train virtual workers that meet now and then: each at one peer, or with --stages at several.
+    /// Train virtual workers that sync now and then: each at one peer, or with --stages at several.
     #[arg(long, value_name = "N", conflicts_with = "staleness")]
     pub workers: Option<u32>,
-    /// Steps of a virtual worker from one meeting to the next.
+    /// Steps of a virtual worker between two syncs.
     #[arg(long, value_name = "STEPS", default_value_t = 10, requires = "workers")]
     pub every: u32,
-    /// Steps of these that a virtual worker makes before it waits for the meeting before.
+    /// Steps to run while the previous sync is in flight.
     #[arg(long, value_name = "STEPS", default_value_t = 0, requires = "workers")]
     pub overlap: u32,
     /// Number of steps (optimizer updates); 0 writes the initial checkpoint.

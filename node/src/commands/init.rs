@@ -197,8 +197,19 @@ fn fine_tuning(folder: &Path, rank: Option<u32>) -> anyhow::Result<RunConfig> {
 }
 
 /// The path from the root, since a path in run.toml starts at the file's folder.
+///
+/// # Errors
+/// If the file could not hold it: TOML is text in UTF-8.
 pub(super) fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
-    std::path::absolute(path).with_context(|| path.display().to_string())
+    let path = std::path::absolute(path).with_context(|| path.display().to_string())?;
+    if path.to_str().is_none() {
+        let reason = anyhow!(
+            "run.toml cannot hold the path {}, which is not UTF-8: rename it, or use a link to it",
+            path.display()
+        );
+        return Err(reason).exit_with(Exit::Usage);
+    }
+    Ok(path)
 }
 
 #[cfg(test)]
@@ -219,6 +230,15 @@ mod tests {
         train_for(&mut config, &prepared, epochs);
         let manifest = config.resolve(Data::Prepared(prepared)).expect("a valid run");
         (config, manifest.training.steps)
+    }
+
+    #[test]
+    fn a_path_that_is_no_text_is_refused_and_not_written_otherwise() {
+        use std::os::unix::ffi::OsStrExt;
+        let path = Path::new(std::ffi::OsStr::from_bytes(b"a\xffb"));
+        let error = absolute(path).expect_err("no text").to_string();
+        assert!(error.contains("not UTF-8"), "{error}");
+        assert_eq!(absolute(Path::new("/a")).expect("text"), Path::new("/a"));
     }
 
     #[test]

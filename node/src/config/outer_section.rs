@@ -1,4 +1,4 @@
-//! The section `[outer]` of `run.toml`: virtual workers that meet now and then.
+//! The section `[outer]` of `run.toml`: virtual workers that sync now and then.
 
 use serde::{Deserialize, Serialize};
 use shoal_protocol::codec::SumCodec;
@@ -8,28 +8,28 @@ use shoal_protocol::manifest::{
     Sgd, within,
 };
 
-/// Virtual workers, each of which makes `every` steps of its own before they meet, and the update of the weights
+/// Virtual workers, each of which makes `every` steps of its own before they sync, and the update of the weights
 /// from how far they came on average: gradient descent with Nesterov's momentum.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outer {
     /// Workers.
     pub workers: u32,
-    /// Steps of a worker from one meeting to the next.
+    /// Steps of a worker from one sync to the next.
     pub every: u32,
-    /// Factor on the way that the workers came.
+    /// Factor on the workers' mean delta.
     #[serde(default = "default_rate")]
     pub rate: f64,
-    /// Decay of the sum of these ways.
+    /// Decay of the sum of these deltas.
     #[serde(default = "default_momentum")]
     pub momentum: f64,
     /// The precision of how far a worker came.
     #[serde(default)]
     pub codec: DistanceCodec,
-    /// What a worker's optimizer begins with after a meeting.
+    /// What a worker's optimizer begins with after a sync.
     #[serde(default)]
     pub moments: InnerMoments,
-    /// Steps that workers make from the weights of the meeting before, while the sums of this one travel.
+    /// Steps that workers make from the weights of the sync before, while the sums of this one travel.
     #[serde(default)]
     pub overlap: u32,
 }
@@ -52,10 +52,10 @@ impl Outer {
     }
 
     /// Makes of a run of one worker, whose steps are all of its updates, the run of all workers, whose steps
-    /// are their meetings. One worker that meets itself after every step changes nothing.
+    /// are their syncs. One worker that syncs after every step changes nothing.
     ///
     /// # Errors
-    /// If the workers do not meet at the end.
+    /// If the run does not end with a sync.
     pub(super) fn apply(&self, manifest: &mut Manifest) -> Result<(), ManifestError> {
         let Self { workers, every, rate, momentum, codec, moments, overlap } = *self;
         if manifest.training.staleness > 0 {
@@ -71,7 +71,7 @@ impl Outer {
         if (workers, every) == (1, 1) {
             return Ok(());
         }
-        let meetings = |steps: u64| steps.div_ceil(every.into());
+        let syncs = |steps: u64| steps.div_ceil(every.into());
         let training = &mut manifest.training;
         if !training.steps.is_multiple_of(every.into()) {
             return Err(ManifestError::OutOfRange {
@@ -80,10 +80,10 @@ impl Outer {
                 range: format!("a multiple of outer.every = {every}"),
             });
         }
-        training.steps = meetings(training.steps);
+        training.steps = syncs(training.steps);
         let microbatches = std::mem::replace(&mut training.microbatches, workers);
-        manifest.evaluation.every = meetings(manifest.evaluation.every);
-        manifest.checkpoint.every = meetings(manifest.checkpoint.every);
+        manifest.evaluation.every = syncs(manifest.evaluation.every);
+        manifest.checkpoint.every = syncs(manifest.checkpoint.every);
         let outer = Optimizer {
             rule: Rule::Sgd(Sgd { momentum, nesterov: true }),
             learning_rate: rate,

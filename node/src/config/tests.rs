@@ -123,7 +123,7 @@ fn workers_meet_at_the_end_of_the_run() {
     let resolved = |config: &RunConfig| config.with_enough_tokens().expect("valid");
     let manifest = resolved(&config);
     assert_eq!((manifest.training.steps, manifest.training.microbatches), (10, 4));
-    assert_eq!(manifest.evaluation.every, 2, "the first meeting after 50 steps");
+    assert_eq!(manifest.evaluation.every, 2, "the first sync after 50 steps");
     let inner = manifest.inner.expect("workers");
     assert_eq!((inner.steps, inner.microbatches), (30, 8));
     assert_eq!(inner.optimizer, config.optimizer);
@@ -189,7 +189,7 @@ fn epochs_become_steps_with_the_data() {
     assert_eq!(config.resolve(text).expect("valid").training.steps, 23);
     let mut workers = config;
     (workers.training.stages, workers.outer) = (1, Some(Outer::new(4, 10)));
-    assert_eq!(steps(&workers, 1600), 7, "meetings of four workers, each of ten steps");
+    assert_eq!(steps(&workers, 1600), 7, "syncs of four workers, each of ten steps");
     for (length, words) in [
         ("\nsteps = 300\nepochs = 1 ", "training.steps and training.epochs exclude each other"),
         ("\nepochs = 0 ", "training.epochs = 0 is out of range"),

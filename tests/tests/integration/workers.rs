@@ -1,4 +1,4 @@
-//! Virtual workers: swarms that meet now and then have the bits of one process.
+//! Virtual workers: swarms that sync now and then have the bits of one process.
 
 use shoal_tests::process::Process;
 use shoal_tests::run::{Run, local_command};
@@ -37,7 +37,7 @@ fn assert_ends_as_alone(swarm: Swarm, run: &Run) {
     assert!(losses.len() == 6 && losses[5] < losses[0], "{losses:?}");
 }
 
-/// Three peers, one of which has two devices, meet; one dies and comes back, and the one with two devices dies.
+/// Three peers, one of which has two devices, sync; one dies and comes back, and the one with two devices dies.
 fn assert_survives_deaths(run: &Run) {
     let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "3"], SLOW].concat());
     swarm.join(&[&["--device", "cpu:2"], SLOW].concat());
@@ -64,7 +64,7 @@ fn workers_that_train_while_sums_travel_survive_deaths() {
 }
 
 #[test]
-fn workers_that_join_a_meeting_on_their_way_survive_deaths() {
+fn workers_that_join_a_sync_on_their_way_survive_deaths() {
     assert_survives_deaths(&run("int4", "zero", 3));
 }
 

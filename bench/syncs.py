@@ -1,10 +1,10 @@
-"""Measures the speed and the bytes of virtual workers over emulated links, beside a swarm that meets in every step.
+"""Measures the speed and the bytes of virtual workers over emulated links, beside a swarm that syncs in every step.
 
-    python bench/meetings.py --shoal target/release/shoal --network target/release/examples/emulated_network \
+    python bench/syncs.py --shoal target/release/shoal --network target/release/examples/emulated_network \
         --hivemind bench/results/tools/hivemind
 
 Two peers with one thread each have the whole model. Either they share the microbatches of every step, and their
-all-reduce follows it; or each does one worker, and they meet after so many steps of as many tokens. A share is of the
+all-reduce follows it; or each does one worker, and they sync after so many steps of as many tokens. A share is of the
 tokens a second of the same mode on loopback. Bytes are all that both peers sent but for checkpoints, over all tokens.
 hivemind's Optimizer averages the weights of two peers after as many local steps, while these go on; its bytes are those of
 packets. Needs root, /dev/net/tun and `ip`.
@@ -34,7 +34,7 @@ MODEL = Model(hidden=size(128, 64), layers=size(4, 2), heads=4, intermediate=siz
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """Steps between meetings, the precision of a worker's way, and the steps that it makes while a meeting travels."""
+    """Steps between syncs, the precision of a worker's delta, and the steps that it makes while a sync travels."""
 
     every: int
     codec: str
@@ -44,7 +44,7 @@ class Mode:
         return f"{self.every}, {self.codec}" + (f", overlap {self.overlap}" if self.overlap else "")
 
 
-# Without a mode peers meet in every step.
+# Without a mode peers sync in every step.
 MODES = size(
     [None, Mode(10, "f32"), Mode(30, "int4"), Mode(30, "int4", 10), Mode(100, "f32"), Mode(100, "int4"),
      Mode(100, "int2")],
@@ -54,21 +54,21 @@ MODES = size(
 AVERAGES = size([(100, "NoCompression"), (100, "Float16Compression")], [(50, "Float16Compression")])
 RATES = size([None, 100, 20], [None, 100])  # Mbit/s; the first is loopback
 DELAY = 50  # ms each way
-# The goals at the most steps between meetings: how many times fewer bytes, and the share on the slowest link.
+# The goals at the most steps between syncs: how many times fewer bytes, and the share on the slowest link.
 FEWER, SHARE = 100, 0.9
 
 
 def run(shoal, mode, inside):
-    """The outcome of a run of a few steps, or of a few meetings."""
+    """The outcome of a run of a few steps, or of a few syncs."""
     common = {"machines": inside, "replicas": PEERS, "stages": 1, "dtype": "f32"}
     if mode is None:
         steps = size(20, 2) + SKIPPED_STEPS
         return shoal.swarm(MODEL, microbatches=MICROBATCHES, steps=steps, **common)
-    meetings = size(max(2, 60 // mode.every), 1) + SKIPPED_STEPS
+    syncs = size(max(2, 60 // mode.every), 1) + SKIPPED_STEPS
     outer = (f'\n[outer]\nworkers = {PEERS}\nevery = {mode.every}\ncodec = "{mode.codec}"\n'
              f"overlap = {mode.overlap}\n")
     model = dataclasses.replace(MODEL, batch=MODEL.batch // PEERS)
-    return shoal.swarm(model, microbatches=MICROBATCHES // PEERS, steps=meetings * mode.every, more=outer, **common)
+    return shoal.swarm(model, microbatches=MICROBATCHES // PEERS, steps=syncs * mode.every, more=outer, **common)
 
 
 def bytes_per_token(outcome):
@@ -160,7 +160,7 @@ def main():
         f"Hidden {MODEL.hidden}, {MODEL.layers} layers, {PEERS} peers, {2 * DELAY} ms round trip; times fewer bytes than in "
         f"the first row. Goals at 100 steps: {FEWER} times fewer; a share of {SHARE} on the slowest link. "
         f"{machines.line(machines.describe(sys.executable))}.",
-        ["link", "steps between meetings", "tokens/s", "of loopback", "bytes a token", "times fewer", "goal"],
+        ["link", "steps between syncs", "tokens/s", "of loopback", "bytes a token", "times fewer", "goal"],
         measure(options),
     )
 
