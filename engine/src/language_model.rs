@@ -190,7 +190,8 @@ impl LanguageModel {
                 let past = layers.as_ref().and_then(|layers| layers.first());
                 let past = past.map_or(0, LayerCache::length);
                 let rows = embedding.rows(&x)?;
-                x = embedding.embed(&rows, past, &blocks.shape, self.manifest.training.dtype)?;
+                let dtype = self.manifest.training.dtype;
+                x = embedding.embed(&rows, (past, None), &blocks.shape, dtype)?;
             }
             x = blocks.through(x, None, layers)?;
         }
