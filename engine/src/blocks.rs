@@ -85,15 +85,25 @@ impl Embedding {
         Ok(own.sum_of_devices(&rows)?.f_add_scalar(0.0)?)
     }
 
-    /// The residual stream's first value, from rows after `past` tokens; see [`model::embed`].
+    /// The residual stream's first value; see [`model::embed`]. `places` are the places of the tokens in their
+    /// documents, i64 `[B, T]`; without them each sample is one document, of which `past` tokens are in a cache.
     pub(crate) fn embed(
         &self,
         rows: &Tensor,
-        past: i64,
+        (past, places): (i64, Option<&Tensor>),
         shape: &Shape,
         dtype: Dtype,
     ) -> Result<Tensor> {
-        model::embed(rows, self.positions.as_ref(), past, shape, dtype)
+        let positions = match (&self.positions, places) {
+            (None, _) => None,
+            (Some(table), None) => Some(table.f_narrow(0, past, rows.size3()?.1)?),
+            // The gradient of a position is a sum over documents, in f32.
+            (Some(table), Some(places)) => {
+                let table = table.f_to_kind(Kind::Float)?;
+                Some(Tensor::f_embedding(&table, places, -1, false, false)?)
+            }
+        };
+        model::embed(rows, positions.as_ref(), shape, dtype)
     }
 }
 

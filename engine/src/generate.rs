@@ -57,6 +57,12 @@ impl Generator {
         self.model.positions()
     }
 
+    /// Number of tokens that the model knows.
+    #[must_use]
+    pub fn vocabulary(&self) -> u32 {
+        self.model.vocabulary()
+    }
+
     /// The tokenizer of the text that the model was trained on; `None` if `tokenizer.json` in its
     /// folder has it.
     #[must_use]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use shoal_protocol::ids::Stage;
-use shoal_protocol::manifest::{Dtype, Manifest, Tokenizer, Training, example};
+use shoal_protocol::manifest::{Manifest, Tokenizer};
 use tch::{Kind, Tensor};
 
 use crate::base::{self, BaseError, BaseFiles, BaseIndex, StageFiles};
@@ -94,10 +94,7 @@ impl LanguageModel {
 
     fn of_base(folder: &Path, device: Device) -> Result<Self> {
         let base = BaseFiles::in_folder(folder)?;
-        // Passes depend on nothing else of a run.
-        let run = example::small();
-        let training = Training { stages: 1, dtype: Dtype::F32, staleness: 0, ..run.training };
-        let manifest = Manifest { model: base.index.model.clone(), training, ..run };
+        let manifest = base.manifest();
         let shape = manifest.clone();
         let weights = |stage| Ok(base::stage_weights(&base, &shape, stage)?);
         Self::new((manifest, folder), device, None, weights, None)
@@ -190,7 +187,8 @@ impl LanguageModel {
                 let past = layers.as_ref().and_then(|layers| layers.first());
                 let past = past.map_or(0, LayerCache::length);
                 let rows = embedding.rows(&x)?;
-                x = embedding.embed(&rows, past, &blocks.shape, self.manifest.training.dtype)?;
+                let dtype = self.manifest.training.dtype;
+                x = embedding.embed(&rows, (past, None), &blocks.shape, dtype)?;
             }
             x = blocks.through(x, None, layers)?;
         }

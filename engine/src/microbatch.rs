@@ -19,6 +19,9 @@ pub(crate) struct Labels {
     pub(crate) padded: u64,
     /// Numbers each token's document: i64 `[B, T]`. `None` if each sample is one document.
     pub(crate) documents: Option<Tensor>,
+    /// The place of each token in its document, from 0: i64 `[B, T]`. `None` if each sample is one document, or the
+    /// model has no trained positions.
+    pub(crate) places: Option<Tensor>,
     /// The token ids, `B · T`, if they travel beside activations.
     pub(crate) tokens: Option<Vec<i64>>,
 }
@@ -37,27 +40,31 @@ impl Labels {
             None => (bytes, &[][..]),
         };
         let mut targets = Vec::new();
-        let mut documents = Vec::new();
-        let (mut document, mut padded) = (0, 0);
+        let (mut documents, mut places) = (Vec::new(), Vec::new());
+        let (mut document, mut first, mut padded) = (0, 0, 0);
         let context = manifest.model.context as usize;
         for (place, word) in words(manifest, labels, "labels")?.enumerate() {
             let label = Label::from_word(word);
             padded += u64::from(label.padding);
             targets.push(label.target.map_or(Ok(IGNORED), |target| known(manifest, target))?);
             if place % context == 0 {
-                document = 0;
+                (document, first) = (0, place);
             } else if label.starts_document {
-                document += 1;
+                (document, first) = (document + 1, place);
             }
             documents.push(document);
+            places.push((place - first) as i64);
         }
         let counted = targets.iter().filter(|target| **target != IGNORED).count() as u64;
         let several = documents.iter().any(|document| *document > 0);
+        let counts_places = several && manifest.model.block.learned_positions.is_some();
+        let tensor = |values: &[i64]| per_token(manifest, values, device);
         Ok(Self {
             counted,
             padded,
-            targets: per_token(manifest, &targets, device)?.f_flatten(0, -1)?,
-            documents: several.then(|| per_token(manifest, &documents, device)).transpose()?,
+            targets: tensor(&targets)?.f_flatten(0, -1)?,
+            documents: several.then(|| tensor(&documents)).transpose()?,
+            places: counts_places.then(|| tensor(&places)).transpose()?,
             tokens: (!ids.is_empty()).then(|| token_ids(manifest, ids)).transpose()?,
         })
     }

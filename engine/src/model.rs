@@ -103,12 +103,10 @@ pub(crate) fn decoder_layer(
 }
 
 /// The residual stream's first value, rounded to the dtype of the layers: rows of the embedding
-/// `[B, T, H]`, f32, with their scale and the trained positions `[at least past + T, H]`, of which the
-/// first token has `past`.
+/// `[B, T, H]`, f32, with their scale and the trained positions of their tokens, `[T, H]` or `[B, T, H]`.
 pub(crate) fn embed(
     rows: &Tensor,
     positions: Option<&Tensor>,
-    past: i64,
     shape: &Shape,
     dtype: Dtype,
 ) -> Result<Tensor> {
@@ -117,7 +115,7 @@ pub(crate) fn embed(
         x = x.f_mul_scalar(scale)?;
     }
     if let Some(positions) = positions {
-        x = x.f_add(&positions.f_narrow(0, past, rows.size3()?.1)?)?;
+        x = x.f_add(positions)?;
     }
     Ok(x.f_to_kind(kind(dtype))?)
 }

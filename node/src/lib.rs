@@ -32,6 +32,7 @@ mod fault_point;
 pub mod http;
 pub mod logging;
 mod memory;
+mod model_check;
 pub mod network;
 pub mod observers;
 mod other_run;

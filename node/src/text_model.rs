@@ -22,6 +22,29 @@ pub(crate) struct Written {
     pub(crate) ending: Ending,
 }
 
+/// Loads the model of a checkpoint or a base, with all cores. A checkpoint of adapters needs the `base` of its run.
+///
+/// # Errors
+/// If the folder has no model, or a file is damaged.
+pub(crate) fn generator(
+    folder: &Path,
+    base: Option<&Path>,
+    device: DeviceChoice,
+) -> anyhow::Result<Generator> {
+    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let device = Device::open(device, threads)?;
+    Generator::open_with_base(folder, base, device).or_else(|error| {
+        let exit = match &error {
+            EngineError::Checkpoint(_) | EngineError::Base(_) => Exit::Corrupt,
+            EngineError::NotAModel { .. }
+            | EngineError::NeedsBase { .. }
+            | EngineError::OtherBase { .. } => Exit::Usage,
+            _ => Exit::Failed,
+        };
+        Err(error).exit_with(exit)
+    })
+}
+
 impl TextModel {
     /// Loads the model of a checkpoint or a base, with all cores. A checkpoint of adapters needs the `base`
     /// of its run.
@@ -29,18 +52,7 @@ impl TextModel {
     /// # Errors
     /// If the folder has no model, or a file is damaged.
     pub(crate) fn open(folder: &Path, base: Option<&Path>) -> anyhow::Result<Self> {
-        let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let device = Device::open(DeviceChoice::Auto, threads)?;
-        let generator = Generator::open_with_base(folder, base, device).or_else(|error| {
-            let exit = match &error {
-                EngineError::Checkpoint(_) | EngineError::Base(_) => Exit::Corrupt,
-                EngineError::NotAModel { .. }
-                | EngineError::NeedsBase { .. }
-                | EngineError::OtherBase { .. } => Exit::Usage,
-                _ => Exit::Failed,
-            };
-            Err(error).exit_with(exit)
-        })?;
+        let generator = generator(folder, base, DeviceChoice::Auto)?;
         let codec = TextCodec::of(generator.tokenizer(), folder)?;
         Ok(Self { generator, codec })
     }

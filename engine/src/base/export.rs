@@ -8,7 +8,7 @@ use std::path::Path;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use shoal_protocol::ids::{ContentHash, Stage};
-use shoal_protocol::manifest::Lora;
+use shoal_protocol::manifest::{Lora, Manifest};
 
 use super::weights::{BaseFiles, StageFiles};
 use super::{BaseError, Result, staging};
@@ -92,8 +92,22 @@ pub fn export(
         let reason = "the adapters were trained beside another base: give the base of their run";
         return Err(BaseError::NotExportable { reason: reason.to_owned() });
     }
+    write_model(&mut Stages::of_checkpoint(checkpoint, base), out, dtype)
+}
+
+/// Writes the model of a base, all of whose files are there, as [`export`] does that of a checkpoint.
+///
+/// # Errors
+/// If a file of the base is missing or damaged, or the disk is full; `out` then does not exist.
+pub fn export_base(base: &BaseFiles, out: &Path, dtype: ExportDtype) -> Result<()> {
+    staging::refuse_occupied(out)?;
+    write_model(&mut Stages::of_base(base), out, dtype)
+}
+
+fn write_model(stages: &mut Stages<'_>, out: &Path, dtype: ExportDtype) -> Result<()> {
+    let base = stages.base;
     let staging = staging::begin(out, ".export-")?;
-    write_weights(checkpoint, base, staging.path(), dtype)?;
+    write_weights(stages, staging.path(), dtype)?;
     for file in base.index.others.iter().filter(|file| file.name != "config.json") {
         let to = staging.path().join(&file.name);
         let missing = || BaseError::MissingShard { path: file.name.clone().into() };
@@ -129,17 +143,12 @@ struct Tensor {
     parts: Vec<(Parameter, Location)>,
 }
 
-fn write_weights(
-    checkpoint: &Checkpoint,
-    base: &BaseFiles,
-    to: &Path,
-    dtype: ExportDtype,
-) -> Result<()> {
-    let manifest = checkpoint.manifest();
-    let naming = family::naming(&base.index.family).unwrap_or(Naming::Llama);
+fn write_weights(stages: &mut Stages<'_>, to: &Path, dtype: ExportDtype) -> Result<()> {
+    let model = stages.manifest.model.clone();
+    let naming = family::naming(&stages.base.index.family).unwrap_or(Naming::Llama);
     let mut tensors: Vec<(String, Tensor)> = Vec::new();
-    for parameter in all_parameters(&manifest.model) {
-        let location = locate(naming, &manifest.model, &parameter);
+    for parameter in all_parameters(&model) {
+        let location = locate(naming, &model, &parameter);
         let last = tensors.iter_mut().find(|(name, _)| *name == location.tensor);
         match last {
             Some((_, tensor)) => tensor.parts.push((parameter, location)),
@@ -164,14 +173,13 @@ fn write_weights(
     }
     let count = files.len();
     let mut map = BTreeMap::new();
-    let mut stages = Stages { checkpoint, base, held: None };
     for (index, tensors) in files.into_iter().enumerate() {
         let file = match count {
             1 => "model.safetensors".to_owned(),
             _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
         };
         map.extend(tensors.iter().map(|(name, _)| (name.clone(), file.clone())));
-        write_file(&mut stages, &to.join(&file), &tensors, dtype)?;
+        write_file(stages, &to.join(&file), &tensors, dtype)?;
     }
     if count > 1 {
         let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
@@ -207,9 +215,11 @@ fn write_file(
         .map_err(|error| BaseError::io(path)(std::io::Error::other(error)))
 }
 
-/// The weights of a checkpoint's model, one stage in memory at a time.
+/// The weights of a model, one stage in memory at a time.
 struct Stages<'a> {
-    checkpoint: &'a Checkpoint,
+    manifest: Cow<'a, Manifest>,
+    /// The checkpoint with them; without one they are those of the base.
+    checkpoint: Option<&'a Checkpoint>,
     base: &'a BaseFiles,
     held: Option<Held>,
 }
@@ -218,17 +228,26 @@ struct Stages<'a> {
 struct Held {
     /// The model's weights that it has.
     list: Vec<Parameter>,
-    /// The trained weights: those, or adapters.
+    /// The trained weights: those, adapters, or none.
     trained: Vec<f32>,
-    /// The adapters, if those were trained, and the files of the base.
+    /// The adapters that were trained, and the files of the base, unless all weights were trained.
     adapters: Option<(Vec<Parameter>, StageFiles)>,
 }
 
-impl Stages<'_> {
+impl<'a> Stages<'a> {
+    fn of_checkpoint(checkpoint: &'a Checkpoint, base: &'a BaseFiles) -> Self {
+        let manifest = Cow::Borrowed(checkpoint.manifest());
+        Self { manifest, checkpoint: Some(checkpoint), base, held: None }
+    }
+
+    fn of_base(base: &'a BaseFiles) -> Self {
+        Self { manifest: Cow::Owned(base.manifest()), checkpoint: None, base, held: None }
+    }
+
     fn weights(&mut self, name: &str) -> Result<Cow<'_, [f32]>> {
         let has = |list: &[Parameter]| list.iter().any(|parameter| parameter.name == name);
         if !self.held.as_ref().is_some_and(|held| has(&held.list)) {
-            let manifest = self.checkpoint.manifest();
+            let manifest = &self.manifest;
             let all = manifest.stages().map(|stage| (stage, model_parameters(manifest, stage)));
             let (stage, list) =
                 all.into_iter().find(|(_, list)| has(list)).expect("a stage has each weight");
@@ -241,15 +260,19 @@ impl Stages<'_> {
             return Ok(Cow::Borrowed(&held.trained[parameter.range()]));
         };
         let mut weights = files.values(parameter)?;
-        let lora = self.checkpoint.manifest().lora.as_ref().expect("adapters were trained");
-        add_adapter(&mut weights, parameter, lora, (adapters, &held.trained));
+        if let Some(lora) = &self.manifest.lora {
+            add_adapter(&mut weights, parameter, lora, (adapters, &held.trained));
+        }
         Ok(Cow::Owned(weights))
     }
 
     fn hold(&self, stage: Stage, list: Vec<Parameter>) -> Result<Held> {
-        let manifest = self.checkpoint.manifest();
-        let state = self
-            .checkpoint
+        let manifest = &self.manifest;
+        let Some(checkpoint) = self.checkpoint else {
+            let files = StageFiles::open(self.base, manifest, stage)?;
+            return Ok(Held { list, trained: Vec::new(), adapters: Some((Vec::new(), files)) });
+        };
+        let state = checkpoint
             .stage(stage)
             .map_err(|error| BaseError::NotExportable { reason: error.to_string() })?;
         let adapters = match manifest.lora {

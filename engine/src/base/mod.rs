@@ -22,7 +22,7 @@ mod weights;
 mod what;
 
 pub use adapter_export::export_adapter;
-pub use export::{ExportDtype, export};
+pub use export::{ExportDtype, export, export_base};
 pub use import::{Imported, import, import_as};
 #[cfg(test)]
 pub(crate) use index::DECODER;

@@ -5,9 +5,9 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use safetensors::tensor::Dtype;
+use safetensors::tensor::Dtype as FileDtype;
 use shoal_protocol::ids::{ContentHash, Stage};
-use shoal_protocol::manifest::Manifest;
+use shoal_protocol::manifest::{Dtype, Manifest, Training, example};
 
 use super::index::{BaseFile, BaseIndex};
 use super::{BaseError, Result, what};
@@ -60,6 +60,30 @@ impl BaseFiles {
             paths.iter().find(|(known, _)| known == hash).map(|(_, path)| path.clone())
         };
         Ok(Self::new(Arc::new(index), find))
+    }
+
+    /// A run in one stage from this base. Passes for text depend on nothing else of a run.
+    pub(crate) fn manifest(&self) -> Manifest {
+        let run = example::small();
+        let training = Training { stages: 1, dtype: Dtype::F32, staleness: 0, ..run.training };
+        Manifest { model: self.index.model.clone(), training, ..run }
+    }
+
+    /// Reads all files and compares their bytes with the hashes in the index.
+    ///
+    /// # Errors
+    /// If a file is missing, cannot be read, or is not the one that was imported.
+    pub fn verify(&self) -> Result<()> {
+        for file in self.index.weights.iter().chain(&self.index.others) {
+            let missing = || BaseError::MissingShard { path: PathBuf::from(&file.name) };
+            let path = self.find(file).ok_or_else(missing)?;
+            let mut hasher = blake3::Hasher::new();
+            hasher.update_mmap(&path).map_err(BaseError::io(&path))?;
+            if ContentHash::from(hasher.finalize()) != file.hash {
+                return Err(BaseError::damaged(&path, "it has changed since the import"));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -152,28 +176,28 @@ pub(super) fn wrong_tensor(
 }
 
 /// Bytes of a number, if the dtype is one of weights.
-pub(super) fn size_of_dtype(dtype: Dtype) -> Option<usize> {
+pub(super) fn size_of_dtype(dtype: FileDtype) -> Option<usize> {
     match dtype {
-        Dtype::F32 => Some(4),
-        Dtype::BF16 | Dtype::F16 => Some(2),
+        FileDtype::F32 => Some(4),
+        FileDtype::BF16 | FileDtype::F16 => Some(2),
         _ => None,
     }
 }
 
 /// Converts numbers to f32, which is exact.
-fn widen(dtype: Dtype, data: &[u8], to: &mut [f32]) -> Option<()> {
+fn widen(dtype: FileDtype, data: &[u8], to: &mut [f32]) -> Option<()> {
     let halves = || data.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes));
     match dtype {
-        Dtype::F32 => {
+        FileDtype::F32 => {
             let words = data.as_chunks::<4>().0;
             to.iter_mut().zip(words).for_each(|(to, word)| *to = f32::from_le_bytes(*word));
         }
-        Dtype::BF16 => {
+        FileDtype::BF16 => {
             to.iter_mut().zip(halves()).for_each(|(to, bits)| {
                 *to = f32::from_bits(u32::from(bits) << 16);
             });
         }
-        Dtype::F16 => {
+        FileDtype::F16 => {
             to.iter_mut().zip(halves()).for_each(|(to, bits)| {
                 *to = half::f16::from_bits(bits).to_f32();
             });

@@ -202,6 +202,11 @@ const FAMILIES: [Family; 10] = [
     },
 ];
 
+/// The families that can be imported, as in `model_type`.
+pub fn families() -> impl Iterator<Item = &'static str> {
+    FAMILIES.iter().map(|family| family.model_type)
+}
+
 /// The naming of a family.
 pub(crate) fn naming(family: &str) -> Option<Naming> {
     FAMILIES.iter().find(|known| known.model_type == family).map(|known| known.naming)
@@ -217,7 +222,7 @@ pub fn describe(config: &Value) -> Result<Described, ConfigJsonError> {
     let model_type = any.text("model_type")?;
     let known = FAMILIES.iter().find(|family| family.model_type == model_type);
     let family = known.ok_or_else(|| {
-        let all: Vec<_> = FAMILIES.iter().map(|family| family.model_type).collect();
+        let all: Vec<_> = families().collect();
         let remedy = format!("the known ones are {}", all.join(", "));
         any.unsupported("model_type", &remedy)
     })?;

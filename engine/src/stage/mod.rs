@@ -297,7 +297,8 @@ impl StageModel {
                 let tokens = per_token(&self.manifest, &ids, device)?;
                 let trains = keeps_graph && embedding.is_trained;
                 let leaf = embedding.rows(&tokens)?.set_requires_grad(trains);
-                let x = embedding.embed(&leaf, 0, &blocks.shape, training.dtype)?;
+                let places = labels.as_ref().and_then(|labels| labels.places.as_ref());
+                let x = embedding.embed(&leaf, (0, places), &blocks.shape, training.dtype)?;
                 (leaf, Some(tokens), x, self.initial(Some(&ids), key)?)
             }
             None => {

@@ -10,6 +10,7 @@ mod families;
 mod generation;
 mod islands;
 mod lora;
+mod packing;
 mod pipelined_workers;
 mod reshape;
 mod slices;

@@ -11,12 +11,20 @@ pub struct ImportArgs {
     /// Folder of a model in Hugging Face's format (config.json and safetensors files), or hf:OWNER/NAME[@REVISION].
     #[arg(value_name = "MODEL")]
     pub model: String,
-    /// Folder for the base; must not exist.
-    #[arg(short, long, value_name = "BASE")]
-    pub out: PathBuf,
+    /// Folder for the base; must not exist, except with --check.
+    #[arg(short, long, value_name = "BASE", required_unless_present = "check")]
+    pub out: Option<PathBuf>,
     /// Give a model whose head is tied to its embedding a head of its own, which trains apart from it.
     #[arg(long)]
     pub untie: bool,
+    /// Compare the base with MODEL as transformers computes it: the logits of 64 tokens and the token ids of some texts.
+    /// A base in BASE is compared as it is; without BASE, nothing is kept. MODEL may be a base itself.
+    #[arg(long)]
+    pub check: bool,
+    /// Python with torch and transformers 5 to compare with; default: that of the variable `SHOAL_PYTHON`, otherwise
+    /// the one whose libtorch this program uses, otherwise python3.
+    #[arg(long, value_name = "PATH", requires = "check")]
+    pub python: Option<PathBuf>,
 }
 
 /// `shoal export`

@@ -1,9 +1,10 @@
 //! `shoal import`, `shoal export` and `shoal push`: models in Hugging Face's format, in and out.
 
 use std::fs;
+use std::path::Path;
 
 use shoal_data::template::ChatTemplate;
-use shoal_engine::base::{self, BaseError};
+use shoal_engine::base::{self, BaseError, ExportDtype, Imported};
 use shoal_engine::{BaseFiles, Checkpoint};
 
 use super::hub;
@@ -11,17 +12,55 @@ use super::init::CONTEXT;
 use crate::cli::{ExportArgs, ImportArgs, PushArgs};
 use crate::config::reads_bytes;
 use crate::exit::{Exit, ExitWith};
+use crate::model_check;
 use crate::terminal::outln;
 
-/// Imports a model as a base.
+/// Imports a model as a base, or compares one with transformers.
 ///
 /// # Errors
-/// If the model is incomplete or of no known family, or the disk is full.
+/// If the model is incomplete or of no known family, the disk is full, or the comparison finds a difference.
 pub(super) fn import(args: &ImportArgs) -> anyhow::Result<()> {
     hub::check_model(&args.model).exit_with(Exit::Usage)?;
     let (folder, name) = (hub::local_model(&args.model)?, hub::name(&args.model));
-    let imported = checked(base::import_as(&folder, &args.out, args.untie, name.as_deref()))?;
-    let out = args.out.display();
+    match &args.out {
+        Some(out) if args.check && out.join(base::INDEX).exists() => {}
+        Some(out) => {
+            let imported = checked(base::import_as(&folder, out, args.untie, name.as_deref()))?;
+            print_imported(out, &imported);
+        }
+        None => {}
+    }
+    match args.check {
+        true => check(args, &folder),
+        false => Ok(()),
+    }
+}
+
+/// Compares a base with its model as transformers computes it. Without a base on the disk, it is a temporary one.
+fn check(args: &ImportArgs, model: &Path) -> anyhow::Result<()> {
+    let temporary = tempfile::Builder::new().prefix("shoal-check-").tempdir()?;
+    let other = temporary.path().join("model");
+    let (base, model) = match &args.out {
+        Some(out) => (out.as_path(), model),
+        // transformers reads no base, but what is exported from one.
+        None if model.join(base::INDEX).exists() => {
+            let files = checked(BaseFiles::in_folder(model))?;
+            checked(files.verify())?;
+            checked(base::export_base(&files, &other, ExportDtype::F32))?;
+            (model, other.as_path())
+        }
+        None => {
+            checked(base::import(model, &other, args.untie))?;
+            (other.as_path(), model)
+        }
+    };
+    let name =
+        args.out.as_ref().map_or_else(|| args.model.clone(), |out| out.display().to_string());
+    model_check::run(&name, base, model, args.python.as_deref())
+}
+
+fn print_imported(out: &Path, imported: &Imported) {
+    let out = out.display();
     let (index, millions) = (&imported.index, imported.parameters as f64 / 1e6);
     outln!(
         "{out}: {} with {millions:.1} million weights in {} layers, base {}",
@@ -38,7 +77,6 @@ pub(super) fn import(args: &ImportArgs) -> anyhow::Result<()> {
         );
         outln!("start a run from it: shoal init --from {out} --data data -o run.toml");
     }
-    Ok(())
 }
 
 /// Writes the model of a checkpoint in the format of its family.

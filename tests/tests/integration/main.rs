@@ -12,6 +12,7 @@ mod doctor;
 #[cfg(debug_assertions)]
 mod fault_points;
 mod hostile;
+mod import_check;
 mod islands;
 mod metrics;
 mod models;

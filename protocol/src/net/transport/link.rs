@@ -41,6 +41,13 @@ const TURN: Duration = Duration::from_secs(4);
 /// Looks at the incomplete messages of a connection before those that were silent throughout are given up.
 const LOOKS: u32 = 4;
 
+/// Silence after which packets are sent, whatever there is to say. A keep-alive would have been answered by then.
+const SILENT: Duration =
+    limits::CONNECTION_TIMEOUT.saturating_mul(2).checked_div(5).expect("a part of it");
+
+/// These packets in the time after which a silent connection is broken.
+const NUDGES: u32 = 20;
+
 /// The reason of a close, as sent to the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CloseCode {
@@ -178,6 +185,7 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
     if !session.is_relayed() {
         shared.relay.connected(peer.id, session.connection.clone());
         writers.spawn(relay_datagrams(context.clone()));
+        writers.spawn(nudge(context.clone()));
     } else {
         writers.spawn(seek_direct(context.clone()));
     }
@@ -317,6 +325,27 @@ async fn relay_datagrams(context: Context) -> DisconnectReason {
             }
             // The readers report the reason once they have read everything that came before.
             Err(_) => std::future::pending::<()>().await,
+        }
+    }
+}
+
+/// Sends packets over a silent connection, so that lost ones do not look like a death.
+///
+/// QUIC itself repeats a lost packet at intervals that double: where a third of all packets are lost, all of the few
+/// before the timeout may be. These packets are empty datagrams, whose arrival is acknowledged.
+async fn nudge(context: Context) -> DisconnectReason {
+    let connection = &context.session.connection;
+    let mut received = (connection.stats().udp_rx.datagrams, Instant::now());
+    let mut nudges = tokio::time::interval(limits::CONNECTION_TIMEOUT / NUDGES);
+    nudges.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        nudges.tick().await;
+        let now = connection.stats().udp_rx.datagrams;
+        if now != received.0 {
+            received = (now, Instant::now());
+        } else if received.1.elapsed() > SILENT {
+            // Where it does not fit the end of the connection is near, and the readers report it.
+            let _ = connection.send_datagram(Bytes::new());
         }
     }
 }
