@@ -126,3 +126,6 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection without traffic for this long is broken; keep-alives are sent three times as often.
 pub const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The same for a connection that loses packets, at most.
+pub const LOSSY_CONNECTION_TIMEOUT: Duration = Duration::from_secs(20);

@@ -214,7 +214,7 @@ pub(super) fn quic(congestion: Congestion) -> TransportConfig {
         .datagram_receive_buffer_size(Some(RELAYED))
         .datagram_send_buffer_size(RELAYED)
         .max_idle_timeout(Some(
-            limits::CONNECTION_TIMEOUT.try_into().expect("a timeout of seconds"),
+            limits::LOSSY_CONNECTION_TIMEOUT.try_into().expect("a timeout of seconds"),
         ))
         .keep_alive_interval(Some(limits::CONNECTION_TIMEOUT / 3))
         .mtu_discovery_config(Some(mtu))

@@ -61,6 +61,8 @@ pub(super) enum CloseCode {
     Violation = 3,
     /// The other end receives too slowly.
     Stuck = 4,
+    /// The other end was silent for too long.
+    Silent = 5,
 }
 
 impl From<CloseCode> for VarInt {
@@ -182,10 +184,10 @@ async fn serve(shared: &Arc<Shared>, peer: &Arc<Peer>, session: &Arc<Session>) -
     let mut writers = JoinSet::new();
     writers.spawn(write_control(context.clone(), send));
     writers.spawn(write_tensors(context.clone()));
+    writers.spawn(watch_silence(context.clone()));
     if !session.is_relayed() {
         shared.relay.connected(peer.id, session.connection.clone());
         writers.spawn(relay_datagrams(context.clone()));
-        writers.spawn(nudge(context.clone()));
     } else {
         writers.spawn(seek_direct(context.clone()));
     }
@@ -244,10 +246,10 @@ fn close(session: &Session, reason: &DisconnectReason) {
         DisconnectReason::Violation(_) => CloseCode::Violation,
         DisconnectReason::QueueFull => CloseCode::Stuck,
         DisconnectReason::Replaced => CloseCode::Unused,
-        DisconnectReason::Closing
-        | DisconnectReason::Left
-        | DisconnectReason::Lost(_)
-        | DisconnectReason::ClosedByPeer(_) => CloseCode::Done,
+        DisconnectReason::Lost(_) => CloseCode::Silent,
+        DisconnectReason::Closing | DisconnectReason::Left | DisconnectReason::ClosedByPeer(_) => {
+            CloseCode::Done
+        }
     };
     let text = match reason {
         DisconnectReason::Violation(violation) => violation.to_string(),
@@ -329,25 +331,37 @@ async fn relay_datagrams(context: Context) -> DisconnectReason {
     }
 }
 
-/// Sends packets over a silent connection, so that lost ones do not look like a death.
+/// Ends a connection that is silent, and sends packets over it before, so that lost ones do not look like a death.
 ///
-/// QUIC itself repeats a lost packet at intervals that double: where a third of all packets are lost, all of the few
-/// before the timeout may be. These packets are empty datagrams, whose arrival is acknowledged.
-async fn nudge(context: Context) -> DisconnectReason {
+/// QUIC repeats a lost packet at intervals that double: where a third of all packets are lost, the few of five seconds
+/// may all be. So these packets do not wait for others (empty datagrams, whose arrival is acknowledged), and more time
+/// passes where the connection has lost many.
+async fn watch_silence(context: Context) -> DisconnectReason {
     let connection = &context.session.connection;
     let mut received = (connection.stats().udp_rx.datagrams, Instant::now());
-    let mut nudges = tokio::time::interval(limits::CONNECTION_TIMEOUT / NUDGES);
-    nudges.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut looks = tokio::time::interval(limits::CONNECTION_TIMEOUT / NUDGES);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        nudges.tick().await;
-        let now = connection.stats().udp_rx.datagrams;
-        if now != received.0 {
-            received = (now, Instant::now());
-        } else if received.1.elapsed() > SILENT {
-            // Where it does not fit the end of the connection is near, and the readers report it.
+        looks.tick().await;
+        let stats = connection.stats();
+        let silent = received.1.elapsed();
+        if stats.udp_rx.datagrams != received.0 {
+            received = (stats.udp_rx.datagrams, Instant::now());
+        } else if silent > longest_silence(stats.path.lost_packets, stats.path.sent_packets) {
+            return DisconnectReason::Lost(ConnectionError::TimedOut.to_string());
+        } else if silent > SILENT {
+            // Without room for it others are on their way.
             let _ = connection.send_datagram(Bytes::new());
         }
     }
+}
+
+/// The silence that ends a connection of which so many packets are lost. Each tenth that is lost adds as much as there
+/// is without losses.
+fn longest_silence(lost: u64, sent: u64) -> Duration {
+    let share = if sent == 0 { 0.0 } else { lost as f64 / sent as f64 };
+    let longest = limits::CONNECTION_TIMEOUT.mul_f64(1.0 + 10.0 * share);
+    longest.min(limits::LOSSY_CONNECTION_TIMEOUT)
 }
 
 /// Repeatedly tries to replace a relayed connection by a direct one. The two ends take turns: one
@@ -532,5 +546,18 @@ async fn serve_request(context: Context, send: SendStream, mut recv: RecvStream)
         }
         // Unknown requests get no answer.
         None => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_loses_packets_may_be_silent_for_longer() {
+        assert_eq!(longest_silence(0, 0), limits::CONNECTION_TIMEOUT);
+        assert_eq!(longest_silence(0, 1000), limits::CONNECTION_TIMEOUT);
+        assert_eq!(longest_silence(100, 1000), 2 * limits::CONNECTION_TIMEOUT);
+        assert_eq!(longest_silence(900, 1000), limits::LOSSY_CONNECTION_TIMEOUT);
     }
 }
