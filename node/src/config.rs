@@ -41,6 +41,7 @@ use self::model_section::ModelSection;
 pub use self::outer_section::Outer;
 use self::start_section::StartSection;
 pub use self::start_section::StartSource;
+pub use self::training_section::Epochs as TrainingEpochs;
 use self::training_section::TrainingSection;
 
 /// A user's description of a run.
@@ -52,8 +53,8 @@ pub struct RunConfig {
     pub base: Option<PathBuf>,
     /// Partition, batch, precision and schedule.
     pub training: Training,
-    /// Passes over the data, from which the steps follow instead of those of `training`.
-    pub epochs: Option<f64>,
+    /// Passes over the data, from which the steps may follow instead of those of `training`.
+    pub epochs: TrainingEpochs,
     /// Encodings of tensors and files on the wire.
     pub codec: Codecs,
     /// The optimizer.
@@ -260,7 +261,7 @@ impl RunConfig {
             start: None,
             inner: None,
         };
-        if let Some(epochs) = self.epochs {
+        if let TrainingEpochs::Of(epochs) = self.epochs {
             let done = self.start.as_ref().map_or(0, StartSource::updates);
             let shape = self.outer.map_or((1, 1), |outer| (outer.workers, outer.every));
             manifest.training.steps = training_section::steps(epochs, &manifest, done, shape);
@@ -345,7 +346,7 @@ impl Default for RunConfig {
                 gradient_fraction_bits: 44,
                 staleness: 0,
             },
-            epochs: None,
+            epochs: TrainingEpochs::None,
             codec: Codecs::default(),
             optimizer: Optimizer {
                 learning_rate: 1.5e-3,

@@ -9,7 +9,7 @@ use shoal_engine::{BaseIndex, Checkpoint, base, data};
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::manifest::{Base, Data, Manifest, Tokens};
 
-use crate::config::RunConfig;
+use crate::config::{RunConfig, TrainingEpochs};
 use crate::data_dir::{self, Files};
 use crate::epochs::Epochs;
 use crate::exit::{Exit, ExitWith};
@@ -53,7 +53,13 @@ pub fn prepare_to_train(config: &RunConfig, folder: &Path) -> anyhow::Result<Dat
     let dataset = prepare(config, folder)?;
     let epochs = Epochs::of(&dataset.manifest);
     let warning = epochs.warning().filter(|_| config.data.prepared.is_some());
-    if config.epochs.is_some() || warning.is_some() {
+    if let TrainingEpochs::Overruled(number) = config.epochs {
+        let steps = config.training.steps;
+        progress::say(&format!(
+            "training.steps = {steps} counts, and training.epochs = {number} does not: remove one of them"
+        ));
+    }
+    if config.epochs != TrainingEpochs::None || warning.is_some() {
         progress::say(&epochs.line());
     }
     if let Some(warning) = warning {

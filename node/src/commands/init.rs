@@ -12,7 +12,7 @@ use shoal_protocol::manifest::{
 };
 
 use crate::cli::InitArgs;
-use crate::config::{RunConfig, reads_bytes};
+use crate::config::{RunConfig, TrainingEpochs, reads_bytes};
 use crate::epochs::Epochs;
 use crate::exit::{Exit, ExitWith};
 use crate::terminal::outln;
@@ -146,7 +146,7 @@ fn train_for(config: &mut RunConfig, prepared: &Prepared, epochs: f64) {
     }
     let per_step = u64::from(training.microbatches) * size;
     let steps = (epochs * prepared.rows as f64 / per_step as f64).ceil() as u64;
-    config.epochs = Some(epochs);
+    config.epochs = TrainingEpochs::Of(epochs);
     training.steps = 0;
     // A short run warms up within its steps.
     config.optimizer.warmup_steps = config.optimizer.warmup_steps.min(steps / 10);

@@ -9,7 +9,7 @@ use shoal_protocol::manifest::{Manifest, Start};
 
 use super::init::{absolute, write_new};
 use crate::cli::ReshapeArgs;
-use crate::config::RunConfig;
+use crate::config::{RunConfig, TrainingEpochs};
 use crate::dataset;
 use crate::exit::{Exit, ExitWith};
 use crate::terminal::outln;
@@ -53,7 +53,7 @@ fn reshape(config: &mut RunConfig, args: &ReshapeArgs) -> anyhow::Result<()> {
     training.microbatches = args.microbatches.unwrap_or(training.microbatches);
     training.microbatch_size = args.microbatch_size.unwrap_or(training.microbatch_size);
     if let Some(steps) = args.steps {
-        (training.steps, config.epochs) = (steps, None);
+        (training.steps, config.epochs) = (steps, TrainingEpochs::None);
     }
     let folder = absolute(&args.checkpoint)?;
     config.go_on_from(&folder).map_err(|reason| anyhow!(reason)).exit_with(Exit::Corrupt)?;

@@ -166,7 +166,9 @@ fn a_base_and_prepared_data_exclude_other_keys() {
 fn epochs_become_steps_with_the_data() {
     let with = |length: &str| RunConfig::default().to_toml().replace("\nsteps = 300 ", length);
     let config = load(&with("\nepochs = 2.5 ")).expect("valid");
-    assert_eq!(config.epochs, Some(2.5));
+    assert_eq!(config.epochs, TrainingEpochs::Of(2.5));
+    let both = load(&with("\nsteps = 300\nepochs = 1 ")).expect("valid");
+    assert_eq!((both.training.steps, both.epochs), (300, TrainingEpochs::Overruled(1.0)));
     assert_eq!(load(&config.to_toml()).expect("valid"), config);
     let steps = |config: &RunConfig, rows: u64| {
         let prepared = Prepared {
@@ -191,7 +193,6 @@ fn epochs_become_steps_with_the_data() {
     (workers.training.stages, workers.outer) = (1, Some(Outer::new(4, 10)));
     assert_eq!(steps(&workers, 1600), 7, "syncs of four workers, each of ten steps");
     for (length, words) in [
-        ("\nsteps = 300\nepochs = 1 ", "training.steps and training.epochs exclude each other"),
         ("\nepochs = 0 ", "training.epochs = 0 is out of range"),
         ("\nepochs = nan ", "training.epochs = NaN is out of range"),
         ("\nepochs = 1e7 ", "training.epochs = 10000000 is out of range"),

@@ -11,6 +11,17 @@ const MOST_EPOCHS: f64 = 1e6;
 /// Most steps that epochs stand for: the manifest takes up to 2^40.
 const MOST_STEPS: f64 = (1u64 << 39) as f64;
 
+/// Passes over the data.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Epochs {
+    /// The number of steps is given instead.
+    None,
+    /// So many, from which the steps follow.
+    Of(f64),
+    /// So many, which do not count beside the number of steps.
+    Overruled(f64),
+}
+
 /// The section as it is written.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -29,18 +40,15 @@ pub(super) struct TrainingSection {
 }
 
 impl TrainingSection {
-    /// The manifest's section, and the epochs from which its steps follow.
-    pub(super) fn resolve(self) -> Result<(Training, Option<f64>), String> {
-        let steps = match (self.steps, self.epochs) {
-            (Some(steps), None) => steps,
-            (None, Some(_)) => 0,
+    /// The manifest's section, and the epochs beside its steps. Steps overrule epochs, as `max_steps` does in
+    /// transformers' trainer.
+    pub(super) fn resolve(self) -> Result<(Training, Epochs), String> {
+        let (steps, epochs) = match (self.steps, self.epochs) {
+            (Some(steps), None) => (steps, Epochs::None),
+            (None, Some(epochs)) => (0, Epochs::Of(epochs)),
+            (Some(steps), Some(epochs)) => (steps, Epochs::Overruled(epochs)),
             (None, None) => {
                 return Err("missing key `steps`, or `epochs` in its place".to_owned());
-            }
-            (Some(_), Some(_)) => {
-                return Err("training.steps and training.epochs exclude each other: \
-                            remove one of them"
-                    .to_owned());
             }
         };
         if let Some(epochs) = self.epochs
@@ -61,7 +69,7 @@ impl TrainingSection {
             gradient_fraction_bits: self.gradient_fraction_bits,
             staleness: self.staleness,
         };
-        Ok((training, self.epochs))
+        Ok((training, epochs))
     }
 }
 
@@ -85,13 +93,15 @@ pub(super) fn steps(
 }
 
 /// The keys of the length in TOML.
-pub(super) fn length_to_toml(steps: u64, epochs: Option<f64>) -> String {
+pub(super) fn length_to_toml(steps: u64, epochs: Epochs) -> String {
     const STEPS: &str =
         "optimizer updates, those before a [start] included; 0 writes the initial checkpoint only";
     const INSTEAD: &str = "Passes over the training data instead, of which the steps follow.";
     const EPOCHS: &str = "instead of steps: passes over the training data, of which steps follow";
     match epochs {
-        None => format!("steps = {steps:<22} # {STEPS}\n# {INSTEAD}\n# epochs = 3"),
-        Some(epochs) => format!("epochs = {epochs:<21} # {EPOCHS}\n# steps = 300"),
+        Epochs::None | Epochs::Overruled(_) => {
+            format!("steps = {steps:<22} # {STEPS}\n# {INSTEAD}\n# epochs = 3")
+        }
+        Epochs::Of(epochs) => format!("epochs = {epochs:<21} # {EPOCHS}\n# steps = 300"),
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::future::join_all;
 use futures::stream::FuturesUnordered;
-use quinn::Connection;
+use quinn::{Connection, ConnectionError};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
@@ -165,7 +165,10 @@ pub(super) async fn punch(shared: &Shared, peer: &Peer, addresses: &[SocketAddr]
 }
 
 async fn open(shared: &Shared, peer: &Peer, address: SocketAddr) -> Result<Answer, ConnectError> {
-    Ok((shared.endpoints.connect(peer.id, address).await?, address))
+    let opened = timeout(limits::CONNECTION_TIMEOUT, shared.endpoints.connect(peer.id, address));
+    let silent =
+        |_| ConnectError::Unreachable { address, reason: ConnectionError::TimedOut.to_string() };
+    Ok((opened.await.map_err(silent)??, address))
 }
 
 async fn greet(
@@ -177,10 +180,8 @@ async fn greet(
     let guard = CloseUnlessKept(Some(connection.clone()));
     let gate = &shared.gate;
     let hello = shared.local.hello(peer.lost(), gate.pass(), gate.ticket_for(peer.id));
-    let lost = |error: quinn::ConnectionError| ConnectError::Unreachable {
-        address,
-        reason: error.to_string(),
-    };
+    let lost =
+        |error: ConnectionError| ConnectError::Unreachable { address, reason: error.to_string() };
     let (mut send, mut recv) = connection.open_bi().await.map_err(lost)?;
     let (reply, sent, received) = handshake::greet(&hello, &mut send, &mut recv).await?;
     shared.counters.sent(Kind::Control, sent);
