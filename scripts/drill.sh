@@ -218,6 +218,12 @@ one_round() {
             [[ -e $round/out/checkpoint/shoal.json ]] && break
             local code=0
             wait "${pid[$peer]}" || code=$?
+            if ((code != 0)) && tail -n 3 "$round/peer-$peer.log" | grep -q 'No space left'; then
+                log "peer $peer ended with its full disk, and starts again when there is room"
+                while [[ -e $round/peer-$peer/full ]]; do sleep 0.5; done
+                start_peer "$peer"
+                continue
+            fi
             ((code == 0)) || fail "peer $peer ended with $code: $(tail -n 1 "$round/peer-$peer.log")"
             # The first peer was away when the run ended, and lacks the model: a supervisor starts the others again.
             log "peer $peer ended with the run, and starts again for the first peer"
