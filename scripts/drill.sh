@@ -37,11 +37,7 @@ clean_network() {
 stop_all() {
     for one in "${enders[@]}"; do kill "$one" 2>/dev/null || true; done
     enders=()
-    for peer in "${!pid[@]}"; do
-        kill -CONT "${pid[$peer]}" 2>/dev/null || true
-        kill -KILL "${pid[$peer]}" 2>/dev/null || true
-        wait "${pid[$peer]}" 2>/dev/null || true
-    done
+    for peer in "${!pid[@]}"; do kill_peer "$peer" 2>/dev/null; done
     pid=()
 }
 finish() {

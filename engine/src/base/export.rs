@@ -95,7 +95,7 @@ pub fn export(
     write_model(&mut Stages::of_checkpoint(checkpoint, base), out, dtype)
 }
 
-/// Writes the model of a base, all of whose files are there, as [`export`] does that of a checkpoint.
+/// Writes a complete base as a model, in the form in which [`export`] writes a checkpoint.
 ///
 /// # Errors
 /// If a file of the base is missing or damaged, or the disk is full; `out` then does not exist.

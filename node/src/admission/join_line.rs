@@ -72,7 +72,7 @@ pub(crate) fn join_line(
     anchor: bool,
 ) -> anyhow::Result<JoinLine> {
     let rules = folder.rules()?;
-    let first = || addresses.first().map(ToString::to_string).unwrap_or_default();
+    let first = || addresses.first().expect("a peer that others join has an address").to_string();
     match rules.admission.mode {
         AdmissionMode::Open => return Ok(JoinLine::Address(first())),
         AdmissionMode::Allowlist => return Ok(JoinLine::Listed(first())),
