@@ -156,6 +156,12 @@ impl Encoder {
         &self.tokenizer
     }
 
+    /// The template of chats, if the rows need one.
+    #[must_use]
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_deref()
+    }
+
     /// The document of a row.
     ///
     /// # Errors

@@ -438,9 +438,17 @@ impl<'a> Work<'a> {
             train,
             held_out,
             documents: self.documents,
+            chat_template: self.foreign_template(encoder),
         };
         self.write_index(&index)?;
         Ok((index, self.notes))
+    }
+
+    /// The source of the template that is in use, if the model has another or none.
+    fn foreign_template(&self, encoder: &Encoder) -> Option<String> {
+        let source = encoder.template()?.source();
+        let own = ChatTemplate::find(&self.options.base, None).ok();
+        (own.as_deref() != Some(source)).then(|| source.to_owned())
     }
 
     fn write_index(&self, index: &Index) -> Result<(), WriteError> {

@@ -11,6 +11,7 @@ use shoal_protocol::manifest::TokenWidth;
 use super::INDEX_FILE;
 use super::layout::Layout;
 use crate::pack::{Counts, Packing};
+use crate::template::SOURCE_BYTES;
 
 /// The version of the format that this crate reads and writes.
 pub const FORMAT: u32 = 1;
@@ -158,6 +159,10 @@ pub struct Index {
     pub held_out_totals: Totals,
     /// The documents that the data was made of.
     pub documents: Documents,
+    /// The source of the chat template that the documents were written with, if it is not the one of the
+    /// model: a model that learnt from this data is used with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chat_template: Option<String>,
 }
 
 impl Index {
@@ -239,6 +244,8 @@ impl Index {
         if self.held_out.len() > MAX_SHARDS {
             return Err(IndexError::Invalid(format!("it has more than {MAX_SHARDS} shards")));
         }
+        let template = self.chat_template.as_ref().map_or(1, |source| source.len() as u64);
+        range("the bytes of chat_template", template, SOURCE_BYTES)?;
         if self.token_width != Layout::width_of(self.vocabulary) {
             let reason = format!("a vocabulary of {} has another width", self.vocabulary);
             return Err(IndexError::Invalid(reason));

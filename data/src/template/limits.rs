@@ -14,8 +14,8 @@ use minijinja::{Error, ErrorKind, Output, State, Value};
 
 use super::TemplateError;
 
-/// Largest template, in bytes. Those of known models have up to 40,000.
-pub(super) const SOURCE_BYTES: u64 = 256 << 10;
+/// Largest source of a template, in bytes. Those of known models have up to 40,000.
+pub const SOURCE_BYTES: u64 = 256 << 10;
 /// Largest tag or expression in a template, in bytes: the compiler recurses over its operators.
 const TAG_BYTES: usize = 16 << 10;
 /// Most tags and expressions in a template: the compiler recurses over the branches of a condition.

@@ -20,6 +20,10 @@ use crate::source::{Arguments, Messages, Object};
 use crate::tokenizer::{Encoded, TokenizerError, read_json};
 
 pub use date::{Date, DateError};
+pub use limits::SOURCE_BYTES;
+
+/// The file of a checkpoint with the chat template of the training, if that is not the base's own.
+pub const TRAINED_FILE: &str = "trained_chat_template.jinja";
 
 /// Name of the template in the environment.
 const NAME: &str = "chat";
@@ -169,9 +173,9 @@ impl ChatTemplate {
         Ok(Self { environment, source, marked, special })
     }
 
-    /// The source of a model's chat template: the file that is given, or `chat_template.jinja`, or
-    /// `chat_template` of `tokenizer_config.json`. Of a list of templates it is the one named
-    /// `default`.
+    /// The source of a model's chat template: the file that is given, or [`TRAINED_FILE`] of a checkpoint,
+    /// or `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`. Of a list of templates it
+    /// is the one named `default`.
     ///
     /// # Errors
     /// If a file cannot be read, or there is no template.
@@ -180,11 +184,10 @@ impl ChatTemplate {
             return read(file)
                 .map_err(|source| TemplateError::Read { path: file.to_owned(), source });
         }
-        let path = base.join("chat_template.jinja");
-        match read(&path) {
-            Ok(source) => return Ok(source),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(source) => return Err(TemplateError::Read { path, source }),
+        for name in [TRAINED_FILE, "chat_template.jinja"] {
+            if let Some(source) = Self::in_file(base.join(name))? {
+                return Ok(source);
+            }
         }
         let config = read_json(&base.join("tokenizer_config.json"))?;
         let source = config.get("chat_template").and_then(|template| match template {
@@ -196,6 +199,22 @@ impl ChatTemplate {
         });
         let missing = || TemplateError::Missing { base: base.to_owned() };
         source.map(str::to_owned).ok_or_else(missing)
+    }
+
+    /// The source of the template that a checkpoint's model was trained with, if its base has another.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn trained(checkpoint: &Path) -> Result<Option<String>, TemplateError> {
+        Self::in_file(checkpoint.join(TRAINED_FILE))
+    }
+
+    fn in_file(path: PathBuf) -> Result<Option<String>, TemplateError> {
+        match read(&path) {
+            Ok(source) => Ok(Some(source)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(TemplateError::Read { path, source }),
+        }
     }
 
     /// The source of the template.

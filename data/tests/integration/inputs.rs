@@ -7,6 +7,7 @@ use crate::common::{EOS, base, options, rows, run, texts, write};
 use serde_json::json;
 use shoal_data::Class;
 use shoal_data::document::TrainOn;
+use shoal_data::prepared::Index;
 use shoal_data::source::Format;
 
 /// The message of the error of a source.
@@ -246,6 +247,15 @@ fn another_template_may_be_given() {
     let out = folder.path().join("out");
     let index = run(&options, &out).expect("it works");
     assert_eq!(rows(&out, &index, &index.train)[0].tokens, [111, 119, 110]);
+    let own = "{% generation %}own{% endgeneration %}";
+    assert_eq!(index.chat_template.as_deref(), Some(own), "a model that learns from it gets it");
+    let read = Index::read(&out).expect("valid");
+    assert_eq!((read.hash(), read.chat_template), (index.hash(), index.chat_template));
+    let same = base.join("chat_template.jinja");
+    fs::copy(folder.path().join("own.jinja"), &same).expect("writable");
+    options.chat_template = Some(same);
+    let same = run(&options, &folder.path().join("same")).expect("it works");
+    assert_eq!(same.chat_template, None, "it is the model's own");
     options.chat_template = Some("/absent.jinja".into());
     let absent = run(&options, &folder.path().join("absent")).expect_err("it is refused");
     assert!(absent.to_string().contains("/absent.jinja: No such file"), "{absent}");

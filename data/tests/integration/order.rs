@@ -34,6 +34,7 @@ fn index(rows: u64, held_out: u64, rows_per_shard: u64) -> Index {
         held_out_totals: Totals::of(&held_out),
         train,
         held_out,
+        chat_template: None,
         documents: Documents { train: 1, ..Documents::default() },
     }
 }

@@ -86,7 +86,8 @@ fn write_tensors(
 
 /// Writes all files that do not belong to a stage into `folder`, whose stage files are
 /// `stage_files`. `step` is the version of the weights: the number of applied updates. A run that
-/// starts from a base needs it: the folder gets its index, configuration and tokenizer.
+/// starts from a base needs it: the folder gets its index, configuration and tokenizer. `texts` are
+/// further files, by name.
 ///
 /// # Errors
 /// If the file system fails, or a file of the base is missing.
@@ -96,6 +97,7 @@ pub fn write_index(
     step: Step,
     stage_files: &[CheckpointFile],
     base: Option<&BaseFiles>,
+    texts: &[(&str, String)],
 ) -> Result<()> {
     let mut files = stage_files.to_vec();
     files.sort_by(|one, other| one.name.cmp(&other.name));
@@ -113,6 +115,9 @@ pub fn write_index(
         let value = tokenizer::tokenizer_json(tokens.tokenizer);
         files.push(write_json(folder, "tokenizer.json", &value)?);
         files.push(write_json(folder, "tokenizer_config.json", &config)?);
+    }
+    for (name, text) in texts {
+        files.push(write_file(folder, name, text.as_bytes())?);
     }
     let mut description = Description {
         format: FORMAT,

@@ -16,7 +16,7 @@ fn write(trainer: &Trainer, step: u64, folder: &Path) -> PathBuf {
     for stage in trainer.manifest.stages() {
         files.extend(trainer.engine.write_stage(stage, &unfinished).expect("writable"));
     }
-    write_index(&unfinished, &trainer.manifest, Step(step), &files, None).expect("writable");
+    write_index(&unfinished, &trainer.manifest, Step(step), &files, None, &[]).expect("writable");
     let place = folder.join("checkpoint");
     publish(&unfinished, &place).expect("writable");
     place

@@ -42,7 +42,7 @@ fn a_damaged_file_of_a_checkpoint_never_panics() {
         .stages()
         .flat_map(|stage| trainer.engine.write_stage(stage, folder.path()).expect("writable"))
         .collect();
-    write_index(folder.path(), &run, Step(0), &files, None).expect("writable");
+    write_index(folder.path(), &run, Step(0), &files, None, &[]).expect("writable");
     damage(folder.path(), &weights_file(&run, stage), || {
         let _ = read_stage(folder.path(), &run, stage);
     });

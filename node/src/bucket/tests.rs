@@ -25,7 +25,7 @@ fn write(archive: &Path, manifest: &Manifest, version: u64, last: bool) {
         };
         files.extend(write_stage(&folder, manifest, stage, &state).expect("written"));
     }
-    write_index(&folder, manifest, Step(version), &files, None).expect("written");
+    write_index(&folder, manifest, Step(version), &files, None, &[]).expect("written");
 }
 
 fn manifest(seed: u64) -> Manifest {

@@ -23,7 +23,6 @@ pub(super) fn say(index: &Index, notes: &Notes, options: &PrepareOptions, kind: 
         cut(index, notes, kind),
         padded(index, options.pack),
         masks(options, kind),
-        template(options),
     ];
     lines.into_iter().flatten().for_each(|line| outln!("{line}"));
 }
@@ -149,18 +148,5 @@ fn masks(options: &PrepareOptions, kind: RowKind) -> Option<String> {
     (!ChatTemplate::marks(&source)).then(|| {
         "the chat template marks no answers, so they are found by role: `shoal data show --text` shows the targets"
             .to_owned()
-    })
-}
-
-/// That an export has the base's chat template, if the data was prepared with another.
-fn template(options: &PrepareOptions) -> Option<String> {
-    let file = options.chat_template.as_deref()?;
-    let of = |file| ChatTemplate::find(&options.base, file).ok();
-    (of(Some(file)) != of(None)).then(|| {
-        format!(
-            "the base has another chat template: give `shoal export` and `shoal chat` --chat-template {}, so that \
-             the model is used with the one it learns",
-            file.display()
-        )
     })
 }

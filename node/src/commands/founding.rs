@@ -240,7 +240,7 @@ mod tests {
             };
             files.extend(write_stage(&folder, manifest, stage, &state).expect("written"));
         }
-        write_index(&folder, manifest, version, &files, None).expect("written");
+        write_index(&folder, manifest, version, &files, None, &[]).expect("written");
     }
 
     /// Flips a bit in the middle of a file.

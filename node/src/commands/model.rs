@@ -96,8 +96,10 @@ pub(super) fn export(args: &ExportArgs) -> anyhow::Result<()> {
     let base = base.exit_with(Exit::Usage)?;
     let has_adapters = checkpoint.manifest().lora.is_some();
     let (out, dtype) = (&args.out, args.dtype.into());
-    let template = args.chat_template.as_deref();
-    let template = template.map(|file| ChatTemplate::find(folder, Some(file))).transpose();
+    let template = match args.chat_template.as_deref() {
+        Some(file) => ChatTemplate::find(folder, Some(file)).map(Some),
+        None => ChatTemplate::trained(folder),
+    };
     let template = template.exit_with(Exit::Usage)?;
     let what = match &args.merge {
         None if has_adapters => {

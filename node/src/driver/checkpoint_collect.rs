@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use shoal_data::template::TRAINED_FILE;
 use shoal_engine::{Checkpoint, CheckpointFile, EngineError, checkpoint};
 use shoal_protocol::ids::{ContentHash, PeerId, Step};
 use shoal_protocol::inside::is_plain_name;
@@ -55,11 +56,13 @@ pub(crate) async fn collect(
     let offered: Vec<(ContentHash, PathBuf)> =
         all.iter().map(|file| (file.hash, destination.join(&file.name))).collect();
     let base = run_files.obtain_base_description().await?;
+    let template = run_files.obtain_chat_template().await?;
+    let texts: Vec<_> = template.map(|source| (TRAINED_FILE, source)).into_iter().collect();
     let published = tokio::task::spawn_blocking({
         let (manifest, destination) = (manifest.clone(), destination.clone());
         move || {
             let folder = staging.folder();
-            checkpoint::write_index(folder, &manifest, version, &all, base.as_ref())?;
+            checkpoint::write_index(folder, &manifest, version, &all, base.as_ref(), &texts)?;
             let whole = Checkpoint::open(folder)?;
             whole.verify()?;
             let hash = whole.hash()?;

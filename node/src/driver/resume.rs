@@ -228,7 +228,7 @@ mod tests {
         };
         let listed = ["a", "b", "c", "d"].map(file);
         let manifest = example::small();
-        checkpoint::write_index(&version, &manifest, Step(3), &listed, None).expect("written");
+        checkpoint::write_index(&version, &manifest, Step(3), &listed, None, &[]).expect("written");
         std::fs::write(version.join("a"), "a").expect("a file");
         std::os::unix::fs::symlink(&secret, version.join("b")).expect("a link");
         std::fs::write(version.join("c"), "longer").expect("a file");
@@ -268,7 +268,7 @@ mod tests {
         other.training.steps += 1;
         let version = archive.path().join("checkpoints/version-3");
         std::fs::create_dir_all(&version).expect("a folder");
-        checkpoint::write_index(&version, &other, Step(3), &[], None).expect("written");
+        checkpoint::write_index(&version, &other, Step(3), &[], None, &[]).expect("written");
         refuse_another_run(archive.path(), &other).expect("its own");
         let error = refuse_another_run(archive.path(), &mine).expect_err("another run's");
         assert!(error.to_string().contains("training.steps"), "{error}");

@@ -12,7 +12,7 @@ use shoal_engine::base::BaseFile;
 use shoal_engine::{BaseFiles, BaseIndex, Origin, StartFiles, TokenFile};
 use shoal_hub::{Hub, HubConfig};
 use shoal_protocol::ids::{ContentHash, PeerId, Stage, StageSpan, Step};
-use shoal_protocol::manifest::{Base, Data, Manifest, Start};
+use shoal_protocol::manifest::{Base, Data, Manifest, Prepared, Start};
 use shoal_protocol::message::View;
 use shoal_protocol::net::transport::Transport;
 use tokio::sync::watch;
@@ -137,17 +137,32 @@ impl RunFiles {
                 Ok(Samples::Text(shoal_engine::Samples::new(&self.manifest, file)))
             }
             Data::Prepared(data) => {
-                let path = self.place(SHARDS, data.index, "json");
-                let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
-                let index = Index::parse(&bytes)?;
-                let found = index.prepared();
-                anyhow::ensure!(found == *data, "{} is another run's index", path.display());
-                self.files.offer(data.index, path);
-                let batches = Batches::new(&self.manifest, Arc::new(index));
+                let batches = Batches::new(&self.manifest, Arc::new(self.open_index(data)?));
                 let samples = PreparedSamples::new(batches, self.clone(), waits.clone());
                 Ok(Samples::Prepared(Box::new(samples)))
             }
         }
+    }
+
+    /// Opens the index of prepared data, and offers it to others.
+    fn open_index(&self, data: &Prepared) -> anyhow::Result<Index> {
+        let path = self.place(SHARDS, data.index, "json");
+        let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
+        let index = Index::parse(&bytes)?;
+        let found = index.prepared();
+        anyhow::ensure!(found == *data, "{} is another run's index", path.display());
+        self.files.offer(data.index, path);
+        Ok(index)
+    }
+
+    /// Fetches the source of the chat template that the data was written with, if its model has another.
+    ///
+    /// # Errors
+    /// Like [`Self::obtain_data`] and [`Self::open_samples`].
+    pub(crate) async fn obtain_chat_template(&self) -> anyhow::Result<Option<String>> {
+        let Data::Prepared(data) = &self.manifest.data else { return Ok(None) };
+        self.obtain_data().await?;
+        Ok(self.open_index(data)?.chat_template)
     }
 
     /// The place of a shard in the data directory.

@@ -300,9 +300,13 @@ fn the_commands_of_a_fine_tuning_work_as_they_are() {
     let run = run_from("llama", "from");
     fs::write(run.path("chats.jsonl"), chats()).expect("room for a file");
     let (base, data, config) = (run.path("base"), run.path("plain"), run.path("tuned.toml"));
+    let template = run.path("own.jinja");
+    let of_base = fs::read_to_string(base.join("chat_template.jinja")).expect("it is there");
+    let own = format!("{{# another #}}{of_base}");
+    fs::write(&template, &own).expect("room for a file");
     let mut command = shoal(["data", "prepare"]);
     command.arg(run.path("chats.jsonl")).arg("--tokenizer").arg(&base).arg("-o").arg(&data);
-    command.args(["--context", "48"]);
+    command.args(["--context", "48", "--chat-template"]).arg(&template);
     let printed = Process::start("prepare", command).end().success();
     assert!(printed.contains("240 documents"), "{printed}");
     let mut command = shoal(["init", "--from"]);
@@ -314,6 +318,12 @@ fn the_commands_of_a_fine_tuning_work_as_they_are() {
     let mut command = shoal(["generate", "--prompt", "<|im_start|>user", "--tokens", "8"]);
     command.arg(trained.checkpoint());
     assert!(Process::start("generate", command).end().success().starts_with("<|im_start|>user"));
+    let exported = run.path("tuned-export");
+    let mut command = shoal(["export"]);
+    command.arg(trained.checkpoint()).arg("-o").arg(&exported);
+    let _ = Process::start("export", command).end().success();
+    let written = fs::read_to_string(exported.join("chat_template.jinja")).expect("exported");
+    assert_eq!(written, own, "the model has the template that it learnt from");
     let adapted = run.path("adapted.toml");
     let mut command = shoal(["init", "--lora", "4", "--from"]);
     command.arg(&base).arg("--data").arg(&data).arg("-o").arg(&adapted);

@@ -404,7 +404,7 @@ pub(crate) fn write(trainer: &Trainer, step: u64, folder: &Path) -> PathBuf {
         files.extend(trainer.engine.write_stage(stage, &place).expect("writable"));
     }
     let base = trainer.base.as_ref();
-    write_index(&place, &trainer.manifest, Step(step), &files, base).expect("writable");
+    write_index(&place, &trainer.manifest, Step(step), &files, base, &[]).expect("writable");
     place
 }
 
