@@ -58,6 +58,9 @@ messages[3].content
 {'a': 1} is mapping
 {'a': 1} is iterable
 none is sequence
+none is iterable
+messages[0].get('x') is iterable
+1 is iterable
 1 is number
 1.0 is number
 1.0 is integer
@@ -351,6 +354,17 @@ TEMPLATES = [
     "{% for m in messages | reverse %}{{ m.role }},{% endfor %}",
     "{% do [].append(1) %}",
     "{% include 'x' %}",
+    "{% for c in 'abc' %}{{ c }}{% if not loop.last %},{% endif %}{% endfor %}",
+    "{% set k = 'ab' %}{% macro f() %}{{ k[:1] }}{% endmacro %}{{ f() }}",
+    "{% set k = 'ab' %}{% macro f() -%}  \n  a{{ k[:1] }}{% endmacro %}{{ f() }}",
+    "{{ ('a<' | e) ~ ('\"' | escape) }}{{ [messages | tojson] }}",
+    "{% filter indent(2) %}a\n\nb\n{% endfilter %}|",
+    "{% set x %}{% generation %}a{% endgeneration %}{% endset %}{{ x | length }}",
+    "{{ ['' | first, 1] }}",
+    "{{ ['a' | safe] }}",
+    "{{ [1] + [messages[0].nothing] }}{{ 'é日a'.title() }}",
+    "{{ 'it\'s \"a\" b'.title() }}{{ 'ab'.removeprefix('a') }}{{ 'ab'.removesuffix('b') }}",
+    "{{ 'x' | int }}{{ '2.7' | int }}{{ 2.7 | int }}{{ true | int }}{{ '' | float }}{{ 'y' | float(1.5) }}{{ '7' | int(default=3) }}",
 ]
 
 

@@ -41,7 +41,7 @@ pub(super) fn tojson(state: &State, value: &Value, options: Kwargs) -> Result<Va
     options.assert_all_used()?;
     let mut text = String::new();
     style.write(state, value, 0, &mut text)?;
-    Ok(Value::from_safe_string(text))
+    Ok(Value::from(text))
 }
 
 impl Style {
@@ -165,16 +165,43 @@ pub(super) fn number(value: &Value) -> String {
     f64::try_from(value.clone()).map_or_else(|_| value.to_string(), float)
 }
 
-/// Whether a value has a float that Python writes with an exponent.
-pub(super) fn has_exponent(state: &State, value: &Value, depth: usize) -> Result<bool, Error> {
+/// A number as Python's `str` writes it.
+pub(super) fn printed(value: &Value) -> String {
+    match number(value).as_str() {
+        "NaN" => "nan".to_owned(),
+        "Infinity" => "inf".to_owned(),
+        "-Infinity" => "-inf".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
+/// Refuses a list or object that the engine prints in another way than Python.
+///
+/// # Errors
+/// If it holds a float with an exponent, a text of the filter `safe`, or nothing under a name.
+pub(super) fn refuse_unlike(state: &State, value: &Value) -> Result<(), Error> {
+    if !matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable)
+        || !is_unlike(state, value, 0)?
+    {
+        return Ok(());
+    }
+    let reason = "a list or object with an undefined value, a text marked as safe, or a number below 0.0001 or from 1e16 on is printed in \
+                  another way than in Python: print it with tojson";
+    Err(Error::new(ErrorKind::InvalidOperation, reason))
+}
+
+/// Whether a value within a list is printed in another way.
+fn is_unlike(state: &State, value: &Value, depth: usize) -> Result<bool, Error> {
     limits::charge(state, 1)?;
     match value.kind() {
-        ValueKind::Number => Ok(!value.is_integer() && number(value).contains('e')),
-        ValueKind::Seq | ValueKind::Map if depth <= MAX_DEPTH => {
+        ValueKind::Undefined => Ok(true),
+        ValueKind::String => Ok(value.is_safe()),
+        ValueKind::Number => Ok(!value.is_integer() && printed(value).contains(['e', 'n'])),
+        ValueKind::Seq | ValueKind::Map | ValueKind::Iterable if depth <= MAX_DEPTH => {
             let is_map = value.kind() == ValueKind::Map;
             for item in value.try_iter()? {
                 let item = if is_map { value.get_item(&item)? } else { item };
-                if has_exponent(state, &item, depth + 1)? {
+                if is_unlike(state, &item, depth + 1)? {
                     return Ok(true);
                 }
             }

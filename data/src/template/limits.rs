@@ -128,20 +128,6 @@ pub(super) fn charge(state: &State, bytes: usize) -> Result<(), Error> {
     state.consume_fuel((bytes / BYTES_PER_FUEL) as u64 + 1)
 }
 
-/// Python's methods. They read their text and arguments, of which the engine counts the result alone.
-pub(super) fn call_method(
-    state: &mut State,
-    value: &Value,
-    method: &str,
-    arguments: &[Value],
-) -> Result<Value, Error> {
-    for read in arguments.iter().chain([value]) {
-        let bytes = read.as_str().map_or_else(|| read.len().unwrap_or(0) * 16, str::len);
-        charge(state, bytes)?;
-    }
-    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
-}
-
 /// Writes a value, and pays for each part of it: a list that holds another ten times is small, and its
 /// text is not.
 pub(super) fn write_value(out: &mut Output, state: &State, value: &Value) -> Result<(), Error> {

@@ -4,6 +4,8 @@ mod date;
 mod generation;
 mod json;
 mod limits;
+mod python;
+mod translate;
 mod turns;
 
 use std::collections::BTreeMap;
@@ -127,6 +129,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
     marked: bool,
+    /// Whether marked text may be captured, and then be changed or measured.
+    captures: bool,
     special: BTreeMap<String, String>,
 }
 
@@ -154,14 +158,26 @@ impl ChatTemplate {
         // Python's Jinja has one kind of line end, whatever the file has.
         let unified = source.replace("\r\n", "\n").replace('\r', "\n");
         let (translated, marked) = generation::translate(&unified);
+        let translated = translate::translate(&translated);
+        // Only what is captured can be changed after its tags were replaced by markers.
+        let captures = ["endmacro", "endcall", "endset", "endfilter"];
+        let captures = marked && captures.iter().any(|tag| unified.contains(tag));
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|error| TemplateError::Syntax(describe(&error)))?);
         environment.set_formatter(format);
-        environment.set_unknown_method_callback(limits::call_method);
+        environment.set_unknown_method_callback(python::call_method);
         environment.add_filter(generation::FILTER, generation::mark);
+        environment.add_filter(translate::COUNTED, translate::counted);
         environment.add_filter("tojson", json::tojson);
+        environment.add_filter("indent", python::indent);
+        environment.add_filter("float", python::float);
+        environment.add_filter("int", python::int);
+        environment.add_filter("string", python::string);
+        environment.add_filter("escape", python::escape);
+        environment.add_filter("e", python::escape);
         environment.add_test("sequence", is_sequence);
+        environment.add_test("iterable", is_iterable);
         environment.add_function("raise_exception", raise_exception);
         if let Some(date) = date {
             environment.add_function("strftime_now", move |format: &str| date.format(format));
@@ -170,7 +186,7 @@ impl ChatTemplate {
             .add_template_owned(NAME, translated)
             .map_err(|error| TemplateError::Syntax(describe(&error)))?;
         let (source, special) = (source.to_owned(), special.clone());
-        Ok(Self { environment, source, marked, special })
+        Ok(Self { environment, source, marked, captures, special })
     }
 
     /// The source of a model's chat template: the file that is given, or [`TRAINED_FILE`] of a checkpoint,
@@ -238,7 +254,7 @@ impl ChatTemplate {
         messages: &Messages,
         arguments: &Arguments,
     ) -> Result<String, TemplateError> {
-        Ok(self.render_marked(messages, arguments, false)?.text)
+        self.render_plain(messages, arguments, false)
     }
 
     /// The text of the beginning of a chat, up to where the assistant goes on.
@@ -250,7 +266,7 @@ impl ChatTemplate {
         messages: &Messages,
         arguments: &Arguments,
     ) -> Result<String, TemplateError> {
-        Ok(self.render_marked(messages, arguments, true)?.text)
+        self.render_plain(messages, arguments, true)
     }
 
     /// The text of a chat, and the ranges of the assistant's text. A template without generation tags
@@ -264,7 +280,7 @@ impl ChatTemplate {
         arguments: &Arguments,
     ) -> Result<Rendered, TemplateError> {
         if self.marked {
-            return self.render_marked(messages, arguments, false);
+            return self.render_marked(messages, arguments);
         }
         let renderer = self.renderer(messages, arguments);
         limits::until_deadline(move || {
@@ -275,16 +291,34 @@ impl ChatTemplate {
         })
     }
 
-    fn render_marked(
+    fn render_plain(
         &self,
         messages: &Messages,
         arguments: &Arguments,
         prompt: bool,
+    ) -> Result<String, TemplateError> {
+        let renderer = self.renderer(messages, arguments);
+        limits::until_deadline(move || renderer.render(&renderer.messages, prompt))
+    }
+
+    fn render_marked(
+        &self,
+        messages: &Messages,
+        arguments: &Arguments,
     ) -> Result<Rendered, TemplateError> {
         let renderer = self.renderer(messages, arguments);
-        let markers = renderer.markers;
-        let text = limits::until_deadline(move || renderer.render(&renderer.messages, prompt))?;
-        Ok(markers.extract(&text))
+        let captures = self.captures;
+        limits::until_deadline(move || {
+            let markers = &renderer.markers;
+            let rendered =
+                markers.extract(&renderer.render_with(&renderer.messages, (Some(markers), false))?);
+            if captures && renderer.render(&renderer.messages, false)? != rendered.text {
+                let reason = "text between {% generation %} and {% endgeneration %} is captured by set, filter, macro \
+                              or call, and changed or measured afterwards, so that where it lies is not certain";
+                return Err(TemplateError::Render(reason.to_owned()));
+            }
+            Ok(rendered)
+        })
     }
 
     fn renderer(&self, messages: &Messages, arguments: &Arguments) -> Renderer {
@@ -335,8 +369,17 @@ impl Renderer {
 
     /// The text of some messages, with the prompt for an answer or without.
     fn render(&self, messages: &[Object], prompt: bool) -> Result<String, TemplateError> {
+        self.render_with(messages, (None, prompt))
+    }
+
+    /// Like [`Self::render`], with markers around the assistant's text if there are any.
+    fn render_with(
+        &self,
+        messages: &[Object],
+        how: (Option<&generation::Markers>, bool),
+    ) -> Result<String, TemplateError> {
         let (fuel, most) = (self.fuel, self.most);
-        let context = context(&self.special, messages, &self.arguments, (self.markers, prompt));
+        let context = context(&self.special, messages, &self.arguments, how);
         let mut out = limits::Rendering { bytes: Vec::new(), most };
         let template = self.environment.get_template(NAME);
         let rendered = template
@@ -358,7 +401,7 @@ fn context(
     special: &BTreeMap<String, String>,
     messages: &[Object],
     arguments: &Arguments,
-    (markers, prompt): (generation::Markers, bool),
+    (markers, prompt): (Option<&generation::Markers>, bool),
 ) -> BTreeMap<String, Value> {
     let mut context: BTreeMap<String, Value> =
         special.iter().map(|(name, text)| (name.clone(), Value::from(text.as_str()))).collect();
@@ -367,10 +410,13 @@ fn context(
         ("tools", Value::from(Serde(&arguments.tools))),
         ("documents", Value::from(())),
         ("add_generation_prompt", Value::from(prompt)),
-        (generation::OPEN, Value::from(markers.open.to_string())),
-        (generation::CLOSE, Value::from(markers.close.to_string())),
     ];
     context.extend(own.map(|(name, value)| (name.to_owned(), value)));
+    if let Some(markers) = markers {
+        let pair = [(generation::OPEN, markers.open), (generation::CLOSE, markers.close)];
+        context
+            .extend(pair.map(|(name, marker)| (name.to_owned(), Value::from(marker.to_string()))));
+    }
     let others = arguments.others.iter();
     context.extend(others.map(|(name, value)| (name.to_owned(), Value::from(Serde(value)))));
     context
@@ -433,15 +479,12 @@ fn format(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Erro
         ValueKind::Bool => {
             out.write_str(if value.is_true() { "True" } else { "False" }).map_err(Error::from)
         }
-        ValueKind::Number => out.write_str(&json::number(value)).map_err(Error::from),
+        ValueKind::Number => out.write_str(&json::printed(value)).map_err(Error::from),
         ValueKind::String => minijinja::escape_formatter(out, state, value),
-        // Of numbers in lists, the engine prints those with an exponent in another way.
-        ValueKind::Seq | ValueKind::Map if json::has_exponent(state, value, 0)? => {
-            let reason = "a list or object with a number below 0.0001 or from 1e16 on is printed in \
-                          another way than in Python: print it with tojson";
-            Err(Error::new(ErrorKind::InvalidOperation, reason))
+        _ => {
+            json::refuse_unlike(state, value)?;
+            limits::write_value(out, state, value)
         }
-        _ => limits::write_value(out, state, value),
     }
 }
 
@@ -451,6 +494,11 @@ fn is_sequence(value: &Value) -> bool {
         value.kind(),
         ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined
     )
+}
+
+/// Whether a value can be looped over: an undefined one can, `none` cannot.
+fn is_iterable(value: &Value) -> bool {
+    is_sequence(value) || value.kind() == ValueKind::Iterable
 }
 
 fn raise_exception(message: &str, _rest: Rest<Value>, _named: Kwargs) -> Result<Value, Error> {

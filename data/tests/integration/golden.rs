@@ -1,19 +1,21 @@
 //! Compares tokens, chats and masks with those of transformers.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::common::{self, options, rows, run, write};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use shoal_data::Class;
 use shoal_data::document::TrainOn;
 use shoal_data::pack::Packing;
-use shoal_data::source::{Messages, Object};
+use shoal_data::source::{Arguments, Messages, Object};
 use shoal_data::template::{ChatTemplate, TemplateError, assistant_mask};
 use shoal_data::tokenizer::TextTokenizer;
 
 /// What a script prints; `None` without Python.
-pub(crate) fn printed(script: &str, arguments: &[PathBuf]) -> Option<Value> {
+pub(crate) fn printed<T: DeserializeOwned>(script: &str, arguments: &[PathBuf]) -> Option<T> {
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python = std::env::var_os("SHOAL_TEST_PYTHON")
         .map_or_else(|| crate_folder.join("../.venv/bin/python"), PathBuf::from);
@@ -191,16 +193,57 @@ fn tokens_chats_and_masks_are_those_of_transformers() {
     }
 }
 
+/// A setting of a walk.
+fn setting(name: &str, default: &str) -> PathBuf {
+    std::env::var(name).unwrap_or_else(|_| default.to_owned()).into()
+}
+
+/// Random chat templates: `SHOAL_TEMPLATES` of them, those of `SHOAL_SEED`. Each text is Jinja2's, or the template is refused.
+#[test]
+fn random_templates_are_those_of_python() {
+    #[derive(serde::Deserialize)]
+    struct Case {
+        messages: Messages,
+        source: String,
+        text: Option<String>,
+    }
+    let arguments = [setting("SHOAL_SEED", "1"), setting("SHOAL_TEMPLATES", "1000")];
+    let Some(cases) = printed::<Vec<Case>>("template_walk.py", &arguments) else { return };
+    let special = [("bos_token", "<s>"), ("eos_token", "</s>")];
+    let special = special.map(|(name, text)| (name.to_owned(), text.to_owned())).into();
+    let (mut differ, mut equal, mut refused) = (Vec::new(), 0, BTreeMap::<String, usize>::new());
+    for (number, Case { messages, source, text }) in cases.iter().enumerate() {
+        let template = ChatTemplate::new(source, &special, None);
+        let found = template.and_then(|it| it.render(messages, &Arguments::default()));
+        match (found, text) {
+            (Ok(found), Some(text)) if found == *text => equal += 1,
+            // A template that Jinja2 refuses was never in use.
+            (_, None) => {}
+            (Err(error), Some(_)) => {
+                let reason = error.to_string();
+                let reason = reason.split(" (line ").next().expect("the first part").to_owned();
+                *refused.entry(reason).or_default() += 1;
+            }
+            (found, text) => {
+                differ.push(format!("{number}: {source}\n== here   {found:?}\n== Python {text:?}"));
+            }
+        }
+    }
+    println!("{equal} of {} are equal; refused:", cases.len());
+    refused.iter().for_each(|(reason, count)| println!("{count} times: {reason}"));
+    assert!(differ.is_empty(), "{} differ:\n{}", differ.len(), differ.join("\n"));
+    assert!(equal * 10 > cases.len() * 8, "more than a fifth is refused");
+}
+
 /// Random added tokens, flags and classes: `SHOAL_TOKENIZERS` of them, those of `SHOAL_SEED`.
 #[test]
 fn random_tokenizers_are_those_of_transformers() {
     let folder = tempfile::tempdir().expect("writable");
-    let of = |name, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
-    let (seed, count) = (of("SHOAL_SEED", "1"), of("SHOAL_TOKENIZERS", "40"));
-    let arguments = [folder.path().to_owned(), seed.into(), count.into()];
-    let Some(found) = printed("tokenizer_walk.py", &arguments) else { return };
+    let (seed, count) = (setting("SHOAL_SEED", "1"), setting("SHOAL_TOKENIZERS", "40"));
+    let arguments = [folder.path().to_owned(), seed, count];
+    let Some(found) = printed::<Vec<Value>>("tokenizer_walk.py", &arguments) else { return };
     let mut differ = Vec::new();
-    for (number, one) in found.as_array().expect("a list").iter().enumerate() {
+    for (number, one) in found.iter().enumerate() {
         let place = folder.path().join(number.to_string());
         let tokenizer = TextTokenizer::load(&place).unwrap_or_else(|e| panic!("{number}: {e}"));
         let texts = one["texts"].as_array().expect("a list").iter();

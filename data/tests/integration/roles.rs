@@ -100,7 +100,7 @@ fn turns_are_those_that_tags_mark() {
     let mut arguments = vec![folder.path().join("models")];
     let texts = ["src/template/mod.rs", "src/source/mod.rs", "../README.md"];
     arguments.extend(texts.map(|file| crate_folder.join(file)));
-    let Some(families) = printed("roles.py", &arguments) else { return };
+    let Some(families) = printed::<Value>("roles.py", &arguments) else { return };
     let mut wrong = Vec::new();
     for (name, family) in families.as_object().expect("an object") {
         let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
