@@ -8,9 +8,9 @@ use std::sync::Arc;
 use anyhow::Context;
 use nix::sys::statvfs::statvfs;
 use shoal_engine::{
-    Device, DeviceChoice, LowerTier, Tiers, device_floor, island_overhead, memory_floor,
-    optimizer_elements, parameter_count, pass_overhead, passes_at_once, swapped_bytes,
-    swapping_floor,
+    Device, DeviceChoice, LowerTier, Tiers, device_floor, gpu_overhead, island_overhead,
+    memory_floor, optimizer_elements, parameter_count, pass_overhead, passes_at_once,
+    swapped_bytes, swapping_floor,
 };
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::Manifest;
@@ -130,9 +130,13 @@ impl ResourceBudget {
         let together = devices.len() / passes_at_once(manifest, devices.len()).unwrap_or(1).max(1);
         let on_device = limits.device_memory.or_else(|| free_on(devices));
         let sharing = if manifest.model.slices == 1 { 1 } else { devices.len() };
+        let gpus = devices.iter().all(|device| !device.is_processor());
         let run = (manifest, choice);
-        let device = on_device.filter(|memory| passes_through(run, *memory, sharing));
-        let on_gpus = device.is_none() && devices.iter().all(|device| !device.is_processor());
+        let device = on_device.filter(|memory| passes_through(run, *memory, (sharing, gpus)));
+        let on_gpus = device.is_none() && gpus;
+        // What is brief in a pass on a GPU is beside the weights that it has room for.
+        let of_pass = if gpus { of_any_pass(manifest) } else { Bytes(0) };
+        let device = device.map(|memory| Bytes(memory.0.saturating_sub(of_pass.0)));
         let memory = match limits.memory {
             Some(memory) => memory,
             None if on_gpus => Bytes(u64::MAX),
@@ -272,7 +276,10 @@ impl ResourceBudget {
             sizes
         };
         let floor = |span, in_flight| self.floor(manifest, span, in_flight);
-        let idle = descending(&|span| floor(span, 0));
+        // What is brief is there once, whichever stage computes.
+        let brief = |span| if self.on_gpus { gpu_overhead(manifest, span, 0) } else { Bytes(0) };
+        let log = log + descending(&brief).first().copied().unwrap_or_default();
+        let idle = descending(&|span| floor(span, 0) - brief(span));
         let each = descending(&|span| floor(span, 1) - floor(span, 0));
         let window = |hosted: usize| {
             // Whichever stages they are.
@@ -414,7 +421,9 @@ impl ResourceBudget {
         let of_devices = island_overhead(manifest, span, self.devices);
         if self.device.is_none() {
             let of_passes = pass_overhead(manifest, span, in_flight, self.devices);
-            return memory_floor(manifest, span, in_flight) + of_devices + of_passes;
+            let of_gpus =
+                if self.on_gpus { gpu_overhead(manifest, span, in_flight) } else { Bytes(0) };
+            return memory_floor(manifest, span, in_flight) + of_devices + of_passes + of_gpus;
         }
         // Graphs are on the device, of one pass at a time. A visit runs as many microbatches as there are.
         let mut manifest = manifest.clone();
@@ -443,15 +452,24 @@ fn free_on(devices: &[DeviceChoice]) -> Option<Bytes> {
     Some(Bytes(least.0 / 10 * 9))
 }
 
+/// Returns what a pass of any stage takes on a GPU beyond what it takes on a processor.
+fn of_any_pass(manifest: &Manifest) -> Bytes {
+    let of = |stage| gpu_overhead(manifest, StageSpan::one(stage), 1);
+    manifest.stages().map(of).max().unwrap_or_default()
+}
+
 /// Returns whether so many devices with so much memory each, among which the state is divided, have the weights of the
 /// chosen stages only while passes read them, because they do not hold their state. Of stages that the coordinator
 /// chooses they hold one at least.
 fn passes_through(
     (manifest, choice): (&Manifest, StageChoice),
     memory: Bytes,
-    devices: usize,
+    (devices, gpus): (usize, bool),
 ) -> bool {
-    let of_all = |span| memory_floor(manifest, span, 1) + island_overhead(manifest, span, devices);
+    let of_gpu = |span| if gpus { gpu_overhead(manifest, span, 1) } else { Bytes(0) };
+    let of_state =
+        |span| memory_floor(manifest, span, 1) + island_overhead(manifest, span, devices);
+    let of_all = |span| of_state(span) + of_gpu(span);
     let holds = |span| of_all(span).0.div_ceil(devices as u64) <= memory.0;
     let all = StageSpan::all(manifest.training.stages);
     let holds = match choice {

@@ -112,9 +112,11 @@ fn the_windows_follow_from_the_free_memory() {
     let manifest = manifest();
     let stages = BTreeSet::from([Stage(0), Stage(1)]);
     let windows = |memory, resident| budget(memory, 0).windows(&manifest, &stages, (resident, 64));
-    let floors = [0, 1].map(|stage| {
-        [0, 4].map(|in_flight| memory_floor(&manifest, StageSpan::one(Stage(stage)), in_flight).0)
-    });
+    let of_gpu = |stage, in_flight| {
+        let span = StageSpan::one(Stage(stage));
+        memory_floor(&manifest, span, in_flight) + gpu_overhead(&manifest, span, in_flight)
+    };
+    let floors = [0, 1].map(|stage| [0, 4].map(|in_flight| of_gpu(stage, in_flight).0));
     let larger = |at: usize| floors[0][at].max(floors[1][at]);
     let largest = floors.iter().map(|floor| floor[1] - floor[0]).max().expect("two stages");
     let four = larger(0) + largest;
@@ -206,7 +208,8 @@ fn gpus_without_slices_each_have_all_of_the_state() {
         let run = (&manifest, StageChoice::Auto);
         ResourceBudget::measure(limits, &devices, folder.path(), run).expect("measured")
     };
-    let floor = memory_floor(&manifest, StageSpan::all(8), 1);
+    let all = StageSpan::all(8);
+    let floor = memory_floor(&manifest, all, 1) + gpu_overhead(&manifest, all, 1);
     let room = |count, memory| {
         let budget = measure(count, memory);
         (budget.device, budget.room(&manifest, StageChoice::Auto, &stages).in_memory)
@@ -223,8 +226,8 @@ fn gpus_with_slices_divide_the_state() {
     manifest.model.slices = 2;
     let folder = tempfile::tempdir().expect("a folder");
     let all = StageSpan::all(8);
-    let of_all =
-        |devices| memory_floor(&manifest, all, 1) + island_overhead(&manifest, all, devices);
+    let of_state = memory_floor(&manifest, all, 1) + gpu_overhead(&manifest, all, 1);
+    let of_all = |devices| of_state + island_overhead(&manifest, all, devices);
     for devices in [2, 4] {
         let measure = |memory| {
             let limits =
@@ -238,7 +241,7 @@ fn gpus_with_slices_divide_the_state() {
         assert_eq!((budget.device, budget.memory), (None, Bytes(devices as u64 * each)));
         assert_eq!(
             measure(each - 1).device,
-            Some(Bytes(each - 1)),
+            Some(Bytes(each - 1) - of_any_pass(&manifest)),
             "state in the machine's memory"
         );
     }
