@@ -75,6 +75,13 @@ char* shoal_event_wait(c10::Event* event) {
   return guarded([&] { event->synchronize(); });
 }
 
+// CUDA's own handle of the stream on which this thread computes on the GPU with this index.
+char* shoal_computing_stream(int64_t index, void** result) {
+  return guarded([&] {
+    *result = computing(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index))).native_handle();
+  });
+}
+
 // Bytes that are free on the GPU with this index.
 char* shoal_free_memory(int64_t index, size_t* result) {
   return guarded([&] {

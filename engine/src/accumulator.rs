@@ -9,6 +9,7 @@ use shoal_protocol::ids::ClaimKey;
 use shoal_protocol::manifest::Manifest;
 use tch::{Device, Kind, Tensor};
 
+use crate::cuda::{Argument, Kernels};
 use crate::error::{EngineError, Result};
 use crate::fixed_point::{
     FixedPoint, add_bf16, add_f32, add_words, largest_bf16, largest_f32, widen,
@@ -78,6 +79,18 @@ impl Accumulator {
         gradient: &[Piece],
         parameters: &[Parameter],
     ) -> Result<()> {
+        if let Some(kernels) = self.kernels(gradient) {
+            if self.add_at_once(kernels, gradient)? {
+                return Ok(());
+            }
+        }
+        self.check(key, gradient, parameters)?;
+        let mut sums = self.lock();
+        gradient.iter().try_for_each(|piece| self.add_piece(&mut sums, piece))
+    }
+
+    /// Names the first element that is out of range.
+    fn check(&self, key: ClaimKey, gradient: &[Piece], parameters: &[Parameter]) -> Result<()> {
         for piece in gradient {
             let largest = match &piece.values {
                 Values::Dense(values) | Values::Columns(values, _) => largest(values)?,
@@ -90,8 +103,61 @@ impl Accumulator {
                 return Err(EngineError::BadGradient { tensor, key, problem });
             }
         }
-        let mut sums = self.lock();
-        gradient.iter().try_for_each(|piece| self.add_piece(&mut sums, piece))
+        Ok(())
+    }
+
+    /// This crate's kernels, if all is on one GPU that has them.
+    fn kernels(&self, gradient: &[Piece]) -> Option<&'static Kernels> {
+        let device = self.lock().device();
+        let kernels = Kernels::of(device)?;
+        let is_there = |piece: &Piece| match &piece.values {
+            Values::Dense(values) | Values::Columns(values, _) => {
+                values.device() == device && values.is_contiguous() && kernels_for(values).is_some()
+            }
+            Values::Rows(_) => false,
+        };
+        gradient.iter().all(is_there).then_some(kernels)
+    }
+
+    /// Adds a gradient on a GPU; returns whether all of it is in range. If not, nothing is added. The host waits once.
+    fn add_at_once(&self, kernels: &Kernels, gradient: &[Piece]) -> Result<bool> {
+        let sums = self.lock();
+        // The bits of the largest magnitude.
+        let largest = Tensor::f_zeros([1], (Kind::Int, sums.device()))?;
+        let limit = self.fixed_point.largest().to_bits();
+        let all = gradient.iter().filter_map(|piece| match &piece.values {
+            Values::Dense(values) | Values::Columns(values, _) => Some((piece, values)),
+            Values::Rows(_) => None,
+        });
+        for (_, values) in all.clone() {
+            let (name, _) = kernels_for(values).expect("`kernels` has asked");
+            let count = values.numel() as u64;
+            let arguments =
+                [Argument::of(values, 0), Argument::Count(count), Argument::of(&largest, 0)];
+            // SAFETY: the values are contiguous, and `largest` has an element.
+            unsafe { kernels.launch(name, count, arguments) }?;
+        }
+        for (piece, values) in all {
+            let (_, name) = kernels_for(values).expect("`kernels` has asked");
+            let count = values.numel();
+            let (width, row) = row_of(piece, values);
+            let (place, stride) = self.locate(piece.offset, row);
+            let end = place + (count / width).saturating_sub(1) * stride + width;
+            assert!(count == 0 || end <= sums.numel(), "the gradients are not those of this stage");
+            let arguments = [
+                Argument::of(values, 0),
+                Argument::Count(count as u64),
+                Argument::Count(width as u64),
+                Argument::of(&sums, size_of::<i64>() * place),
+                Argument::Count(stride as u64),
+                Argument::Number(self.fixed_point.scale),
+                Argument::of(&largest, 0),
+                Argument::Bits(limit),
+            ];
+            // SAFETY: the values are contiguous, and the sums have all rows that are added to.
+            unsafe { kernels.launch(name, count as u64, arguments) }?;
+        }
+        Ok(largest.f_double_value(&[0])? <= f64::from(limit))
     }
 
     /// Index of the first element out of range.
@@ -204,6 +270,15 @@ impl Accumulator {
     pub(crate) fn clear(&self) -> Result<()> {
         let _ = self.lock().f_zero_()?;
         Ok(())
+    }
+}
+
+/// The kernels for values of a dtype: of the search for the largest, and of the addition.
+fn kernels_for(values: &Tensor) -> Option<(&'static str, &'static str)> {
+    match values.kind() {
+        Kind::BFloat16 => Some(("shoal_largest_bf16", "shoal_add_bf16")),
+        Kind::Float => Some(("shoal_largest_f32", "shoal_add_f32")),
+        _ => None,
     }
 }
 

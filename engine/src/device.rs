@@ -9,6 +9,7 @@ use shoal_protocol::units::Bytes;
 use tch::{Cuda, Kind, Tensor};
 
 use crate::card;
+use crate::cuda::Kernels;
 use crate::error::{EngineError, Result};
 use crate::mkl::{self, MklDispatch};
 use crate::shim;
@@ -33,6 +34,15 @@ impl DeviceChoice {
             Self::Cpu => true,
             Self::Auto => self.known() == Self::Cpu,
             Self::Cuda(_) => false,
+        }
+    }
+
+    /// Why an open GPU computes with libtorch's kernels alone, and not with those of this crate, which are faster.
+    #[must_use]
+    pub fn lacks_kernels(self) -> Option<String> {
+        match self.known() {
+            Self::Cuda(index) => Kernels::missing(tch::Device::Cuda(index)),
+            Self::Auto | Self::Cpu => None,
         }
     }
 

@@ -27,6 +27,9 @@ pub enum EngineError {
         "NVIDIA's driver does not say which GPU this is: {0} failed; check it with `nvidia-smi`, or use --device cpu"
     )]
     Driver(String),
+    /// The kernels of this crate cannot be compiled for a GPU, or its driver refused one.
+    #[error("the kernels for GPUs: {0}")]
+    Kernels(String),
     /// The name of a device is invalid.
     #[error(
         "{0:?} is no device: auto, cpu, cuda:N, several as cuda:0,cuda:1 or cpu:N, or all for every GPU"

@@ -93,6 +93,20 @@ impl FixedPoint {
         Ok(())
     }
 
+    /// The largest magnitude that the gradient of one microbatch may have.
+    pub(crate) fn largest(&self) -> f32 {
+        // Magnitudes are in the order of their bits.
+        let (mut good, mut bad) = (0, f32::INFINITY.to_bits());
+        while bad - good > 1 {
+            let middle = good + (bad - good) / 2;
+            match self.check(f32::from_bits(middle)) {
+                Ok(()) => good = middle,
+                Err(_) => bad = middle,
+            }
+        }
+        f32::from_bits(good)
+    }
+
     /// Whether the gradient of one microbatch may have this value.
     pub(crate) fn check(&self, value: f32) -> Result<(), GradientProblem> {
         if !value.is_finite() {
@@ -259,6 +273,14 @@ mod tests {
             let most = i128::from(limit) * i128::from(microbatches) * gradients;
             assert!(most <= i128::from(i64::MAX) && most > i128::from(i64::MAX) - 100, "{most}");
         }
+    }
+
+    #[test]
+    fn the_largest_gradient_is_in_range_and_the_next_is_not() {
+        let fixed_point = FixedPoint::of(&manifest());
+        let largest = fixed_point.largest();
+        assert!(largest > 1e4 && fixed_point.check(largest).is_ok());
+        assert!(fixed_point.check(largest.next_up()).is_err());
     }
 
     #[test]

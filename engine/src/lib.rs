@@ -33,6 +33,7 @@ pub mod checkpoint;
 mod checkpoint_error;
 mod codec;
 mod collectives;
+mod cuda;
 mod cutter;
 pub mod data;
 #[cfg(test)]

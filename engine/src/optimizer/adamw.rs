@@ -4,6 +4,7 @@ use shoal_protocol::manifest::Adam;
 use tch::{Kind, Tensor};
 
 use super::Terms;
+use crate::cuda::{Argument, Kernels};
 use crate::error::Result;
 use crate::kernel::widest;
 
@@ -36,6 +37,20 @@ impl Scalars {
             epsilon: adam.epsilon as f32,
         }
     }
+
+    /// As the kernel has them.
+    pub(super) fn in_order(self) -> [f32; 8] {
+        [
+            self.scale,
+            self.keep,
+            self.one_minus_beta1,
+            self.beta2,
+            self.one_minus_beta2,
+            self.root_correction2,
+            self.step_size,
+            self.epsilon,
+        ]
+    }
 }
 
 widest! {
@@ -59,8 +74,45 @@ widest! {
     }
 }
 
-/// The same operations in the same order as [`update`], one kernel each.
+/// The same operations in the same order as [`update`]: in one kernel of this crate, or in one of libtorch's each.
 pub(super) fn update_on_device(
+    weights: Tensor,
+    gradient: &Tensor,
+    moments: [Tensor; 2],
+    scalars: Scalars,
+) -> Result<()> {
+    match Kernels::of(weights.device()) {
+        Some(kernels) => update_at_once(kernels, &weights, gradient, &moments, scalars),
+        None => update_by_parts(weights, gradient, moments, scalars),
+    }
+}
+
+fn update_at_once(
+    kernels: &Kernels,
+    weights: &Tensor,
+    gradient: &Tensor,
+    [first, second]: &[Tensor; 2],
+    scalars: Scalars,
+) -> Result<()> {
+    let count = weights.numel();
+    for tensor in [weights, gradient, first, second] {
+        let fits = tensor.numel() == count && tensor.is_contiguous();
+        assert!(fits && tensor.kind() == Kind::Float, "a weight has a gradient and two moments");
+        assert_eq!(tensor.device(), weights.device(), "they are beside each other");
+    }
+    let arguments = [
+        Argument::of(gradient, 0),
+        Argument::Count(count as u64),
+        Argument::of(weights, 0),
+        Argument::of(first, 0),
+        Argument::of(second, 0),
+        Argument::Numbers(scalars.in_order()),
+    ];
+    // SAFETY: all four have as many numbers of f32, one after the other.
+    unsafe { kernels.launch("shoal_adamw", count as u64, arguments) }
+}
+
+fn update_by_parts(
     mut weights: Tensor,
     gradient: &Tensor,
     [mut first, mut second]: [Tensor; 2],
@@ -87,23 +139,48 @@ mod tests {
     use super::*;
     use crate::tensor::elements;
 
+    unsafe extern "C" {
+        fn shoal_adamw_on_processor(
+            gradients: *const f32,
+            count: u64,
+            weights: *mut f32,
+            first_moments: *mut f32,
+            second_moments: *mut f32,
+            scalars: *const [f32; 8],
+        );
+    }
+
     #[test]
-    fn both_ways_have_the_same_bits() {
+    fn all_ways_have_the_same_bits() {
         let numbers = |scale: f32| (1..200).map(|index| (index as f32).sin() * scale).collect();
         let (mut weights, gradient): (Vec<f32>, Vec<f32>) = (numbers(2.0), numbers(0.1));
         let mut moments: [Vec<f32>; 2] = [vec![0.0; weights.len()], vec![0.0; weights.len()]];
         let [on_device, first, second] =
             [&weights, &moments[0], &moments[1]].map(|values| Tensor::from_slice(values));
+        let mut by_kernel = (weights.clone(), moments.clone());
         for count in 1..5 {
             let terms =
                 Terms { scale: 0.7, rate: 1e-2, decay: 0.1, count, is_matrix: true, threads: 1 };
             let scalars = Scalars::new(&Adam { beta2: 0.95, ..Adam::DEFAULT }, &terms);
             update(&mut weights, &gradient, moments.each_mut().map(|one| &mut one[..]), scalars);
+            let (weights, [first_moments, second_moments]) = &mut by_kernel;
+            // SAFETY: all have as many numbers.
+            unsafe {
+                shoal_adamw_on_processor(
+                    gradient.as_ptr(),
+                    gradient.len() as u64,
+                    weights.as_mut_ptr(),
+                    first_moments.as_mut_ptr(),
+                    second_moments.as_mut_ptr(),
+                    &scalars.in_order(),
+                );
+            }
             let held = [&first, &second].map(Tensor::shallow_clone);
             let gradient = Tensor::from_slice(&gradient);
             update_on_device(on_device.shallow_clone(), &gradient, held, scalars).expect("a CPU");
         }
         assert_eq!(elements::<f32>(&on_device), weights);
+        assert_eq!(by_kernel, (weights, moments.clone()));
         assert_eq!([&first, &second].map(elements::<f32>), moments.each_ref().map(|one| &one[..]));
     }
 }

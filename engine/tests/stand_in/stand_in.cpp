@@ -7,3 +7,4 @@
 #include "copies.cpp"
 #include "kernels.cpp"
 #include "attention.cpp"
+#include "launches.cpp"

@@ -151,6 +151,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     current_streams[stream.device_index()] = stream.id();
     return before;
   }
+  void* getStreamNativeHandle(const c10::Stream stream) const override {
+    return reinterpret_cast<void*>(intptr_t(stream.id()));
+  }
   bool queryStream(const c10::Stream& stream) const override {
     do_work(key_of(stream));
     return true;

@@ -95,6 +95,7 @@ impl EngineHost {
             let cached = tiers.lower.is_none();
             let mut engine = Island::swapping(&manifest, span, (&devices, threads), tiers)?;
             log_links(engine.links());
+            log_kernels(&devices);
             for stage in span.stages() {
                 let origin = run_files.obtain_origin(stage, version, true);
                 engine.load(stage, &waits.wait(origin)??)?;
@@ -140,6 +141,15 @@ impl EngineHost {
         let Some(thread) = self.thread.take() else { return };
         if timeout(CLOSING, thread.close()).await.is_err() {
             tracing::warn!("the engine still computes or writes: its memory is free when it ends");
+        }
+    }
+}
+
+/// Says which GPUs compute with libtorch's kernels alone.
+fn log_kernels(devices: &[DeviceChoice]) {
+    for device in devices {
+        if let Some(reason) = device.lacks_kernels() {
+            tracing::warn!("{device} is slower than it could be: {reason}");
         }
     }
 }

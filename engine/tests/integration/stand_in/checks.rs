@@ -93,3 +93,10 @@ fn the_processor_reads_device_memory() {
     let read = unsafe { tensor.data_ptr().cast::<f32>().read_volatile() };
     println!("{read}");
 }
+
+#[test]
+#[ignore = "needs the stand-in"]
+fn a_card_has_the_kernels_of_the_engine() {
+    let _ = open(DeviceChoice::Cuda(0), 1);
+    assert_eq!(DeviceChoice::Cuda(0).lacks_kernels(), None);
+}

@@ -104,6 +104,7 @@ fn work_of_the_processor_does_not_turn_cuda_off() {
 #[test]
 fn documents_and_grouped_keys_take_a_kernel_of_attention() {
     passes(tests(1, &["stand_in::checks::documents_and_grouped_keys"]));
+    passes(tests(1, &["stand_in::checks::a_card_has_the_kernels_of_the_engine"]));
 }
 
 #[test]

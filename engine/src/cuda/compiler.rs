@@ -1,0 +1,100 @@
+//! NVRTC: kernels from their source.
+
+use std::ffi::CString;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts, sys};
+
+use crate::error::{EngineError, Result};
+
+/// The source of all kernels.
+const SOURCE: &str = concat!(
+    include_str!("../../kernels/portable.h"),
+    include_str!("../../kernels/accumulate.cu"),
+    include_str!("../../kernels/adamw.cu"),
+);
+
+/// NVRTC's files in a Python's packages, beside `torch`. The first finds the others by their names.
+const LIBRARIES: [&str; 2] = ["libnvrtc-builtins.so.13.0", "libnvrtc.so.13"];
+
+/// Compiles the kernels for cards of a compute capability, as 10 · major + minor.
+///
+/// # Errors
+/// If there is no NVRTC, or it refuses the capability.
+pub(super) fn compile(capability: i32) -> Result<Ptx> {
+    load();
+    // SAFETY: it opens a library, whose initialisers are its own.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(EngineError::Kernels("there is no libnvrtc.so.13 beside libtorch".to_owned()));
+    }
+    let options = CompileOptions {
+        // A product is rounded before it is added, as on a processor.
+        fmad: Some(false),
+        options: vec![format!("--gpu-architecture=compute_{capability}"), "--std=c++17".to_owned()],
+        ..CompileOptions::default()
+    };
+    compile_ptx_with_opts(SOURCE, options).map_err(|error| {
+        let reason = match &error {
+            CompileError::CompileError { log, .. } => log.to_string_lossy().into_owned(),
+            other => format!("{other:?}"),
+        };
+        EngineError::Kernels(format!("for compute capability {capability}: {}", reason.trim()))
+    })
+}
+
+/// Loads NVRTC from beside libtorch. Where it is not, the loader finds it on its own path or not at all.
+fn load() {
+    let Some(folder) = packages() else { return };
+    for name in LIBRARIES {
+        let path = folder.join("nvidia/cu13/lib").join(name);
+        let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { continue };
+        // SAFETY: the library's initialisers are its own; the handle is never closed.
+        let _ = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    }
+}
+
+/// The folder with the package whose libtorch this process has loaded.
+fn packages() -> Option<PathBuf> {
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let loaded = maps.lines().find(|line| line.ends_with("/torch/lib/libtorch_cpu.so"))?;
+    let path = &loaded[loaded.find('/')?..];
+    Path::new(path).ancestors().nth(3).map(Path::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The capabilities of the cards from 2018 on that libtorch serves.
+    const CAPABILITIES: [i32; 7] = [75, 80, 86, 89, 90, 100, 120];
+
+    #[test]
+    fn kernels_compile_for_all_cards() {
+        // libtorch is loaded when it is first used.
+        let _ = tch::Tensor::from(0.0);
+        load();
+        // SAFETY: as in `compile`.
+        if !unsafe { sys::is_culib_present() } {
+            eprintln!("skipped: there is no NVRTC beside libtorch");
+            return;
+        }
+        for capability in CAPABILITIES {
+            let code = compile(capability).unwrap_or_else(|error| panic!("{error}"));
+            let code = code.to_src();
+            for kernel in ["largest_f32", "largest_bf16", "add_f32", "add_bf16", "adamw"] {
+                assert!(
+                    code.contains(&format!(".entry shoal_{kernel}(")),
+                    "{capability}: {kernel}"
+                );
+            }
+            assert!(
+                !code.contains("fma.rn"),
+                "{capability}: a product is added without its rounding"
+            );
+        }
+        let error = compile(1).expect_err("no such card").to_string();
+        assert!(error.contains("compute capability 1"), "{error}");
+    }
+}
