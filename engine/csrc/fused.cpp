@@ -1,5 +1,5 @@
-// The elementwise parts of a layer as autograd functions for the CPU. Their loops are in Rust
-// (src/fused.rs); this file distributes them over libtorch's threads. Tensors are f32 or bf16.
+// The elementwise parts of a layer as autograd functions. Tensors are f32 or bf16. The loops for the CPU are in Rust
+// (src/fused.rs); this file distributes them over libtorch's threads. A GPU has kernels (kernels/).
 
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -41,6 +41,7 @@ void shoal_swiglu_backward_rows(
 void shoal_cross_entropy_rows(
     bool bf16, void* logits, const int64_t* targets, float* losses, size_t rows, size_t width,
     float scale, bool with_gradients);
+char* shoal_launch(const char* name, int64_t index, uint64_t elements, void** arguments, size_t count);
 }
 
 namespace {
@@ -62,6 +63,21 @@ void over_rows(int64_t rows, Work work) {
   at::parallel_for(0, rows, grain, [&](int64_t start, int64_t end) { work(start, end - start); });
 }
 
+// Lets a GPU compute a kernel of the dtype of `on`, with so many threads.
+template <typename... Arguments>
+void launch(const char* kernel, const Tensor& on, int64_t threads, Arguments... arguments) {
+  void* places[] = {&arguments...};
+  const auto name = std::string("shoal_") + kernel + (is_bf16(on) ? "_bf16" : "_f32");
+  char* error = shoal_launch(name.c_str(), on.device().index(), uint64_t(threads), places, sizeof...(arguments));
+  if (error == nullptr) return;
+  const std::string message(error);
+  free(error);
+  TORCH_CHECK(false, message);
+}
+
+// Threads of a kernel in which some share a row.
+constexpr int64_t lanes = 16;
+
 struct RmsNorm : Function<RmsNorm> {
   static Tensor forward(
       AutogradContext* context, const Tensor& input, const Tensor& weight, double epsilon,
@@ -70,7 +86,11 @@ struct RmsNorm : Function<RmsNorm> {
     const int64_t width = x.size(-1), rows = x.numel() / width;
     auto y = at::empty_like(x);
     auto scales = at::empty({rows}, x.options().dtype(at::kFloat));
-    over_rows(rows, [&](int64_t row, int64_t count) {
+    TORCH_CHECK(weight.scalar_type() == x.scalar_type() && weight.is_contiguous(), "a norm's weight is of its input's dtype");
+    if (x.is_cuda()) {
+      launch("rms_norm", x, rows * lanes, x.data_ptr(), uint64_t(rows), uint64_t(width), weight.data_ptr(), y.data_ptr(),
+             scales.data_ptr(), static_cast<float>(epsilon), static_cast<float>(offset));
+    } else over_rows(rows, [&](int64_t row, int64_t count) {
       shoal_rms_norm_rows(
           is_bf16(x), row_of(x, row, width), weight.data_ptr(), row_of(y, row, width),
           scales.data_ptr<float>() + row, count, width, static_cast<float>(epsilon),
@@ -91,7 +111,12 @@ struct RmsNorm : Function<RmsNorm> {
     const int64_t blocks = (rows + block - 1) / block;
     auto x_gradient = at::empty_like(x);
     auto parts = at::empty({blocks, width}, x.options().dtype(at::kFloat));
-    at::parallel_for(0, blocks, 1, [&](int64_t start, int64_t end) {
+    if (x.is_cuda()) {
+      launch("rms_norm_backward", x, rows * lanes, gradient.data_ptr(), uint64_t(rows), uint64_t(width), x.data_ptr(),
+             saved[1].data_ptr(), scales.data_ptr(), x_gradient.data_ptr(), offset);
+      launch("rms_norm_weight", x, blocks * width, gradient.data_ptr(), uint64_t(rows), uint64_t(width), x.data_ptr(),
+             scales.data_ptr(), parts.data_ptr(), uint64_t(block));
+    } else at::parallel_for(0, blocks, 1, [&](int64_t start, int64_t end) {
       for (int64_t index = start; index < end; ++index) {
         const int64_t row = index * block, count = std::min(block, rows - row);
         shoal_rms_norm_backward_rows(
@@ -116,7 +141,10 @@ struct Rotate : Function<Rotate> {
     auto queries = at::empty({samples, tokens, heads, head}, mixed.options());
     auto keys = at::empty({samples, tokens, key_value_heads, head}, mixed.options());
     auto values = at::empty_like(keys);
-    over_rows(samples * tokens, [&](int64_t row, int64_t count) {
+    if (mixed.is_cuda()) {
+      launch("rotate", mixed, mixed.numel(), mixed.data_ptr(), uint64_t(samples * tokens), uint64_t(width),
+             queries.data_ptr(), keys.data_ptr(), values.data_ptr(), cosine.data_ptr(), sine.data_ptr(), extents);
+    } else over_rows(samples * tokens, [&](int64_t row, int64_t count) {
       void* parts[] = {
           row_of(queries, row, heads * head), row_of(keys, row, key_value_heads * head),
           row_of(values, row, key_value_heads * head)};
@@ -139,7 +167,10 @@ struct Rotate : Function<Rotate> {
     const Heads extents{size_t(tokens), size_t(heads), size_t(key_value_heads), size_t(head),
                         size_t(2 * saved[0].size(1))};
     auto mixed = at::empty({samples, tokens, width}, queries.options());
-    over_rows(samples * tokens, [&](int64_t row, int64_t count) {
+    if (mixed.is_cuda()) {
+      launch("rotate_backward", mixed, mixed.numel(), queries.data_ptr(), uint64_t(samples * tokens), uint64_t(width),
+             keys.data_ptr(), values.data_ptr(), mixed.data_ptr(), saved[0].data_ptr(), saved[1].data_ptr(), extents);
+    } else over_rows(samples * tokens, [&](int64_t row, int64_t count) {
       const void* parts[] = {
           row_of(queries, row, heads * head), row_of(keys, row, key_value_heads * head),
           row_of(values, row, key_value_heads * head)};
@@ -158,7 +189,9 @@ struct SwiGlu : Function<SwiGlu> {
     auto size = both.sizes().vec();
     size.back() = width / 2;
     auto out = at::empty(size, both.options());
-    over_rows(rows, [&](int64_t row, int64_t count) {
+    if (both.is_cuda()) {
+      launch("swiglu", both, out.numel(), both.data_ptr(), uint64_t(rows), uint64_t(width / 2), out.data_ptr());
+    } else over_rows(rows, [&](int64_t row, int64_t count) {
       shoal_swiglu_rows(
           is_bf16(both), row_of(both, row, width), row_of(out, row, width / 2), count, width / 2);
     });
@@ -171,7 +204,10 @@ struct SwiGlu : Function<SwiGlu> {
     auto gradient = gradients[0].contiguous();
     const int64_t width = both.size(-1), rows = both.numel() / width;
     auto both_gradient = at::empty_like(both);
-    over_rows(rows, [&](int64_t row, int64_t count) {
+    if (both.is_cuda()) {
+      launch("swiglu_backward", both, gradient.numel(), gradient.data_ptr(), uint64_t(rows), uint64_t(width / 2),
+             both.data_ptr(), both_gradient.data_ptr());
+    } else over_rows(rows, [&](int64_t row, int64_t count) {
       shoal_swiglu_backward_rows(
           is_bf16(both), row_of(gradient, row, width / 2), row_of(both, row, width),
           row_of(both_gradient, row, width), count, width / 2);

@@ -1,28 +1,45 @@
 // The kernels for GPUs, compiled for the processor: tests compare them with the loops that compute the same there.
 
+#include <cstring>
+#include <utility>
+
 #include "../kernels/portable.h"
 
 #include "../kernels/accumulate.cu"
 #include "../kernels/adamw.cu"
+#include "../kernels/norm.cu"
+#include "../kernels/rotary.cu"
+#include "../kernels/swiglu.cu"
 
-extern "C" {
+namespace {
 
-void shoal_accumulate_on_processor(
-    bool bf16, const void* values, u64 count, u64 width, i64* sums, u64 stride, double scale, u32* largest, u32 limit) {
-  if (bf16) {
-    const auto* of = static_cast<const u16*>(values);
-    shoal_largest_bf16(of, count, largest);
-    shoal_add_bf16(of, count, width, sums, stride, scale, largest, limit);
-  } else {
-    const auto* of = static_cast<const float*>(values);
-    shoal_largest_f32(of, count, largest);
-    shoal_add_f32(of, count, width, sums, stride, scale, largest, limit);
-  }
+template <typename... Arguments, size_t... places>
+bool call(void (*kernel)(Arguments...), void** at, std::index_sequence<places...>) {
+  kernel(*static_cast<Arguments*>(at[places])...);
+  return true;
 }
 
-void shoal_adamw_on_processor(
-    const float* gradients, u64 count, float* weights, float* first_moments, float* second_moments, const AdamW* of) {
-  shoal_adamw(gradients, count, weights, first_moments, second_moments, *of);
+template <typename... Arguments>
+bool call(void (*kernel)(Arguments...), void** at) {
+  return call(kernel, at, std::index_sequence_for<Arguments...>());
 }
 
-}  // extern "C"
+}  // namespace
+
+// Computes a kernel with the arguments at these places; returns whether there is one of the name.
+extern "C" bool shoal_on_processor(const char* name, void** at) {
+#define CASE(kernel) \
+  if (std::strcmp(name, #kernel) == 0) return call(kernel, at);
+#define BOTH(kernel) CASE(kernel##_f32) CASE(kernel##_bf16)
+  BOTH(shoal_largest)
+  BOTH(shoal_add)
+  CASE(shoal_adamw)
+  BOTH(shoal_rms_norm)
+  BOTH(shoal_rms_norm_backward)
+  BOTH(shoal_rms_norm_weight)
+  BOTH(shoal_rotate)
+  BOTH(shoal_rotate_backward)
+  BOTH(shoal_swiglu)
+  BOTH(shoal_swiglu_backward)
+  return false;
+}

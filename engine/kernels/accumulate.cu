@@ -3,15 +3,12 @@
 //
 // Reads a value twice and a sum once, and writes the sum: 20 bytes a weight in bf16, 24 in f32.
 
-DEVICE float widened(float value) { return value; }
-DEVICE float widened(u16 bits) { return float_of(u32(bits) << 16); }
-
 // Raises `largest` to the bits of the largest magnitude. Those of infinity and NaN exceed all others.
 template <typename Value>
 DEVICE void find_largest(const Value* values, u64 count, u32* largest) {
   u32 own = 0;
   for (u64 place = first(); place < count; place += further()) {
-    const u32 bits = bits_of(widened(values[place])) & 0x7fffffffu;
+    const u32 bits = bits_of(load(values[place])) & 0x7fffffffu;
     own = bits > own ? bits : own;
   }
   raise(largest, own);
@@ -24,7 +21,7 @@ DEVICE void add(
   if (*largest > limit) return;
   for (u64 place = first(); place < count; place += further()) {
     const u64 row = place / width;
-    sums[row * stride + (place - row * width)] += i64(rint(double(widened(values[place])) * scale));
+    sums[row * stride + (place - row * width)] += i64(rint(double(load(values[place])) * scale));
   }
 }
 

@@ -23,6 +23,22 @@ DEVICE void raise(u32* number, u32 value) {
   if (*(volatile u32*)number < value) atomicMax(number, value);
 }
 
+// Sixteen threads share a row: this is one of them, and has each sixteenth element.
+DEVICE u64 lane() { return threadIdx.x % 16; }
+DEVICE u64 further_lanes() { return 16; }
+DEVICE u64 first_row() { return first() / 16; }
+DEVICE u64 further_rows() { return further() / 16; }
+
+// The sum of `term(i)` below a count, in sixteen lanes that are added up in pairs. All threads of the row have it.
+template <typename Term>
+DEVICE float lane_sum(u64 count, Term term) {
+  float sum = 0;
+  for (u64 index = lane(); index < count; index += 16) sum += term(index);
+  const u32 of_row = 0xffffu << (threadIdx.x & 16);
+  for (int width = 8; width > 0; width /= 2) sum += __shfl_xor_sync(of_row, sum, width, 16);
+  return sum;
+}
+
 #else
 
 #include <algorithm>
@@ -35,7 +51,7 @@ typedef uint32_t u32;
 typedef uint64_t u64;
 typedef int64_t i64;
 
-#define KERNEL static void
+#define KERNEL [[maybe_unused]] static void
 #define DEVICE static inline
 
 DEVICE u64 first() { return 0; }
@@ -46,4 +62,31 @@ DEVICE u32 bits_of(float value) { return std::bit_cast<u32>(value); }
 
 DEVICE void raise(u32* number, u32 value) { *number = std::max(*number, value); }
 
+DEVICE u64 lane() { return 0; }
+DEVICE u64 further_lanes() { return 1; }
+DEVICE u64 first_row() { return 0; }
+DEVICE u64 further_rows() { return 1; }
+
+template <typename Term>
+DEVICE float lane_sum(u64 count, Term term) {
+  float lanes[16] = {};
+  for (u64 index = 0; index < count; ++index) lanes[index % 16] += term(index);
+  for (int width = 8; width > 0; width /= 2)
+    for (int place = 0; place < width; ++place) lanes[place] += lanes[place + width];
+  return lanes[0];
+}
+
 #endif
+
+// A number of f32, or the upper half of one, as f32.
+DEVICE float load(float value) { return value; }
+DEVICE float load(u16 bits) { return float_of(u32(bits) << 16); }
+
+// Rounds to nearest, ties to even.
+DEVICE void store(float* to, float value) { *to = value; }
+DEVICE void store(u16* to, float value) {
+  const u32 bits = bits_of(value);
+  // Rounding up would turn some NaN into infinity or zero.
+  const u32 rounded = value != value ? bits | 0x00400000u : bits + 0x7fffu + ((bits >> 16) & 1u);
+  *to = u16(rounded >> 16);
+}

@@ -7,6 +7,7 @@ use shoal_protocol::manifest::LayerAttention;
 use tch::{Device, Kind, Tensor};
 
 use crate::cache::LayerCache;
+use crate::cuda::Kernels;
 use crate::error::Result;
 use crate::layer::Shape;
 use crate::norm::rms_norm;
@@ -104,7 +105,7 @@ fn rotate(mixed: &Tensor, angles: &Angles, past: i64, shape: &Shape) -> Result<[
     let (samples, tokens, _) = mixed.size3()?;
     let cosine = angles.cosine.f_narrow(0, past, tokens)?;
     let sine = angles.sine.f_narrow(0, past, tokens)?;
-    if mixed.device() == Device::Cpu {
+    if Kernels::are_on(mixed.device()) {
         return shim::rotate(mixed, [&cosine, &sine], shape.heads, shape.key_value_heads);
     }
     let turned = shape.heads + shape.key_value_heads;

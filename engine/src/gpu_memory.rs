@@ -1,20 +1,21 @@
 //! What a GPU needs beyond the memory of [`crate::memory_floor`].
 //!
-//! The processor has kernels of this crate for norms, rotations and the loss; a GPU computes them by several of
-//! libtorch's, each of which leaves a tensor.
+//! Where there are kernels of this crate ([`crate::DeviceChoice::lacks_kernels`]), norms, rotations and gates leave what they
+//! leave on a processor. Otherwise several of libtorch's compute them, each of which leaves a tensor.
 
 use shoal_protocol::ids::{Stage, StageSpan};
-use shoal_protocol::manifest::{Dtype, Manifest};
+use shoal_protocol::manifest::{Activation, Dtype, Manifest, Norm};
 use shoal_protocol::units::Bytes;
 
 use crate::loss::chunk_rows;
 use crate::memory::{boundary_bytes, graph_bytes, graphs_at_once};
 use crate::parameters::{Parameter, parameters};
 
-/// Bytes per element that the addition of a gradient to the sums takes for a while: three numbers of f64.
+/// Bytes per element that libtorch's addition of a gradient to the sums takes for a while: three numbers of f64.
 const ADDITION: u64 = 24;
 
-/// Bytes for each inner value and token of the feed-forward block's gradients: three in f32, and both products' own.
+/// Bytes for each inner value and token of the feed-forward block's gradients by libtorch: three in f32, and both products'
+/// own. A kernel leaves that of the product, of both and what it reads.
 const BACKWARD: u64 = 16;
 
 /// The memory of a GPU beyond [`memory_floor`](crate::memory_floor), with this number of microbatches in flight: the rest of
@@ -22,34 +23,48 @@ const BACKWARD: u64 = 16;
 ///
 /// The formula is of the tensors that libtorch keeps; fragments between them and CUDA itself are not counted.
 #[must_use]
-pub fn gpu_overhead(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
+pub fn gpu_overhead(
+    manifest: &Manifest,
+    span: StageSpan,
+    in_flight: u32,
+    has_kernels: bool,
+) -> Bytes {
     let recomputes = manifest.training.recompute || manifest.inner.is_some();
     let in_flight = graphs_at_once(manifest, in_flight);
     let kept = if recomputes { in_flight.min(1) } else { in_flight };
-    let graphs: u64 = span.stages().map(|stage| kept * further_graph(manifest, stage)).sum();
-    let brief = span.stages().map(|stage| brief_bytes(manifest, stage)).max();
+    let graphs: u64 =
+        span.stages().map(|stage| kept * further_graph(manifest, stage, has_kernels)).sum();
+    let brief = span.stages().map(|stage| brief_bytes(manifest, stage, has_kernels)).max();
     Bytes(graphs + brief.unwrap_or(0))
 }
 
 /// What a graph on a GPU has beyond one on a processor.
-pub(crate) fn further_graph(manifest: &Manifest, stage: Stage) -> u64 {
+fn further_graph(manifest: &Manifest, stage: Stage, has_kernels: bool) -> u64 {
     let on_processor = graph_bytes(manifest, stage) - boundary_bytes(manifest, stage);
-    layers_bytes(manifest, stage).saturating_sub(on_processor)
+    layers_bytes(manifest, stage, has_kernels).saturating_sub(on_processor)
 }
 
 /// The tensors that one microbatch's backward pass reads on a GPU. For each layer and token these are: of each norm its
-/// input in f32 and its quotient by the root, with its result; the products of queries, keys and values, the rotated
-/// ones and what attention read, with the sums of its exponentials in f32; of the feed-forward block both products, what
-/// the activation reads and writes in f32, and their product. Keys and values of groups may be repeated for each head.
-fn layers_bytes(manifest: &Manifest, stage: Stage) -> u64 {
+/// input and its result, and of libtorch's the input in f32 and its quotient by the root; what attention read and gave,
+/// with the sums of its exponentials in f32, and of libtorch's rotation the products of queries, keys and values and the
+/// rotated ones; of the feed-forward block both products and what is made of them, and of libtorch's what the activation
+/// reads and writes in f32. Keys and values of groups may be repeated for each head.
+fn layers_bytes(manifest: &Manifest, stage: Stage, has_kernels: bool) -> u64 {
     let model = &manifest.model;
     let size = manifest.training.dtype.size() as u64;
     let (queries, keys) = (u64::from(model.query_width()), u64::from(model.key_width()));
     let (hidden, inner) = (u64::from(model.hidden), u64::from(model.intermediate));
-    let norms = 2 * (8 + size) * hidden;
+    let has_norms = has_kernels && model.block.norm != Norm::Layer;
+    let norms = if has_norms { 2 * (2 * size * hidden + 4) } else { 2 * (8 + size) * hidden };
     let repeated = if queries == keys { 0 } else { 2 * queries };
-    let attention = size * (3 * (queries + keys) + repeated) + 4 * u64::from(model.heads);
-    let activated = if manifest.training.dtype == Dtype::F32 { 4 } else { 8 };
+    let rotated = if has_kernels { 2 * (queries + keys) } else { 3 * (queries + keys) };
+    let attention = size * (rotated + repeated) + 4 * u64::from(model.heads);
+    let has_gates = has_kernels && model.block.activation == Activation::Silu;
+    let activated = match (has_gates, manifest.training.dtype) {
+        (true, _) => 0,
+        (false, Dtype::F32) => 4,
+        (false, Dtype::Bf16) => 8,
+    };
     let feed_forward = (3 * size + activated) * inner;
     let layers = manifest.layers_of(stage).len() as u64;
     // The rows of the embedding in f32, and the last norm with the gradient of its result.
@@ -60,7 +75,7 @@ fn layers_bytes(manifest: &Manifest, stage: Stage) -> u64 {
 
 /// The most that tensors of one operation take: of the addition of the largest gradient, of the backward pass of a
 /// feed-forward block, or of the loss.
-pub(crate) fn brief_bytes(manifest: &Manifest, stage: Stage) -> u64 {
+fn brief_bytes(manifest: &Manifest, stage: Stage, has_kernels: bool) -> u64 {
     let model = &manifest.model;
     let (hidden, inner) = (u64::from(model.hidden), u64::from(model.intermediate));
     // Matrices with the same input have one gradient.
@@ -70,9 +85,11 @@ pub(crate) fn brief_bytes(manifest: &Manifest, stage: Stage) -> u64 {
         Some(_) => matrices as u64,
         None => (matrices as u64).max(mixed).max(2 * inner * hidden),
     };
-    let backward = manifest.tokens_per_microbatch() * (BACKWARD * inner + 8 * hidden);
+    let size = manifest.training.dtype.size() as u64;
+    let (addition, of_inner) = if has_kernels { (0, 4 * size) } else { (ADDITION, BACKWARD) };
+    let backward = manifest.tokens_per_microbatch() * (of_inner * inner + 8 * hidden);
     let loss = if stage == manifest.last_stage() { loss_bytes(manifest) } else { 0 };
-    (ADDITION * largest).max(backward).max(loss)
+    (addition * largest).max(backward).max(loss)
 }
 
 /// A chunk of logits, and in f32 itself, its exponentials and its gradient; with the sum of the head's gradients.

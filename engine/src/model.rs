@@ -5,10 +5,11 @@
 //! tokens, H is the width of the residual stream, D the width of a head.
 
 use shoal_protocol::manifest::{Activation, Dtype, Placement};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use crate::attention::{Masks, attend, normalise_heads};
 use crate::cache::LayerCache;
+use crate::cuda::Kernels;
 use crate::error::Result;
 use crate::layer::{Layer, Matrices, Shape, StreamNorm};
 use crate::norm::normalise;
@@ -22,7 +23,7 @@ pub(crate) fn inner(both: &Tensor, shape: &Shape) -> Result<Tensor> {
     if shape.ungated {
         return activate(both, shape.activation);
     }
-    if shape.activation == Activation::Silu && both.device() == Device::Cpu {
+    if shape.activation == Activation::Silu && Kernels::are_on(both.device()) {
         return shim::swiglu(both);
     }
     let width = both.size3()?.2 / 2;

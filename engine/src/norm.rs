@@ -1,8 +1,9 @@
 //! Normalisations over the last dimension.
 
 use shoal_protocol::manifest::Norm;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
+use crate::cuda::Kernels;
 use crate::error::Result;
 use crate::layer::{NormWeights, Shape};
 use crate::shim;
@@ -26,7 +27,7 @@ pub(crate) fn normalise(x: &Tensor, weights: &NormWeights, shape: &Shape) -> Res
 /// Root mean square normalisation (Zhang and Sennrich, arXiv 1910.07467), in f32: `x / rms(x) ·
 /// (weight + offset)`.
 pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64, offset: f64) -> Result<Tensor> {
-    if x.device() == Device::Cpu {
+    if Kernels::are_on(x.device()) {
         return shim::rms_norm(x, weight, epsilon, offset);
     }
     // Both uses of it are one node of the graph: their gradients are added to each other before another's, however many

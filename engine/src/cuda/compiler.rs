@@ -14,6 +14,9 @@ const SOURCE: &str = concat!(
     include_str!("../../kernels/portable.h"),
     include_str!("../../kernels/accumulate.cu"),
     include_str!("../../kernels/adamw.cu"),
+    include_str!("../../kernels/norm.cu"),
+    include_str!("../../kernels/rotary.cu"),
+    include_str!("../../kernels/swiglu.cu"),
 );
 
 /// NVRTC's files in a Python's packages, beside `torch`. The first finds the others by their names.

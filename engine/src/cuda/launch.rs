@@ -1,7 +1,7 @@
 //! Kernels on a device.
 
 use std::collections::BTreeMap;
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::result::{self, DriverError};
@@ -34,6 +34,12 @@ pub(crate) enum Argument {
     Bits(u32),
     /// A structure of as many numbers.
     Numbers([f32; 8]),
+    /// A structure of as many counts.
+    #[cfg(test)]
+    Counts([u64; 5]),
+    /// A number of f32.
+    #[cfg(test)]
+    Float(f32),
 }
 
 impl Argument {
@@ -42,13 +48,17 @@ impl Argument {
         Self::Address(tensor.data_ptr().wrapping_byte_add(bytes))
     }
 
-    fn place(&mut self) -> *mut c_void {
+    pub(super) fn place(&mut self) -> *mut c_void {
         match self {
             Self::Address(address) => (&raw mut *address).cast(),
             Self::Count(count) => (&raw mut *count).cast(),
             Self::Number(number) => (&raw mut *number).cast(),
             Self::Bits(bits) => (&raw mut *bits).cast(),
             Self::Numbers(numbers) => (&raw mut *numbers).cast(),
+            #[cfg(test)]
+            Self::Counts(counts) => (&raw mut *counts).cast(),
+            #[cfg(test)]
+            Self::Float(number) => (&raw mut *number).cast(),
         }
     }
 }
@@ -59,7 +69,7 @@ pub(crate) struct Kernels {
     index: usize,
     context: sys::CUcontext,
     module: sys::CUmodule,
-    functions: Mutex<BTreeMap<&'static str, Function>>,
+    functions: Mutex<BTreeMap<String, Function>>,
 }
 
 /// The kernels of a GPU, or why it has none.
@@ -81,6 +91,12 @@ impl Kernels {
         Self::opened(device)?.ok()
     }
 
+    /// Whether a device computes the elementwise parts of a layer in functions of this crate: loops on a processor, kernels
+    /// on a GPU.
+    pub(crate) fn are_on(device: tch::Device) -> bool {
+        device == tch::Device::Cpu || Self::of(device).is_some()
+    }
+
     /// Why a GPU has no kernels of this crate.
     pub(crate) fn missing(device: tch::Device) -> Option<String> {
         Self::opened(device)?.err()
@@ -99,10 +115,15 @@ impl Kernels {
     }
 
     fn open(index: usize) -> Result<Self> {
+        // SAFETY: it opens a library, whose initialisers are its own.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(EngineError::Kernels("there is no driver".to_owned()));
+        }
+        result::init().map_err(failed("cuInit"))?;
         let ordinal = i32::try_from(index).unwrap_or(i32::MAX);
         let attribute = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
         let minor = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
-        // SAFETY: libtorch has loaded the driver, which lists the device.
+        // SAFETY: the driver is initialised; it refuses a device that it does not list.
         let (device, major, minor) = unsafe {
             let device = result::device::get(ordinal).map_err(failed("cuDeviceGet"))?;
             let get = |attribute| {
@@ -137,32 +158,38 @@ impl Kernels {
         elements: u64,
         mut arguments: [Argument; N],
     ) -> Result<()> {
+        let mut places = arguments.each_mut().map(Argument::place);
+        // SAFETY: those of the caller.
+        unsafe { self.launch_at(name, elements, &mut places) }
+    }
+
+    /// Like [`Self::launch`], with the places of the arguments.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn launch_at(
+        &self,
+        name: &str,
+        elements: u64,
+        places: &mut [*mut c_void],
+    ) -> Result<()> {
         if elements == 0 {
             return Ok(());
         }
         let blocks = elements.div_ceil(u64::from(THREADS)).min(BLOCKS) as u32;
-        let mut places = arguments.each_mut().map(Argument::place);
         let mut stream = std::ptr::null_mut();
         // SAFETY: `stream` lives for the call.
         check(unsafe { shoal_computing_stream(self.index as i64, &raw mut stream) })?;
         within(self.context, || {
             let Function(function) = self.function(name)?;
+            let (blocks, threads) = ((blocks, 1, 1), (THREADS, 1, 1));
             // SAFETY: the caller's arguments are those of the kernel.
-            let launched = unsafe {
-                result::launch_kernel(
-                    function,
-                    (blocks, 1, 1),
-                    (THREADS, 1, 1),
-                    0,
-                    stream.cast(),
-                    &mut places,
-                )
-            };
-            launched.map_err(failed(name))
+            unsafe { result::launch_kernel(function, blocks, threads, 0, stream.cast(), places) }
+                .map_err(failed(name))
         })
     }
 
-    fn function(&self, name: &'static str) -> Result<Function> {
+    fn function(&self, name: &str) -> Result<Function> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(function) = functions.get(name) {
             return Ok(*function);
@@ -172,7 +199,7 @@ impl Kernels {
         // SAFETY: the module is loaded, and the context is current.
         let function = unsafe { result::module::get_function(self.module, of_c) };
         let function = Function(function.map_err(failed(name))?);
-        functions.insert(name, function);
+        functions.insert(name.to_owned(), function);
         Ok(function)
     }
 }
@@ -193,7 +220,35 @@ fn within<T>(context: sys::CUcontext, call: impl FnOnce() -> Result<T>) -> Resul
     result
 }
 
-fn failed(function: &'static str) -> impl Fn(DriverError) -> EngineError {
+/// Launches a kernel for `csrc/fused.cpp`, with the places of `count` arguments. Returns null, or a message to be freed.
+///
+/// # Safety
+/// As of [`Kernels::launch`]; `name` ends with a zero.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn shoal_launch(
+    name: *const c_char,
+    index: i64,
+    elements: u64,
+    arguments: *mut *mut c_void,
+    count: usize,
+) -> *mut c_char {
+    // SAFETY: guaranteed by the caller.
+    let (name, places) = unsafe {
+        (CStr::from_ptr(name).to_string_lossy(), std::slice::from_raw_parts_mut(arguments, count))
+    };
+    let device = tch::Device::Cuda(usize::try_from(index).unwrap_or(usize::MAX));
+    let launched = match Kernels::of(device) {
+        // SAFETY: guaranteed by the caller.
+        Some(kernels) => unsafe { kernels.launch_at(&name, elements, places) },
+        None => Err(EngineError::Kernels(format!("cuda:{index} has none"))),
+    };
+    let Err(error) = launched else { return std::ptr::null_mut() };
+    let message = CString::new(error.to_string()).unwrap_or_default();
+    // SAFETY: it ends with a zero. The copy is freed by its reader.
+    unsafe { libc::strdup(message.as_ptr()) }
+}
+
+fn failed(function: &str) -> impl Fn(DriverError) -> EngineError {
     move |DriverError(code)| {
         EngineError::Kernels(format!("{function}: error {} of CUDA's driver", code as u32))
     }

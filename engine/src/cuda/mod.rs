@@ -9,4 +9,4 @@ mod launch;
 pub(crate) use launch::{Argument, Kernels};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -137,18 +137,8 @@ fn update_by_parts(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::tests::{of, of_mut, on_processor};
     use crate::tensor::elements;
-
-    unsafe extern "C" {
-        fn shoal_adamw_on_processor(
-            gradients: *const f32,
-            count: u64,
-            weights: *mut f32,
-            first_moments: *mut f32,
-            second_moments: *mut f32,
-            scalars: *const [f32; 8],
-        );
-    }
 
     #[test]
     fn all_ways_have_the_same_bits() {
@@ -164,17 +154,15 @@ mod tests {
             let scalars = Scalars::new(&Adam { beta2: 0.95, ..Adam::DEFAULT }, &terms);
             update(&mut weights, &gradient, moments.each_mut().map(|one| &mut one[..]), scalars);
             let (weights, [first_moments, second_moments]) = &mut by_kernel;
-            // SAFETY: all have as many numbers.
-            unsafe {
-                shoal_adamw_on_processor(
-                    gradient.as_ptr(),
-                    gradient.len() as u64,
-                    weights.as_mut_ptr(),
-                    first_moments.as_mut_ptr(),
-                    second_moments.as_mut_ptr(),
-                    &scalars.in_order(),
-                );
-            }
+            let arguments = [
+                of(&gradient),
+                Argument::Count(gradient.len() as u64),
+                of_mut(weights),
+                of_mut(first_moments),
+                of_mut(second_moments),
+                Argument::Numbers(scalars.in_order()),
+            ];
+            on_processor("shoal_adamw", arguments);
             let held = [&first, &second].map(Tensor::shallow_clone);
             let gradient = Tensor::from_slice(&gradient);
             update_on_device(on_device.shallow_clone(), &gradient, held, scalars).expect("a CPU");

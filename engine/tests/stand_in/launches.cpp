@@ -12,6 +12,9 @@ namespace of_engine {
 #include "../../kernels/portable.h"
 #include "../../kernels/accumulate.cu"
 #include "../../kernels/adamw.cu"
+#include "../../kernels/norm.cu"
+#include "../../kernels/rotary.cu"
+#include "../../kernels/swiglu.cu"
 }  // namespace of_engine
 
 namespace {
@@ -37,27 +40,36 @@ std::tuple<Arguments...> arguments_at(void** at, std::index_sequence<places...>)
   return {*static_cast<Arguments*>(at[places])...};
 }
 
-template <typename... Arguments>
-Run runner(const char* name, void (*kernel)(Arguments...), size_t (*bytes)(uint64_t count)) {
+// `bytes` gets the count of rows and of columns, or of elements and whatever the third argument is.
+template <typename... Arguments, typename Bytes>
+Run runner(const char* name, void (*kernel)(Arguments...), Bytes bytes) {
   return [=](StreamKey stream, void** places) {
     const auto given = arguments_at<Arguments...>(places, std::index_sequence_for<Arguments...>());
     std::vector<Use> uses;
     const auto local = std::apply(
         [&](const auto&... arguments) { return std::tuple<Arguments...>{here(arguments, uses)...}; }, given);
     enter(stream, uses);
-    count_kernel(name, bytes(std::get<1>(given)));
+    count_kernel(name, bytes(std::get<1>(given), std::get<2>(given)));
     std::apply(kernel, local);
   };
 }
 
+// Both forms of a kernel, which reads and writes so many numbers of its dtype for each element, and of others so many bytes.
+#define BOTH(name, numbers, others) \
+  {"shoal_" #name "_f32", runner("shoal_" #name "_f32", shoal_##name##_f32, \
+    [](uint64_t rows, auto width) { return rows * uint64_t(width) * (4 * (numbers) + (others)); })}, \
+  {"shoal_" #name "_bf16", runner("shoal_" #name "_bf16", shoal_##name##_bf16, \
+    [](uint64_t rows, auto width) { return rows * uint64_t(width) * (2 * (numbers) + (others)); })}
+
+#define FLAT(name, bytes) {#name, runner(#name, name, [](uint64_t count, auto) { return count * (bytes); })}
+
 const std::map<std::string, Run>& launches() {
   using namespace of_engine;
   static const std::map<std::string, Run> all = {
-      {"shoal_largest_f32", runner("shoal_largest_f32", shoal_largest_f32, [](uint64_t count) { return 4 * count; })},
-      {"shoal_largest_bf16", runner("shoal_largest_bf16", shoal_largest_bf16, [](uint64_t count) { return 2 * count; })},
-      {"shoal_add_f32", runner("shoal_add_f32", shoal_add_f32, [](uint64_t count) { return 20 * count; })},
-      {"shoal_add_bf16", runner("shoal_add_bf16", shoal_add_bf16, [](uint64_t count) { return 18 * count; })},
-      {"shoal_adamw", runner("shoal_adamw", shoal_adamw, [](uint64_t count) { return 28 * count; })},
+      FLAT(shoal_largest_f32, 4), FLAT(shoal_largest_bf16, 2), FLAT(shoal_add_f32, 20), FLAT(shoal_add_bf16, 18),
+      FLAT(shoal_adamw, 28),
+      BOTH(rms_norm, 2, 0), BOTH(rms_norm_backward, 3, 0), BOTH(rms_norm_weight, 2, 0),
+      BOTH(rotate, 2, 0), BOTH(rotate_backward, 2, 0), BOTH(swiglu, 3, 0), BOTH(swiglu_backward, 5, 0),
   };
   return all;
 }

@@ -103,6 +103,8 @@ pub(crate) struct ResourceBudget {
     devices: usize,
     /// Whether that is the devices' own memory and not the machine's.
     on_gpus: bool,
+    /// Whether GPUs have this program's kernels.
+    has_kernels: bool,
     /// How often this memory is there, each time for all of the state: on GPUs without slices once for each.
     copies: usize,
     /// Memory of each device, where they have the weights of stages only while passes read them.
@@ -131,11 +133,17 @@ impl ResourceBudget {
         let on_device = limits.device_memory.or_else(|| free_on(devices));
         let sharing = if manifest.model.slices == 1 { 1 } else { devices.len() };
         let gpus = devices.iter().all(|device| !device.is_processor());
+        let has_kernels = devices.iter().all(|device| device.lacks_kernels().is_none());
+        let of_gpu = |span| match gpus {
+            true => gpu_overhead(manifest, span, 1, has_kernels),
+            false => Bytes(0),
+        };
         let run = (manifest, choice);
-        let device = on_device.filter(|memory| passes_through(run, *memory, (sharing, gpus)));
+        let device = on_device.filter(|memory| passes_through(run, *memory, sharing, of_gpu));
         let on_gpus = device.is_none() && gpus;
         // What is brief in a pass on a GPU is beside the weights that it has room for.
-        let of_pass = if gpus { of_any_pass(manifest) } else { Bytes(0) };
+        let of_pass = manifest.stages().map(|stage| of_gpu(StageSpan::one(stage))).max();
+        let of_pass = of_pass.unwrap_or_default();
         let device = device.map(|memory| Bytes(memory.0.saturating_sub(of_pass.0)));
         let memory = match limits.memory {
             Some(memory) => memory,
@@ -154,6 +162,7 @@ impl ResourceBudget {
             memory,
             devices: sharing,
             on_gpus,
+            has_kernels,
             copies: devices.len() / sharing,
             device,
             together,
@@ -277,7 +286,7 @@ impl ResourceBudget {
         };
         let floor = |span, in_flight| self.floor(manifest, span, in_flight);
         // What is brief is there once, whichever stage computes.
-        let brief = |span| if self.on_gpus { gpu_overhead(manifest, span, 0) } else { Bytes(0) };
+        let brief = |span| self.of_gpus(manifest, span, 0);
         let log = log + descending(&brief).first().copied().unwrap_or_default();
         let idle = descending(&|span| floor(span, 0) - brief(span));
         let each = descending(&|span| floor(span, 1) - floor(span, 0));
@@ -421,14 +430,21 @@ impl ResourceBudget {
         let of_devices = island_overhead(manifest, span, self.devices);
         if self.device.is_none() {
             let of_passes = pass_overhead(manifest, span, in_flight, self.devices);
-            let of_gpus =
-                if self.on_gpus { gpu_overhead(manifest, span, in_flight) } else { Bytes(0) };
+            let of_gpus = self.of_gpus(manifest, span, in_flight);
             return memory_floor(manifest, span, in_flight) + of_devices + of_passes + of_gpus;
         }
         // Graphs are on the device, of one pass at a time. A visit runs as many microbatches as there are.
         let mut manifest = manifest.clone();
         manifest.training.recompute = true;
         memory_floor(&manifest, span, manifest.training.microbatches) + of_devices
+    }
+
+    /// Returns what GPUs need beyond the memory of processors.
+    fn of_gpus(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
+        match self.on_gpus {
+            true => gpu_overhead(manifest, span, in_flight, self.has_kernels),
+            false => Bytes(0),
+        }
     }
 
     /// Returns the memory for these stages with so many microbatches in flight.
@@ -452,21 +468,15 @@ fn free_on(devices: &[DeviceChoice]) -> Option<Bytes> {
     Some(Bytes(least.0 / 10 * 9))
 }
 
-/// Returns what a pass of any stage takes on a GPU beyond what it takes on a processor.
-fn of_any_pass(manifest: &Manifest) -> Bytes {
-    let of = |stage| gpu_overhead(manifest, StageSpan::one(stage), 1);
-    manifest.stages().map(of).max().unwrap_or_default()
-}
-
 /// Returns whether so many devices with so much memory each, among which the state is divided, have the weights of the
 /// chosen stages only while passes read them, because they do not hold their state. Of stages that the coordinator
 /// chooses they hold one at least.
 fn passes_through(
     (manifest, choice): (&Manifest, StageChoice),
     memory: Bytes,
-    (devices, gpus): (usize, bool),
+    devices: usize,
+    of_gpu: impl Fn(StageSpan) -> Bytes,
 ) -> bool {
-    let of_gpu = |span| if gpus { gpu_overhead(manifest, span, 1) } else { Bytes(0) };
     let of_state =
         |span| memory_floor(manifest, span, 1) + island_overhead(manifest, span, devices);
     let of_all = |span| of_state(span) + of_gpu(span);

@@ -48,7 +48,7 @@ fn peak(change: impl FnOnce(&mut Manifest)) -> (u64, u64) {
     let found = counts::memory().0 - before;
     let span = StageSpan::all(manifest.training.stages);
     let floor = memory_floor(&manifest, span, microbatches);
-    let further = gpu_overhead(&manifest, span, microbatches);
+    let further = gpu_overhead(&manifest, span, microbatches, device().lacks_kernels().is_none());
     (found, (floor + further).0)
 }
 

@@ -37,6 +37,7 @@ fn budget(memory: u64, disk: u64) -> ResourceBudget {
         memory,
         devices: 1,
         on_gpus: true,
+        has_kernels: false,
         copies: 1,
         device,
         together: 1,
@@ -114,7 +115,7 @@ fn the_windows_follow_from_the_free_memory() {
     let windows = |memory, resident| budget(memory, 0).windows(&manifest, &stages, (resident, 64));
     let of_gpu = |stage, in_flight| {
         let span = StageSpan::one(Stage(stage));
-        memory_floor(&manifest, span, in_flight) + gpu_overhead(&manifest, span, in_flight)
+        memory_floor(&manifest, span, in_flight) + gpu_overhead(&manifest, span, in_flight, false)
     };
     let floors = [0, 1].map(|stage| [0, 4].map(|in_flight| of_gpu(stage, in_flight).0));
     let larger = |at: usize| floors[0][at].max(floors[1][at]);
@@ -209,7 +210,7 @@ fn gpus_without_slices_each_have_all_of_the_state() {
         ResourceBudget::measure(limits, &devices, folder.path(), run).expect("measured")
     };
     let all = StageSpan::all(8);
-    let floor = memory_floor(&manifest, all, 1) + gpu_overhead(&manifest, all, 1);
+    let floor = memory_floor(&manifest, all, 1) + gpu_overhead(&manifest, all, 1, false);
     let room = |count, memory| {
         let budget = measure(count, memory);
         (budget.device, budget.room(&manifest, StageChoice::Auto, &stages).in_memory)
@@ -226,7 +227,12 @@ fn gpus_with_slices_divide_the_state() {
     manifest.model.slices = 2;
     let folder = tempfile::tempdir().expect("a folder");
     let all = StageSpan::all(8);
-    let of_state = memory_floor(&manifest, all, 1) + gpu_overhead(&manifest, all, 1);
+    let of_pass = manifest
+        .stages()
+        .map(|stage| gpu_overhead(&manifest, StageSpan::one(stage), 1, false))
+        .max()
+        .expect("there are stages");
+    let of_state = memory_floor(&manifest, all, 1) + gpu_overhead(&manifest, all, 1, false);
     let of_all = |devices| of_state + island_overhead(&manifest, all, devices);
     for devices in [2, 4] {
         let measure = |memory| {
@@ -241,7 +247,7 @@ fn gpus_with_slices_divide_the_state() {
         assert_eq!((budget.device, budget.memory), (None, Bytes(devices as u64 * each)));
         assert_eq!(
             measure(each - 1).device,
-            Some(Bytes(each - 1) - of_any_pass(&manifest)),
+            Some(Bytes(each - 1) - of_pass),
             "state in the machine's memory"
         );
     }
