@@ -79,10 +79,10 @@ impl Accumulator {
         gradient: &[Piece],
         parameters: &[Parameter],
     ) -> Result<()> {
-        if let Some(kernels) = self.kernels(gradient) {
-            if self.add_at_once(kernels, gradient)? {
-                return Ok(());
-            }
+        if let Some(kernels) = self.kernels(gradient)
+            && self.add_at_once(kernels, gradient)?
+        {
+            return Ok(());
         }
         self.check(key, gradient, parameters)?;
         let mut sums = self.lock();

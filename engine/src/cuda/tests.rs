@@ -253,10 +253,8 @@ fn norms<N: Number>(
     offset: f32,
     seed: u64,
 ) -> Result<(), TestCaseError> {
-    const BLOCK: usize = 64;
     let count = rows * width;
     let x: Vec<N> = narrowed(&random(seed, count));
-    let gradient: Vec<N> = narrowed(&random(seed ^ 77, count));
     let weight: Vec<N> = narrowed(&random(seed ^ 5, width));
     let (mut y, mut scales) = (zeros::<N>(count), zeros::<f32>(rows));
     // SAFETY of all: the tensors have these extents.
@@ -289,6 +287,21 @@ fn norms<N: Number>(
     prop_assert_eq!(bits(&y_found), bits(&y));
     prop_assert_eq!(bits(&scales_found), bits(&scales));
 
+    norm_gradients([rows, width], offset, [&x, &weight], &scales, seed)
+}
+
+/// The backward pass of `norms`.
+fn norm_gradients<N: Number>(
+    [rows, width]: [usize; 2],
+    offset: f32,
+    [x, weight]: [&[N]; 2],
+    scales: &[f32],
+    seed: u64,
+) -> Result<(), TestCaseError> {
+    const BLOCK: usize = 64;
+    let count = rows * width;
+    let gradient: Vec<N> = narrowed(&random(seed ^ 77, count));
+    let [of_rows, of_width] = [rows, width].map(|count| Argument::Count(count as u64));
     let mut x_gradient = zeros::<N>(count);
     let mut parts = zeros::<f32>(rows.div_ceil(BLOCK) * width);
     for (block, part) in parts.chunks_mut(width).enumerate() {
@@ -315,9 +328,9 @@ fn norms<N: Number>(
         of(&gradient),
         of_rows,
         of_width,
-        of(&x),
-        of(&weight),
-        of(&scales),
+        of(x),
+        of(weight),
+        of(scales),
         of_mut(&mut x_found),
         Argument::Float(offset),
     ];
@@ -326,8 +339,8 @@ fn norms<N: Number>(
         of(&gradient),
         of_rows,
         of_width,
-        of(&x),
-        of(&scales),
+        of(x),
+        of(scales),
         of_mut(&mut parts_found),
         Argument::Count(BLOCK as u64),
     ];
