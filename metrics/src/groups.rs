@@ -39,6 +39,12 @@ group! {
         era: IntGauge = "shoal_era";
         /// Members of the run.
         members: IntGauge = "shoal_members";
+        /// Pipeline stages that one member serves. Its death sends the run back to the newest checkpoint.
+        single_replica_stages: IntGauge = "shoal_single_replica_stages";
+        /// Anchors that may die before the run pauses.
+        spare_anchors: IntGauge = "shoal_spare_anchors";
+        /// Duration of the steps since the newest complete checkpoint, which are lost if all peers die.
+        work_at_risk: Gauge = "shoal_work_at_risk_seconds";
         /// Members that host a pipeline stage.
         peers: StagePeers = "shoal_peers";
     }

@@ -171,7 +171,7 @@ fn waiting(stages: &[u16], members: usize) -> String {
 }
 
 /// `1`, `1, 2`.
-fn listed(numbers: &[u16]) -> String {
+pub(crate) fn listed(numbers: &[u16]) -> String {
     let numbers: Vec<String> = numbers.iter().map(u16::to_string).collect();
     numbers.join(", ")
 }
@@ -180,6 +180,18 @@ fn listed(numbers: &[u16]) -> String {
 pub(crate) fn counted(count: u64, thing: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} {thing}{plural}")
+}
+
+/// Formats a duration in its two largest units: `45 s`, `4 min`, `6 h 44 min`, `3 d 4 h`.
+pub(crate) fn duration(seconds: f64) -> String {
+    let seconds = seconds.max(0.0).round() as u64;
+    let (minutes, hours) = (seconds.saturating_add(30) / 60, seconds.saturating_add(30) / 3600);
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..3570 => format!("{minutes} min"),
+        3570..172_800 => format!("{hours} h {} min", minutes % 60),
+        _ => format!("{} d {} h", hours / 24, hours % 24),
+    }
 }
 
 /// Three digits or so, with `k`, `M` or `G`.
@@ -303,6 +315,16 @@ mod tests {
         for (line, event) in stream.lines().zip(&all) {
             assert_eq!(&serde_json::from_str::<RunEvent>(line).expect("an event"), event);
         }
+    }
+
+    #[test]
+    fn durations_have_two_units() {
+        let texts = [0.4, 119.0, 120.0, 3569.0, 3570.0, 24_240.0, 172_800.0, 1e6].map(duration);
+        let expected =
+            ["0 s", "119 s", "2 min", "59 min", "1 h 0 min", "6 h 44 min", "2 d 0 h", "11 d 13 h"];
+        assert_eq!(texts, expected);
+        assert_eq!(duration(-1.0), "0 s");
+        assert!(duration(f64::INFINITY).contains(" d "));
     }
 
     #[test]

@@ -248,6 +248,19 @@ const PANELS: &[Panel] = &[
         ],
     ),
     curves(
+        "Work at risk",
+        Seconds,
+        &[("lost if all peers die", r#"max(shoal_work_at_risk_seconds{run="$run"})"#)],
+    ),
+    curves(
+        "Redundancy",
+        None,
+        &[
+            ("stages with one replica", r#"max(shoal_single_replica_stages{run="$run"})"#),
+            ("spare anchors", r#"max(shoal_spare_anchors{run="$run"})"#),
+        ],
+    ),
+    curves(
         "Age of the newest checkpoint",
         Seconds,
         &[("age", r#"time() - max(shoal_last_checkpoint_timestamp_seconds{run="$run"})"#)],

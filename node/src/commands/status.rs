@@ -75,6 +75,8 @@ mod tests {
         assert!(text.contains("◐ catching up"), "{text}");
         let cost = "cost        1.5000 so far, 0.3500 an hour, 2.50M tokens per unit of currency\n";
         assert!(text.contains(cost), "{text}");
+        assert!(text.contains("\nsurvives    any one peer: no, stage 2 has no replica"), "{text}");
+        assert!(text.contains("\nwould help  more peers: `shoal join ...`\n"), "{text}");
         assert!(text.contains("paused: stage 2 has no replica"), "{text}");
         assert!(text.contains("5s ago  the run goes back to version 40"), "{text}");
     }

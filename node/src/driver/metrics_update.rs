@@ -22,6 +22,7 @@ use super::anchor_role::AnchorRole;
 use super::payload::LogUse;
 use crate::events::StepReport;
 use crate::reachability::{Mapping, OwnPort};
+use crate::status::SurvivalStatus;
 
 /// Digits of a run's id in labels, enough to distinguish runs.
 const NAME_LENGTH: usize = 16;
@@ -364,6 +365,18 @@ impl MetricsUpdate {
             self.metrics.node.join_duration.observe(began.elapsed().as_secs_f64());
             self.is(NodeState::Serving);
         }
+    }
+
+    /// Sets what of the run survives deaths. A run that is complete has nothing to lose.
+    pub(crate) fn survival(&self, survival: Option<&SurvivalStatus>) {
+        let run = &self.metrics.run;
+        let Some(survival) = survival else {
+            run.single_replica_stages.set(0);
+            return run.work_at_risk.set(0.0);
+        };
+        run.single_replica_stages.set(gauge(survival.single_replica_stages.len() as u64));
+        run.spare_anchors.set(gauge(survival.spare_anchors as u64));
+        run.work_at_risk.set(survival.seconds_at_risk.unwrap_or(f64::NAN));
     }
 
     /// Sets the load of the peer.

@@ -102,6 +102,7 @@ impl<'a> StatusFeed<'a> {
     pub(super) fn update(&mut self, status: Observation) {
         self.updated = Some((Instant::now(), status.view));
         self.status_watch.see(status);
+        self.metrics.survival(self.status_watch.survival().as_ref());
     }
 
     /// Reports that the coordinator is unreachable, or reachable again.

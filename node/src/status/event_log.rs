@@ -7,8 +7,10 @@ use shoal_protocol::ids::{ContentHash, PeerId, RunId};
 
 use super::diff::changes;
 use super::downsampled_series::Series;
+use super::survival::survival;
 use super::{
-    CostStatus, Curves, NodeState, Observation, Status, StatusEvent, Tone, TrainingStatus,
+    CostStatus, Curves, NodeState, Observation, RunStatus, Status, StatusEvent, SurvivalStatus,
+    Tone, TrainingStatus,
 };
 use crate::event_text::describe;
 use crate::events::{RunEvent, StepReport};
@@ -145,6 +147,7 @@ impl EventLog {
             let saved = self.saved.filter(|(version, _)| *version == checkpoint.version);
             checkpoint.hash = saved.map(|(_, hash)| hash);
         }
+        let survival = run.as_ref().and_then(|run| self.survival(run));
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             at_ms: at,
@@ -152,6 +155,7 @@ impl EventLog {
             run,
             members: self.observation.members.clone(),
             training: self.training.clone(),
+            survival,
             cost: self.cost(),
             curves: Curves {
                 loss: self.loss.points(),
@@ -160,6 +164,15 @@ impl EventLog {
             },
             events: self.status_events.iter().cloned().collect(),
         }
+    }
+
+    fn survival(&self, run: &RunStatus) -> Option<SurvivalStatus> {
+        survival(run, &self.observation.members, self.training.seconds_per_step)
+    }
+
+    /// What of the run survives deaths.
+    pub(super) fn current_survival(&self) -> Option<SurvivalStatus> {
+        self.survival(self.observation.run.as_ref()?)
     }
 
     fn cost(&self) -> Option<CostStatus> {

@@ -6,7 +6,7 @@ use shoal_protocol::ids::{ContentHash, Incarnation, PeerId, Stage, StageSpan};
 
 use super::{
     CheckpointStatus, CostStatus, Curves, LinkStatus, MemberState, MemberStatus, NodeState,
-    NodeStatus, Point, RunStatus, Status, StatusEvent, Tone, TrainingStatus,
+    NodeStatus, Point, RunStatus, Status, StatusEvent, SurvivalStatus, Tone, TrainingStatus,
 };
 
 /// The time at which the status was taken, in milliseconds since 1970.
@@ -73,6 +73,8 @@ pub(crate) fn status() -> Status {
             tokens_per_step: 4096,
             microbatches: 16,
             checkpoint: Some(CheckpointStatus { version: 40, hash: None }),
+            saved: Some(40),
+            saves: true,
         }),
         members: vec![
             member(1, one(0), MemberState::Serving),
@@ -89,6 +91,15 @@ pub(crate) fn status() -> Status {
             seconds_per_step: Some(0.5),
             committed_at_ms: Some(NOW - 6000),
         },
+        survival: Some(SurvivalStatus {
+            uncovered_stages: vec![2],
+            single_replica_stages: vec![0, 1],
+            steps_at_risk: Some(0),
+            seconds_at_risk: Some(0.0),
+            text: "any one peer: no, stage 2 has no replica, stages 0, 1 have one replica".into(),
+            advice: "more peers: `shoal join ...`".into(),
+            ..SurvivalStatus::default()
+        }),
         cost: Some(CostStatus {
             per_hour: 0.35,
             total: 1.5,

@@ -66,6 +66,12 @@ pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
         ));
     }
     lines.push(("training", training(status)));
+    if let Some(survival) = &status.survival {
+        lines.push(("survives", survival.text.clone()));
+        if !survival.advice.is_empty() {
+            lines.push(("would help", survival.advice.clone()));
+        }
+    }
     lines.extend(status.cost.as_ref().map(|cost| ("cost", describe_cost(cost))));
     if let Some(checkpoint) = status.run.as_ref().and_then(|run| run.checkpoint.as_ref()) {
         let hash = checkpoint.hash.map(|hash| format!(" ({:.8})", hash.to_string()));

@@ -28,6 +28,9 @@ pub struct Status {
     pub members: Vec<MemberStatus>,
     /// The newest training figures.
     pub training: TrainingStatus,
+    /// What of the run survives deaths, while it trains.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub survival: Option<SurvivalStatus>,
     /// The cost of the run, if a member has a price.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<CostStatus>,
@@ -157,6 +160,13 @@ pub struct RunStatus {
     pub microbatches: u32,
     /// The newest complete checkpoint.
     pub checkpoint: Option<CheckpointStatus>,
+    /// The version that the run goes back to if all peers die: the newest complete checkpoint's, or else the first.
+    /// Absent while this node does not know it.
+    #[serde(default)]
+    pub saved: Option<u64>,
+    /// Whether there are checkpoints before the end of the run.
+    #[serde(default)]
+    pub saves: bool,
 }
 
 /// A complete checkpoint.
@@ -166,6 +176,27 @@ pub struct CheckpointStatus {
     pub version: u64,
     /// Hash of the weights, if this node assembled the checkpoint.
     pub hash: Option<ContentHash>,
+}
+
+/// What of a run survives deaths.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct SurvivalStatus {
+    /// Whether the run goes on, and not from a checkpoint, after the death of any one peer.
+    pub any_one_peer: bool,
+    /// Stages that no member serves.
+    pub uncovered_stages: Vec<u16>,
+    /// Stages that one member serves.
+    pub single_replica_stages: Vec<u16>,
+    /// Anchors that may die before the run pauses.
+    pub spare_anchors: usize,
+    /// Committed steps that are lost if all peers die now. Absent while this node does not know the newest checkpoint.
+    pub steps_at_risk: Option<u64>,
+    /// Their duration, by the newest steps.
+    pub seconds_at_risk: Option<f64>,
+    /// The same as a sentence.
+    pub text: String,
+    /// What would make more survive; empty if there is nothing.
+    pub advice: String,
 }
 
 /// The newest training figures; absent before the first commit.

@@ -232,6 +232,7 @@ mod tests {
         for part in [
             "Shoal 40/200",
             "paused: stage 2 has no replica",
+            "any one peer: no, stage 2 has no replica",
             "1.5000 so far, 0.3500 an hour",
             " members ",
             "● serving",
