@@ -173,6 +173,10 @@ group! {
         memory_available_bytes: Gauge = "shoal_host_memory_available_bytes";
         /// Memory that the machine swapped in or out since its start.
         swapped_bytes: Family<Swap, IntCounter> = "shoal_host_swapped_bytes_total";
+        /// Size of the file system of this peer's data directory.
+        disk_bytes: Gauge = "shoal_disk_bytes";
+        /// Free part of the file system of this peer's data directory.
+        disk_available_bytes: Gauge = "shoal_disk_available_bytes";
         /// Memory of each device of this peer.
         device_memory_bytes: OfDevices = "shoal_device_memory_bytes";
         /// Memory of the device in use, by all processes.

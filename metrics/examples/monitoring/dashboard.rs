@@ -156,6 +156,32 @@ fn source() -> Value {
     json!({ "type": "prometheus", "uid": "${datasource}" })
 }
 
+/// A dashboard of an identifier and a title, with its selectors and panels.
+pub(crate) fn page((uid, title): (&str, &str), selectors: &[Value], panels: &[Value]) -> String {
+    let dashboard = json!({
+        "uid": uid,
+        "title": title,
+        "tags": ["shoal"],
+        "schemaVersion": 39,
+        "version": 1,
+        "editable": true,
+        "graphTooltip": 1,
+        "refresh": "10s",
+        "time": { "from": "now-1h", "to": "now" },
+        "timezone": "browser",
+        "annotations": { "list": [] },
+        "links": [{
+            "type": "dashboards", "tags": ["shoal"], "title": "Shoal", "asDropdown": false,
+            "includeVars": true, "keepTime": true, "targetBlank": false, "icon": "dashboard",
+            "tooltip": "", "url": "",
+        }],
+        "templating": { "list": selectors },
+        "panels": panels,
+    });
+    let text = serde_json::to_string_pretty(&dashboard).expect("plain data");
+    format!("{text}\n")
+}
+
 /// A selector at the top of the page: its name, and the query for its values.
 pub(crate) type Choice = (&'static str, &'static str);
 
@@ -194,28 +220,7 @@ impl Dashboard {
             .enumerate()
             .map(|(index, (panel, place))| panel.to_json(index + 1, place))
             .collect();
-        let dashboard = json!({
-            "uid": self.uid,
-            "title": self.title,
-            "tags": ["shoal"],
-            "schemaVersion": 39,
-            "version": 1,
-            "editable": true,
-            "graphTooltip": 1,
-            "refresh": "10s",
-            "time": { "from": "now-1h", "to": "now" },
-            "timezone": "browser",
-            "annotations": { "list": [] },
-            "links": [{
-                "type": "dashboards", "tags": ["shoal"], "title": "Shoal", "asDropdown": false,
-                "includeVars": true, "keepTime": true, "targetBlank": false, "icon": "dashboard",
-                "tooltip": "", "url": "",
-            }],
-            "templating": { "list": list },
-            "panels": panels,
-        });
-        let text = serde_json::to_string_pretty(&dashboard).expect("plain data");
-        format!("{text}\n")
+        page((self.uid, self.title), &list, &panels)
     }
 
     /// Positions of the panels: from left to right, continued in the next row.
