@@ -10,6 +10,7 @@ use crate::labels::{
     Direction, Fault, LinkPacking, MoveCause, NodeState, Path, Phase, PortState, Preemption, Queue,
     Refusal, RefusedConnection, Repeat, RoundFailure, Severity, Swap, TrafficKind,
 };
+use crate::peer_info::PeerInfo;
 use crate::table::group;
 
 group! {
@@ -99,6 +100,8 @@ group! {
 group! {
     /// State and activity of this peer.
     pub struct Node {
+        /// Always 1; the labels hold the name of this peer, the end of its id, and the island of peers that it is in.
+        info: PeerInfo = "shoal_peer_info";
         /// State of this peer: 1 for the present state.
         state: Family<NodeState, IntGauge> = "shoal_node_state";
         /// Reachability of this peer's own UDP port for unsolicited packets: 1 for the present

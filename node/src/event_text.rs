@@ -1,6 +1,7 @@
 //! Events of a run in words, and the numbers in them.
 
-use shoal_protocol::ids::StageSpan;
+use shoal_protocol::ids::{PeerId, StageSpan};
+use shoal_protocol::plain_name::PeerName;
 
 use crate::events::RunEvent;
 
@@ -9,7 +10,9 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
     Some(match event {
         RunEvent::Started { .. } => return describe_start(event),
         RunEvent::Waiting { stages, members } => waiting(stages, *members),
-        RunEvent::Admitted { peer, span } => format!("{} hosts {}", peer.short(), place(*span)),
+        RunEvent::Admitted { peer, name, span } => {
+            format!("{} hosts {}", title(*peer, name.as_ref()), place(*span))
+        }
         RunEvent::Joined { span } => format!("joined, hosting {}", place(*span)),
         RunEvent::MoveBegun { .. }
         | RunEvent::Moves { .. }
@@ -20,11 +23,11 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         RunEvent::Checkpoint { .. } | RunEvent::Uploaded { .. } | RunEvent::Continued { .. } => {
             return describe_checkpoint(event);
         }
-        RunEvent::Lost { peer, span, how } if span.is_empty() => {
-            format!("{}, which hosted nothing, is gone: {how}", peer.short())
+        RunEvent::Lost { peer, name, span, how } if span.is_empty() => {
+            format!("{}, which hosted nothing, is gone: {how}", title(*peer, name.as_ref()))
         }
-        RunEvent::Lost { peer, span, how } => {
-            format!("{} is gone from {}: {how}", peer.short(), place(*span))
+        RunEvent::Lost { peer, name, span, how } => {
+            format!("{} is gone from {}: {how}", title(*peer, name.as_ref()), place(*span))
         }
         RunEvent::Rewound { version, steps } => format!(
             "a stage lost its last replica: the run goes back to version {version}, {} are \
@@ -137,16 +140,17 @@ fn describe_notice(event: &RunEvent) -> Option<String> {
 /// Describes the move of a member from its stages to others.
 fn describe_move(event: &RunEvent) -> Option<String> {
     Some(match event {
-        RunEvent::MoveBegun { peer, from, to, reason } => {
-            let (peer, from, to) = (peer.short(), place(*from), place(*to));
+        RunEvent::MoveBegun { peer, name, from, to, reason } => {
+            let (peer, from, to) = (title(*peer, name.as_ref()), place(*from), place(*to));
             format!("{peer} moves from {from} to {to}: {}", reason.words())
         }
-        RunEvent::Moves { peer, from, to, step, .. } => {
-            let (peer, from, to) = (peer.short(), place(*from), place(*to));
+        RunEvent::Moves { peer, name, from, to, step, .. } => {
+            let (peer, from, to) = (title(*peer, name.as_ref()), place(*from), place(*to));
             format!("{peer} hosts {to} instead of {from} from step {step} on")
         }
-        RunEvent::MoveCancelled { peer, to, obstacle, .. } => {
-            format!("{} does not move to {}: {obstacle}", peer.short(), place(*to))
+        RunEvent::MoveCancelled { peer, name, to, obstacle, .. } => {
+            let peer = title(*peer, name.as_ref());
+            format!("{peer} does not move to {}: {obstacle}", place(*to))
         }
         RunEvent::Moved { from, to, .. } => {
             format!("hosts {} instead of {} from now on", place(*to), place(*from))
@@ -168,6 +172,12 @@ fn waiting(stages: &[u16], members: usize) -> String {
     let more = (members > 0).then(|| counted(members as u64, "more peer"));
     let parts: Vec<String> = hosts.into_iter().chain(more).collect();
     format!("waits for {}", if parts.is_empty() { "nobody".into() } else { parts.join(" and ") })
+}
+
+/// A peer for people: `gpu-7 (JrKP92)`, or the end of its identifier alone.
+pub(crate) fn title(peer: PeerId, name: Option<&PeerName>) -> String {
+    let short = peer.short();
+    name.map_or_else(|| short.clone(), |name| format!("{name} ({short})"))
 }
 
 /// `1`, `1, 2`.
@@ -262,6 +272,7 @@ mod tests {
             RunEvent::Listening { address: text() },
             RunEvent::MoveCancelled {
                 peer,
+                name: None,
                 to: span,
                 reason: MoveReason::Uneven,
                 obstacle: text(),
@@ -270,7 +281,7 @@ mod tests {
             RunEvent::Uploaded { version, archive: text() },
             RunEvent::UploadFailed { version, archive: text(), reason: text() },
             RunEvent::Continued { version, archive: text() },
-            RunEvent::Lost { peer, span, how: text() },
+            RunEvent::Lost { peer, name: None, span, how: text() },
             RunEvent::ConnectionRefused {
                 peer: Some(peer),
                 address: None,

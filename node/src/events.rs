@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use shoal_engine::SwapStats;
 use shoal_protocol::ids::{ContentHash, PeerId, RunId, StageSpan};
 use shoal_protocol::message::MoveReason;
+use shoal_protocol::plain_name::PeerName;
 
 use crate::reachability::OwnPort;
 
@@ -48,6 +49,9 @@ pub enum RunEvent {
     Admitted {
         /// The new member.
         peer: PeerId,
+        /// Its name, if it has one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<PeerName>,
         /// The stages that it hosts.
         span: StageSpan,
     },
@@ -60,6 +64,9 @@ pub enum RunEvent {
     MoveBegun {
         /// The peer that moves.
         peer: PeerId,
+        /// Its name, if it has one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<PeerName>,
         /// The stages that it hosts.
         from: StageSpan,
         /// The stages that it is to host.
@@ -71,6 +78,9 @@ pub enum RunEvent {
     Moves {
         /// The peer that moves.
         peer: PeerId,
+        /// Its name, if it has one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<PeerName>,
         /// The stages that it hosts before the step.
         from: StageSpan,
         /// The stages that it hosts from the step on.
@@ -84,6 +94,9 @@ pub enum RunEvent {
     MoveCancelled {
         /// The peer that stays.
         peer: PeerId,
+        /// Its name, if it has one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<PeerName>,
         /// The stages that it was to host.
         to: StageSpan,
         /// Why it was to move.
@@ -144,6 +157,9 @@ pub enum RunEvent {
     Lost {
         /// The peer.
         peer: PeerId,
+        /// Its name, if it has one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<PeerName>,
         /// The stages that it hosted.
         span: StageSpan,
         /// The cause.

@@ -10,11 +10,12 @@ use shoal_metrics::{
     TensorKind, TrafficKind,
 };
 use shoal_protocol::history::History;
-use shoal_protocol::ids::{ClaimKey, Era, Member, Step};
+use shoal_protocol::ids::{ClaimKey, Era, Member, PeerId, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{MemberRecord, MoveReason, View};
 use shoal_protocol::net::admission::Reason;
 use shoal_protocol::net::transport::{Flow, Traffic, Transport};
+use shoal_protocol::plain_name::{IslandName, PeerName};
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::action::{self, CoordinatorEvent, PeerLoad, TaskResult};
 
@@ -77,6 +78,18 @@ impl MetricsUpdate {
             update.resumed(history);
         }
         update
+    }
+
+    /// Sets what people know this peer by.
+    pub(crate) fn known_as(
+        &self,
+        peer: PeerId,
+        name: Option<&PeerName>,
+        island: Option<&IslandName>,
+    ) {
+        let name = name.map_or("", PeerName::as_str);
+        let island = island.map_or("", IslandName::as_str);
+        self.metrics.node.info.set(name, &peer.short(), island);
     }
 
     /// Sets the limits of the machine.

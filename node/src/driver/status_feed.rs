@@ -1,11 +1,13 @@
 //! Everything that the driver reports: events of the run, the status for observers, and metrics.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use shoal_metrics::{NodeState, Preemption};
-use shoal_protocol::ids::{Era, Stage, Step};
+use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{CommitRecord, View, proof_of_all};
+use shoal_protocol::plain_name::PeerName;
 use shoal_protocol::units::Moment;
 use shoal_scheduler::action::{CoordinatorEvent, StepCounts};
 
@@ -26,6 +28,9 @@ const UPDATE_EVERY: Duration = Duration::from_secs(1);
 /// takes over sooner.
 const REPORT_AFTER: Duration = Duration::from_secs(5);
 
+/// The most names of peers that are no members any more, beside as many as there are members.
+const SPARE_NAMES: usize = 64;
+
 /// Owns the observers of the run and the numbers that only they need.
 pub(super) struct StatusFeed<'a> {
     observer: &'a mut dyn Observer,
@@ -38,6 +43,8 @@ pub(super) struct StatusFeed<'a> {
     /// The beginning of the open step.
     step_began: Moment,
     cost: CostMeter,
+    /// Names of members, and of some that are gone.
+    names: BTreeMap<PeerId, PeerName>,
     /// The newest step that was reported, and its era.
     last_announced: Option<(Era, Step)>,
 }
@@ -60,6 +67,7 @@ impl<'a> StatusFeed<'a> {
             coordinator_unreachable: false,
             step_began: Moment::default(),
             cost: CostMeter::default(),
+            names: BTreeMap::new(),
             last_announced: None,
         }
     }
@@ -91,6 +99,19 @@ impl<'a> StatusFeed<'a> {
     pub(super) fn members_changed(&mut self, context: &Context, view: &View) {
         self.cost.members(context.now(), view);
         self.metrics.members(view, context.me, &context.manifest);
+        self.note_names(view);
+    }
+
+    /// Notes the members' names. Those of members that are gone stay for a while: their loss is yet to be reported.
+    fn note_names(&mut self, view: &View) {
+        if self.names.len() > 2 * view.members.len() + SPARE_NAMES {
+            self.names.retain(|peer, _| view.of_peer(*peer).is_some());
+        }
+        for record in &view.members {
+            if let Some(name) = &record.name {
+                self.names.insert(record.member.peer, name.clone());
+            }
+        }
     }
 
     /// Returns whether the status is old, or has another membership than this one.
@@ -151,7 +172,10 @@ impl<'a> StatusFeed<'a> {
             }
             return;
         }
-        match run_event(event) {
+        if let CoordinatorEvent::Admitted { member, name: Some(name), .. } = &event {
+            self.names.insert(member.peer, name.clone());
+        }
+        match run_event(event, &self.names) {
             Ok(event) => self.note(&event),
             Err(event) => log(&event),
         }
@@ -200,11 +224,15 @@ impl<'a> StatusFeed<'a> {
 }
 
 /// Converts an event of the coordinator to one of the run. Events for the log alone come back.
-fn run_event(event: CoordinatorEvent) -> Result<RunEvent, CoordinatorEvent> {
+fn run_event(
+    event: CoordinatorEvent,
+    names: &BTreeMap<PeerId, PeerName>,
+) -> Result<RunEvent, CoordinatorEvent> {
+    let name = |member: Member| names.get(&member.peer).cloned();
     let numbers = |stages: Vec<Stage>| stages.into_iter().map(|stage| stage.0).collect();
     Ok(match event {
-        CoordinatorEvent::Admitted { member, span } => {
-            RunEvent::Admitted { peer: member.peer, span }
+        CoordinatorEvent::Admitted { member, span, name } => {
+            RunEvent::Admitted { peer: member.peer, name, span }
         }
         CoordinatorEvent::Waiting { stages, members } => {
             RunEvent::Waiting { stages: numbers(stages), members }
@@ -219,18 +247,21 @@ fn run_event(event: CoordinatorEvent) -> Result<RunEvent, CoordinatorEvent> {
             RunEvent::StageLost { stages: numbers(stages), version: version.0 }
         }
         CoordinatorEvent::MoveBegun { member, from, to, reason } => {
-            RunEvent::MoveBegun { peer: member.peer, from, to, reason }
+            RunEvent::MoveBegun { peer: member.peer, name: name(member), from, to, reason }
         }
         CoordinatorEvent::Moves { member, from, to, at, reason } => {
-            RunEvent::Moves { peer: member.peer, from, to, step: at.0, reason }
+            RunEvent::Moves { peer: member.peer, name: name(member), from, to, step: at.0, reason }
         }
         CoordinatorEvent::MoveCancelled { member, to, reason, obstacle } => {
             let obstacle = obstacle.words().to_owned();
-            RunEvent::MoveCancelled { peer: member.peer, to, reason, obstacle }
+            RunEvent::MoveCancelled { peer: member.peer, name: name(member), to, reason, obstacle }
         }
-        CoordinatorEvent::Lost { member, span, how } => {
-            RunEvent::Lost { peer: member.peer, span, how: how.words().to_owned() }
-        }
+        CoordinatorEvent::Lost { member, span, how } => RunEvent::Lost {
+            peer: member.peer,
+            name: name(member),
+            span,
+            how: how.words().to_owned(),
+        },
         other => return Err(other),
     })
 }

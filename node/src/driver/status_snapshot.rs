@@ -62,7 +62,8 @@ impl Sources<'_> {
         }
         let newest = self.coordination.newest_logged_checkpoint().map(|(version, _)| version);
         let first = || self.context.manifest.first_version();
-        let logged = self.coordination.anchor_role().history().map(|_| newest.unwrap_or_else(first));
+        let logged =
+            self.coordination.anchor_role().history().map(|_| newest.unwrap_or_else(first));
         logged.map(|version| version.0)
     }
 
@@ -134,6 +135,7 @@ impl Sources<'_> {
         let transport = self.context.transport.as_ref().filter(|_| !own);
         MemberStatus {
             peer: member.peer,
+            name: record.name.clone(),
             incarnation: member.incarnation,
             stages: record.span,
             devices: record.devices.saturating_mul(record.devices_per_pass),

@@ -196,8 +196,8 @@ mod tests {
         let [has, left] = [&metrics.machine.memory_bytes, &metrics.machine.memory_available_bytes]
             .map(|g| g.get());
         assert!(left > 0.0 && left <= has, "{left} of {has}");
-        let [has, left] = [&metrics.machine.disk_bytes, &metrics.machine.disk_available_bytes]
-            .map(|g| g.get());
+        let [has, left] =
+            [&metrics.machine.disk_bytes, &metrics.machine.disk_available_bytes].map(|g| g.get());
         assert!(left >= 0.0 && left <= has && has > 0.0, "{left} of {has}");
         assert!(metrics.machine.device_memory_bytes.get(0).is_nan(), "there is no device");
     }

@@ -421,13 +421,13 @@ mod tests {
         let lost = now.members.remove(1);
         let how = "its connection broke".to_owned();
         let span = StageSpan::none();
-        event_log.note(1, &RunEvent::Lost { peer: lost.peer, span, how });
+        event_log.note(1, &RunEvent::Lost { peer: lost.peer, name: None, span, how });
         now.members[1].state = MemberState::Serving;
         now.view = 2;
         event_log.see(2, now.clone());
         let expected = [
-            format!("{} is gone from stage 1: its connection broke", lost.peer.short()),
-            format!("{} serves stage 1", now.members[1].peer.short()),
+            format!("{} is gone from stage 1: its connection broke", lost.title()),
+            format!("{} serves stage 1", now.members[1].title()),
         ];
         assert_eq!(texts(&event_log), expected);
 
@@ -438,7 +438,7 @@ mod tests {
         event_log.see(3, now.clone());
         let expected = [
             "the run goes back to version 35".to_owned(),
-            format!("{} hosts stage 1", now.members[3].peer.short()),
+            format!("{} hosts stage 1", now.members[3].title()),
         ];
         assert_eq!(texts(&event_log)[2..], expected);
         // Differences to another run are no events.
@@ -453,11 +453,12 @@ mod tests {
         let mut event_log = EventLog::default();
         let mut now = observation();
         event_log.see(0, now.clone());
-        let peer = now.members[1].peer.short();
+        let peer = now.members[1].title();
         let reason = MoveReason::MembersGone;
         // An event that only the coordinator has is not reported twice.
         let (from, to) = (StageSpan::one(Stage(1)), StageSpan::one(Stage(2)));
-        let begun = RunEvent::MoveBegun { peer: now.members[1].peer, from, to, reason };
+        let peer_id = now.members[1].peer;
+        let begun = RunEvent::MoveBegun { peer: peer_id, name: None, from, to, reason };
         event_log.note(1, &begun);
         let begins = MoveStatus { to, reason };
         for (view, moves, stage) in

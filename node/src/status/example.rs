@@ -27,6 +27,7 @@ fn member(number: u8, stages: StageSpan, state: MemberState) -> MemberStatus {
     };
     MemberStatus {
         peer: peer(number),
+        name: (number < 3).then(|| format!("gpu-{number}").parse().expect("a name")),
         incarnation: Incarnation(1),
         stages,
         devices: NonZeroU16::MIN.saturating_add(if number == 2 { 3 } else { 0 }),

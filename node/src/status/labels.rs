@@ -24,16 +24,16 @@ fn by_stage(status: &Status) -> Vec<(Option<Stage>, Vec<&MemberStatus>)> {
 }
 
 /// Column titles of the member table.
-pub(crate) const TITLES: [&str; 7] =
-    ["STAGE", "PEER", "STATE", "ROLE", "ROUND TRIP", "RATE", "LOST"];
+pub(crate) const TITLES: [&str; 8] =
+    ["STAGE", "PEER", "NAME", "STATE", "ROLE", "ROUND TRIP", "RATE", "LOST"];
 
 /// Rows of the member table: one per replica of each stage, and one per stage without a replica.
-pub(crate) fn rows_of(status: &Status) -> Vec<[String; 7]> {
+pub(crate) fn rows_of(status: &Status) -> Vec<[String; 8]> {
     let mut rows = Vec::new();
     for (stage, members) in by_stage(status) {
         let stage = stage.map_or_else(|| "-".to_owned(), |stage| stage.to_string());
         if members.is_empty() {
-            let mut row: [String; 7] = Default::default();
+            let mut row: [String; 8] = Default::default();
             (row[0], row[1]) = (stage, "none".to_owned());
             rows.push(row);
             continue;
@@ -44,7 +44,8 @@ pub(crate) fn rows_of(status: &Status) -> Vec<[String; 7]> {
             let state = format!("{} {}{moves}", state.sign(), state.name());
             let [trip, rate, lost] = link_labels(member);
             let (stage, peer) = (stage.clone(), member.peer.short());
-            rows.push([stage, peer, state, roles(member), trip, rate, lost]);
+            let name = member.name.as_ref().map(ToString::to_string).unwrap_or_default();
+            rows.push([stage, peer, name, state, roles(member), trip, rate, lost]);
         }
     }
     rows
@@ -56,7 +57,7 @@ pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
     if let Some(run) = &status.run {
         let id = run.id.to_string();
         let coordinator =
-            run.coordinator.map_or_else(|| "none".to_owned(), |coordinator| coordinator.short());
+            run.coordinator.map_or_else(|| "none".to_owned(), |peer| status.title_of(peer));
         lines.push((
             "run",
             format!(
@@ -100,7 +101,7 @@ pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
 
 fn node(status: &Status) -> String {
     let node = &status.node;
-    let peer = node.peer.map_or_else(|| "a new peer".to_owned(), |peer| peer.short());
+    let peer = node.peer.map_or_else(|| "a new peer".to_owned(), |peer| status.title_of(peer));
     let place = match node.stages {
         Some(span) if !span.is_empty() => format!(", stage {span}"),
         _ => String::new(),

@@ -7,10 +7,11 @@ use serde::{Deserialize, Serialize};
 #[cfg(any(test, fuzzing))]
 use shoal_protocol::decoder::Decoder;
 use shoal_protocol::ids::{ContentHash, Incarnation, PeerId, RunId, StageSpan};
-use shoal_protocol::island_name::IslandName;
 use shoal_protocol::message::MoveReason;
+use shoal_protocol::plain_name::{IslandName, PeerName};
 use shoal_protocol::units::Price;
 
+use crate::event_text::title;
 use crate::reachability::OwnPort;
 
 /// A node's knowledge of its run at one moment. Amounts are in base units: seconds and bytes.
@@ -234,6 +235,9 @@ pub struct CostStatus {
 pub struct MemberStatus {
     /// Its identifier.
     pub peer: PeerId,
+    /// Its name, for people, if it has one. Several members may have the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<PeerName>,
     /// Its incarnation.
     pub incarnation: Incarnation,
     /// The stages that it hosts; empty for an observer.
@@ -370,7 +374,22 @@ pub enum Tone {
     Bad,
 }
 
+impl MemberStatus {
+    /// Its name and the end of its identifier.
+    #[must_use]
+    pub(crate) fn title(&self) -> String {
+        title(self.peer, self.name.as_ref())
+    }
+}
+
 impl Status {
+    /// The name and the end of the identifier of a peer, the latter alone if it is no member.
+    #[must_use]
+    pub(crate) fn title_of(&self, peer: PeerId) -> String {
+        let member = self.members.iter().find(|member| member.peer == peer);
+        member.map_or_else(|| peer.short(), MemberStatus::title)
+    }
+
     /// Parses a status from JSON.
     ///
     /// # Errors

@@ -151,12 +151,15 @@ mod tests {
         let mut swarm = of(&[one(0), one(0), one(1)], 3);
         let status = survives(&swarm);
         assert_eq!(status.single_replica_stages, [1]);
-        let text = "any one peer: no, stage 1 has one replica; if all die now 4 min (10 steps) are lost";
+        let text =
+            "any one peer: no, stage 1 has one replica; if all die now 4 min (10 steps) are lost";
         assert_eq!(status.text, text);
         assert_eq!(status.advice, "one more peer: `shoal join ... --stage 1`");
         // A replica that still fetches the weights does not count.
         swarm.1[1].state = MemberState::CatchingUp;
-        assert!(survives(&swarm).text.starts_with("any one peer: no, every stage has one replica;"));
+        assert!(
+            survives(&swarm).text.starts_with("any one peer: no, every stage has one replica;")
+        );
         swarm.1.truncate(1);
         swarm.1[0].stages = one(1);
         let status = survives(&swarm);

@@ -264,6 +264,7 @@ fn peer_arguments(
     let arguments = arguments
         .with("--listen", format!("127.0.0.1:{}", port.unwrap_or(0)))
         .with("--data-dir", data_dir)
+        .with("--name", format!("peer-{index}"))
         .with("--stage", stage)
         .with("--threads", "1")
         .with("--device", args.device.to_string())
