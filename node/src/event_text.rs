@@ -3,7 +3,7 @@
 use shoal_protocol::ids::{PeerId, StageSpan};
 use shoal_protocol::plain_name::PeerName;
 
-use crate::events::RunEvent;
+use crate::events::{OpenStep, RunEvent};
 
 /// Describes an event on one line; `None` for an event that is not shown to people.
 pub(crate) fn describe(event: &RunEvent) -> Option<String> {
@@ -69,6 +69,7 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         RunEvent::AccessList { banned, revoked, allowed, .. } => format!(
             "new access list: {banned} banned, {revoked} tickets revoked, {allowed} allowed by id"
         ),
+        RunEvent::LongStep(open) => open_step(open),
         RunEvent::Listening { .. } | RunEvent::Committed(_) => return None,
     })
 }
@@ -178,6 +179,11 @@ fn waiting(stages: &[u16], members: usize) -> String {
 pub(crate) fn title(peer: PeerId, name: Option<&PeerName>) -> String {
     let short = peer.short();
     name.map_or_else(|| short.clone(), |name| format!("{name} ({short})"))
+}
+
+/// How far this process is in a step: steps count from 1, as their number of all does.
+pub(crate) fn open_step(OpenStep { step, done, microbatches }: &OpenStep) -> String {
+    format!("step {}: {done} of {microbatches} microbatches done by this peer", step + 1)
 }
 
 /// `1`, `1, 2`.

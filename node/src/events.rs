@@ -118,6 +118,8 @@ pub enum RunEvent {
         /// The version of the weights.
         version: u64,
     },
+    /// A step takes long: how far this process is in it.
+    LongStep(OpenStep),
     /// A step is committed.
     Committed(StepReport),
     /// A checkpoint is complete.
@@ -282,6 +284,17 @@ impl RunEvent {
                 | Self::Draining { .. }
         )
     }
+}
+
+/// How far a process is in an open step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenStep {
+    /// The step's number.
+    pub step: u64,
+    /// Microbatches that the process has done. With several replicas each does a part of them.
+    pub done: u32,
+    /// Microbatches of the step.
+    pub microbatches: u32,
 }
 
 /// One committed step.

@@ -161,6 +161,7 @@ impl Report {
             RunEvent::Killed { .. } => self.kills += 1,
             RunEvent::Moves { .. } => self.moves += 1,
             RunEvent::Listening { .. }
+            | RunEvent::LongStep(_)
             | RunEvent::Uploaded { .. }
             | RunEvent::UploadFailed { .. }
             | RunEvent::Continued { .. }

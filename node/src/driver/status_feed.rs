@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use shoal_metrics::{NodeState, Preemption};
-use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, Era, Member, PeerId, Stage, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{CommitRecord, View, proof_of_all};
 use shoal_protocol::plain_name::PeerName;
@@ -17,6 +17,7 @@ use super::coordinator_contact::PATIENCE;
 use super::cost_meter::CostMeter;
 use super::metrics_update::MetricsUpdate;
 use super::observer::Observer;
+use super::step_progress::StepProgress;
 use crate::events::{RunEvent, StepReport};
 use crate::reachability::OwnPort;
 use crate::status::{Observation, StatusWatch};
@@ -43,6 +44,7 @@ pub(super) struct StatusFeed<'a> {
     /// The beginning of the open step.
     step_began: Moment,
     cost: CostMeter,
+    step_progress: StepProgress,
     /// Names of members, and of some that are gone.
     names: BTreeMap<PeerId, PeerName>,
     /// The newest step that was reported, and its era.
@@ -67,6 +69,7 @@ impl<'a> StatusFeed<'a> {
             coordinator_unreachable: false,
             step_began: Moment::default(),
             cost: CostMeter::default(),
+            step_progress: StepProgress::default(),
             names: BTreeMap::new(),
             last_announced: None,
         }
@@ -120,10 +123,29 @@ impl<'a> StatusFeed<'a> {
     }
 
     /// Updates the status.
-    pub(super) fn update(&mut self, status: Observation) {
+    pub(super) fn update(&mut self, context: &Context, mut status: Observation) {
         self.updated = Some((Instant::now(), status.view));
+        let microbatches = context.manifest.training.microbatches;
+        status.node.open_step = self.step_progress.open_step(microbatches);
+        if let Some(open_step) = self.step_progress.due(context.now(), microbatches) {
+            self.note(&RunEvent::LongStep(open_step));
+        }
         self.status_watch.see(status);
         self.metrics.survival(self.status_watch.survival().as_ref());
+    }
+
+    /// Counts a microbatch that this peer has done.
+    pub(super) fn counted(&mut self, context: &Context, key: ClaimKey) {
+        // The others are evaluated alone.
+        if key.microbatch.0 < context.manifest.training.microbatches {
+            self.step_progress.counted(key);
+        }
+    }
+
+    /// Reports that the run returned to a version.
+    pub(super) fn rewound(&mut self, context: &Context, version: Step) {
+        self.metrics.version(version);
+        self.step_progress.rewound(context.now());
     }
 
     /// Reports that the coordinator is unreachable, or reachable again.
@@ -195,6 +217,7 @@ impl<'a> StatusFeed<'a> {
         }
         self.last_announced = Some((record.era, record.step));
         let now = context.now();
+        self.step_progress.committed(now, record.step.next());
         let seconds = now.since(self.step_began).as_secs_f64();
         self.step_began = now;
         let (manifest, training) = (&context.manifest, &context.manifest.training);

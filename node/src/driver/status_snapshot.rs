@@ -84,6 +84,7 @@ impl Sources<'_> {
             own_port: self.network.own_port(),
             memory_limit_bytes: budget.memory().map(|memory| memory.0),
             resident_bytes: None,
+            open_step: None,
             load: LoadStatus {
                 accepted: load.accepted.values().sum::<usize>() as u64,
                 waiting: load.waiting.values().sum::<usize>() as u64,

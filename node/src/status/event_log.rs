@@ -80,7 +80,8 @@ impl EventLog {
                 return;
             }
             // The state of the node and of its members shows these.
-            RunEvent::FewAnchors { .. }
+            RunEvent::LongStep(_)
+            | RunEvent::FewAnchors { .. }
             | RunEvent::CoordinatorUnreachable { .. }
             | RunEvent::CoordinatorReachable
             | RunEvent::AwaitsPeers { .. } => return,
@@ -147,6 +148,13 @@ impl EventLog {
             let saved = self.saved.filter(|(version, _)| *version == checkpoint.version);
             checkpoint.hash = saved.map(|(_, hash)| hash);
         }
+        let training = TrainingStatus {
+            seconds_left: run.as_ref().and_then(|run| {
+                let steps = run.steps.saturating_sub(run.version);
+                Some(steps as f64 * self.training.seconds_per_step?)
+            }),
+            ..self.training.clone()
+        };
         let survival = run.as_ref().and_then(|run| self.survival(run));
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -154,7 +162,7 @@ impl EventLog {
             node,
             run,
             members: self.observation.members.clone(),
-            training: self.training.clone(),
+            training,
             survival,
             cost: self.cost(),
             curves: Curves {
@@ -334,6 +342,8 @@ mod tests {
         assert_eq!(status.training.loss, Some(4.0));
         assert_eq!(status.training.held_out_loss, Some(5.5));
         assert_eq!(status.training.committed_at_ms, Some(3));
+        // Version 40 of 200, at half a second a step.
+        assert_eq!(status.training.seconds_left, Some(80.0));
     }
 
     #[test]

@@ -44,6 +44,18 @@ fn member(number: u8, stages: StageSpan, state: MemberState) -> MemberStatus {
     }
 }
 
+fn survival() -> SurvivalStatus {
+    SurvivalStatus {
+        uncovered_stages: vec![2],
+        single_replica_stages: vec![0, 1],
+        steps_at_risk: Some(0),
+        seconds_at_risk: Some(0.0),
+        text: "any one peer: no, stage 2 has no replica, stages 0, 1 have one replica".into(),
+        advice: "more peers: `shoal join ...`".into(),
+        ..SurvivalStatus::default()
+    }
+}
+
 /// One replica of stage 0, two of stage 1, none of stage 2, and an observer.
 pub(crate) fn status() -> Status {
     let one = |stage| StageSpan::one(Stage(stage));
@@ -91,16 +103,9 @@ pub(crate) fn status() -> Status {
             tokens_per_second: Some(8250.0),
             seconds_per_step: Some(0.5),
             committed_at_ms: Some(NOW - 6000),
+            seconds_left: Some(80.0),
         },
-        survival: Some(SurvivalStatus {
-            uncovered_stages: vec![2],
-            single_replica_stages: vec![0, 1],
-            steps_at_risk: Some(0),
-            seconds_at_risk: Some(0.0),
-            text: "any one peer: no, stage 2 has no replica, stages 0, 1 have one replica".into(),
-            advice: "more peers: `shoal join ...`".into(),
-            ..SurvivalStatus::default()
-        }),
+        survival: Some(survival()),
         cost: Some(CostStatus {
             per_hour: 0.35,
             total: 1.5,

@@ -4,7 +4,10 @@ use shoal_protocol::ids::Stage;
 use shoal_protocol::units::Bytes;
 
 use super::{CostStatus, MemberStatus, OwnPort, Status};
-use crate::event_text::{currency, with_prefix};
+use crate::event_text::{currency, duration, open_step, with_prefix};
+
+/// Seconds of a step from which on its microbatches are shown.
+const LONG_STEP: f64 = 10.0;
 
 /// The members of each stage in order, then the members without a stage, if there are any.
 fn by_stage(status: &Status) -> Vec<(Option<Stage>, Vec<&MemberStatus>)> {
@@ -119,14 +122,21 @@ fn state(status: &Status) -> String {
 /// The newest step, its losses and the throughput.
 fn training(status: &Status) -> String {
     let training = &status.training;
-    let Some(step) = training.step else { return "no step is committed yet".to_owned() };
+    let open = status.node.open_step.as_ref().map(|open| format!(", {}", open_step(open)));
+    let Some(step) = training.step else {
+        return format!("no step is committed yet{}", open.unwrap_or_default());
+    };
     let number = |value: Option<f64>| value.map_or_else(|| "?".to_owned(), |v| format!("{v:.3}"));
     let held_out = training.held_out_loss.map(|loss| format!(", held out {loss:.3}"));
     let throughput =
         training.tokens_per_second.map(|rate| format!(", {} tokens/s", with_prefix(rate)));
     let time = training.seconds_per_step.map(|seconds| format!(", {seconds:.2} s a step"));
     let last = training.committed_at_ms.map(|at| format!(", {}", age(status.at_ms, at)));
-    let parts = [held_out, throughput, time, last].map(Option::unwrap_or_default).concat();
+    let left = training.seconds_left.map(|left| format!(", {} left", duration(left)));
+    let is_long = training.seconds_per_step.is_some_and(|seconds| seconds >= LONG_STEP);
+    let open = open.filter(|_| is_long);
+    let parts = [held_out, throughput, time, last, left, open].map(Option::unwrap_or_default);
+    let parts = parts.concat();
     format!("step {step}: loss {}{parts}", number(training.loss))
 }
 

@@ -12,6 +12,7 @@ use shoal_protocol::plain_name::{IslandName, PeerName};
 use shoal_protocol::units::Price;
 
 use crate::event_text::title;
+use crate::events::OpenStep;
 use crate::reachability::OwnPort;
 
 /// A node's knowledge of its run at one moment. Amounts are in base units: seconds and bytes.
@@ -100,6 +101,9 @@ pub struct NodeStatus {
     /// Whether other peers can reach its UDP port.
     #[serde(default)]
     pub own_port: OwnPort,
+    /// The oldest open step of which it has done a microbatch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open_step: Option<OpenStep>,
     /// Its load from the open steps.
     pub load: LoadStatus,
     /// Bytes sent.
@@ -217,6 +221,9 @@ pub struct TrainingStatus {
     pub seconds_per_step: Option<f64>,
     /// When the newest step was committed, in milliseconds since 1970.
     pub committed_at_ms: Option<u64>,
+    /// Duration of the steps until the run is over, by the newest ones.
+    #[serde(default)]
+    pub seconds_left: Option<f64>,
 }
 
 /// The cost of a run in the currency of `--price`, since this node first saw a member with a price.

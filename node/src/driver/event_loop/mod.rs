@@ -222,7 +222,7 @@ impl<'a> Driver<'a> {
         }
         if self.status.is_due(view.number) {
             let sources = Sources { context, peer, engine, network, coordination, checkpoints };
-            self.status.update(sources.snapshot());
+            self.status.update(context, sources.snapshot());
             let unreachable = coordination.contact().unreachable_for();
             self.status.coordinator_unreachable_for(unreachable);
         }
