@@ -1,8 +1,8 @@
-//! Who the peer is, as labels.
+//! The name and the place of the peer, as labels.
 
 use prometheus::IntGaugeVec;
 
-/// A gauge that is 1, with what people know this peer by as labels. Queries join it by `instance`.
+/// A gauge that is 1, whose labels name the peer. Queries join it by `instance`.
 #[derive(Debug, Clone)]
 pub struct PeerInfo(pub(crate) IntGaugeVec);
 

@@ -1,4 +1,4 @@
-//! Where in `run.toml` a value stands, and what a misspelt key was meant to be.
+//! The line of a value in `run.toml`, and the likely meaning of a misspelt key.
 
 use shoal_protocol::manifest::ManifestError;
 

@@ -80,7 +80,7 @@ impl MetricsUpdate {
         update
     }
 
-    /// Sets what people know this peer by.
+    /// Sets the labels that name this peer.
     pub(crate) fn known_as(
         &self,
         peer: PeerId,
@@ -380,7 +380,7 @@ impl MetricsUpdate {
         }
     }
 
-    /// Sets what of the run survives deaths. A run that is complete has nothing to lose.
+    /// Sets the figures of the deaths that the run survives. A complete run has nothing to lose.
     pub(crate) fn survival(&self, survival: Option<&SurvivalStatus>) {
         let run = &self.metrics.run;
         let Some(survival) = survival else {

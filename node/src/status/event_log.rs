@@ -178,7 +178,7 @@ impl EventLog {
         survival(run, &self.observation.members, self.training.seconds_per_step)
     }
 
-    /// What of the run survives deaths.
+    /// The deaths that the run survives.
     pub(super) fn current_survival(&self) -> Option<SurvivalStatus> {
         self.survival(self.observation.run.as_ref()?)
     }

@@ -30,7 +30,7 @@ pub struct Status {
     pub members: Vec<MemberStatus>,
     /// The newest training figures.
     pub training: TrainingStatus,
-    /// What of the run survives deaths, while it trains.
+    /// The deaths that the run survives, while it trains.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub survival: Option<SurvivalStatus>,
     /// The cost of the run, if a member has a price.
@@ -183,7 +183,7 @@ pub struct CheckpointStatus {
     pub hash: Option<ContentHash>,
 }
 
-/// What of a run survives deaths.
+/// The deaths that a run survives.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SurvivalStatus {
     /// Whether the run goes on, and not from a checkpoint, after the death of any one peer.
@@ -200,7 +200,7 @@ pub struct SurvivalStatus {
     pub seconds_at_risk: Option<f64>,
     /// The same as a sentence.
     pub text: String,
-    /// What would make more survive; empty if there is nothing.
+    /// The measures that would make the run survive more; empty if there are none.
     pub advice: String,
 }
 

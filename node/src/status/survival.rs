@@ -1,4 +1,4 @@
-//! What of a run survives the death of peers, in figures and as a sentence.
+//! The deaths that a run survives, in figures and as a sentence.
 
 use shoal_protocol::ids::Stage;
 use shoal_scheduler::anchors;
@@ -9,8 +9,8 @@ use crate::event_text::{counted, duration, listed};
 /// Anchors that the death of one does not stop.
 const WANTED_ANCHORS: usize = 3;
 
-/// Tells what a run survives, from its members and its newest checkpoint. `None` when the run is complete or
-/// nobody takes part.
+/// Derives the deaths that a run survives from its members and its newest checkpoint. `None` when the run is complete
+/// or no member serves.
 pub(super) fn survival(
     run: &RunStatus,
     members: &[MemberStatus],
@@ -88,7 +88,7 @@ fn have(stages: &[u16], all: u16, what: &str) -> Option<String> {
     }
 }
 
-/// What would make more survive; empty if there is nothing.
+/// The measures that would make the run survive more; empty if there are none.
 fn advice(status: &SurvivalStatus, run: &RunStatus) -> String {
     let mut all = Vec::new();
     let mut short = [&status.uncovered_stages[..], &status.single_replica_stages[..]].concat();

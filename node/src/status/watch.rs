@@ -66,7 +66,7 @@ impl StatusWatch {
         status
     }
 
-    /// What of the run survives deaths.
+    /// The deaths that the run survives.
     pub(crate) fn survival(&self) -> Option<SurvivalStatus> {
         self.lock().event_log.current_survival()
     }
