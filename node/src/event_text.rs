@@ -3,7 +3,8 @@
 use shoal_protocol::ids::{PeerId, StageSpan};
 use shoal_protocol::plain_name::PeerName;
 
-use crate::events::{OpenStep, RunEvent};
+use crate::events::RunEvent;
+use crate::open_step::OpenStep;
 
 /// Describes an event on one line; `None` for an event that is not shown to people.
 pub(crate) fn describe(event: &RunEvent) -> Option<String> {

@@ -9,6 +9,7 @@ use shoal_protocol::ids::{ContentHash, PeerId, RunId, StageSpan};
 use shoal_protocol::message::MoveReason;
 use shoal_protocol::plain_name::PeerName;
 
+use crate::open_step::OpenStep;
 use crate::reachability::OwnPort;
 
 /// An event that this process observed. `--events` writes each one as a line of JSON.
@@ -284,17 +285,6 @@ impl RunEvent {
                 | Self::Draining { .. }
         )
     }
-}
-
-/// How far a process is in an open step.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OpenStep {
-    /// The step's number.
-    pub step: u64,
-    /// Microbatches that the process has done. With several replicas each does a part of them.
-    pub done: u32,
-    /// Microbatches of the step.
-    pub microbatches: u32,
 }
 
 /// One committed step.

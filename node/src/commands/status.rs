@@ -62,7 +62,7 @@ fn members(status: &Status, text: &mut String) -> fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::OpenStep;
+    use crate::open_step::OpenStep;
     use crate::status::example;
 
     #[test]

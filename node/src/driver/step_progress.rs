@@ -6,7 +6,7 @@ use std::time::Duration;
 use shoal_protocol::ids::{ClaimKey, Stage, Step};
 use shoal_protocol::units::Moment;
 
-use crate::events::OpenStep;
+use crate::open_step::OpenStep;
 
 /// How long a step lasts before its progress is reported, and how often.
 const EVERY: Duration = Duration::from_secs(30);

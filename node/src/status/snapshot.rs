@@ -11,8 +11,7 @@ use shoal_protocol::message::MoveReason;
 use shoal_protocol::plain_name::{IslandName, PeerName};
 use shoal_protocol::units::Price;
 
-use crate::event_text::title;
-use crate::events::OpenStep;
+use crate::open_step::OpenStep;
 use crate::reachability::OwnPort;
 
 /// A node's knowledge of its run at one moment. Amounts are in base units: seconds and bytes.
@@ -381,22 +380,7 @@ pub enum Tone {
     Bad,
 }
 
-impl MemberStatus {
-    /// Its name and the end of its identifier.
-    #[must_use]
-    pub(crate) fn title(&self) -> String {
-        title(self.peer, self.name.as_ref())
-    }
-}
-
 impl Status {
-    /// The name and the end of the identifier of a peer, the latter alone if it is no member.
-    #[must_use]
-    pub(crate) fn title_of(&self, peer: PeerId) -> String {
-        let member = self.members.iter().find(|member| member.peer == peer);
-        member.map_or_else(|| peer.short(), MemberStatus::title)
-    }
-
     /// Parses a status from JSON.
     ///
     /// # Errors
