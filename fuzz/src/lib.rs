@@ -18,6 +18,8 @@ mod epochs;
 mod fleet;
 #[path = "../../node/src/commands/groups.rs"]
 mod groups;
+#[path = "../../node/src/open_step.rs"]
+mod open_step;
 mod reachability;
 #[path = "../../node/src/commands/scenario.rs"]
 mod scenario;

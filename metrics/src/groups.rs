@@ -10,6 +10,7 @@ use crate::labels::{
     Direction, Fault, LinkPacking, MoveCause, NodeState, Path, Phase, PortState, Preemption, Queue,
     Refusal, RefusedConnection, Repeat, RoundFailure, Severity, Swap, TrafficKind,
 };
+use crate::peer_info::PeerInfo;
 use crate::table::group;
 
 group! {
@@ -39,6 +40,12 @@ group! {
         era: IntGauge = "shoal_era";
         /// Members of the run.
         members: IntGauge = "shoal_members";
+        /// Pipeline stages that one member serves. Its death sends the run back to the newest checkpoint.
+        single_replica_stages: IntGauge = "shoal_single_replica_stages";
+        /// Anchors that may die before the run pauses.
+        spare_anchors: IntGauge = "shoal_spare_anchors";
+        /// Duration of the steps since the newest complete checkpoint, which are lost if all peers die.
+        work_at_risk: Gauge = "shoal_work_at_risk_seconds";
         /// Members that host a pipeline stage.
         peers: StagePeers = "shoal_peers";
     }
@@ -93,6 +100,8 @@ group! {
 group! {
     /// State and activity of this peer.
     pub struct Node {
+        /// Always 1; the labels hold the name of this peer, the end of its id, and the island of peers that it is in.
+        info: PeerInfo = "shoal_peer_info";
         /// State of this peer: 1 for the present state.
         state: Family<NodeState, IntGauge> = "shoal_node_state";
         /// Reachability of this peer's own UDP port for unsolicited packets: 1 for the present
@@ -167,6 +176,10 @@ group! {
         memory_available_bytes: Gauge = "shoal_host_memory_available_bytes";
         /// Memory that the machine swapped in or out since its start.
         swapped_bytes: Family<Swap, IntCounter> = "shoal_host_swapped_bytes_total";
+        /// Size of the file system of this peer's data directory.
+        disk_bytes: Gauge = "shoal_disk_bytes";
+        /// Free part of the file system of this peer's data directory.
+        disk_available_bytes: Gauge = "shoal_disk_available_bytes";
         /// Memory of each device of this peer.
         device_memory_bytes: OfDevices = "shoal_device_memory_bytes";
         /// Memory of the device in use, by all processes.

@@ -1,8 +1,8 @@
 //! One typed handle for each metric of a Shoal peer, and the text format of Prometheus.
 //!
 //! Names start with `shoal_` and end in their unit; the operating system's data on the process
-//! (memory, processor time, open files) has the usual `process_` names. No label holds a peer id:
-//! its values would grow with the swarm. [`groups`] is the table of all metrics; the example
+//! (memory, processor time, open files) has the usual `process_` names. A label holds a peer id in
+//! `shoal_peer_info` alone, which each peer has of itself: elsewhere its values would grow with the swarm. [`groups`] is the table of all metrics; the example
 //! `monitoring` generates the reference and the dashboards from it.
 
 mod by_device;
@@ -10,6 +10,7 @@ mod by_stage;
 mod family;
 pub mod groups;
 mod labels;
+mod peer_info;
 mod registrar;
 mod registry;
 mod table;
@@ -22,6 +23,7 @@ pub use labels::{
     Preemption, Queue, Refusal, RefusedConnection, Repeat, RoundFailure, Severity, Swap,
     TensorKind, TrafficKind,
 };
+pub use peer_info::PeerInfo;
 pub use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge};
 pub use registry::{Metrics, MetricsError};
 pub use table::{Kind, Spec};

@@ -9,6 +9,7 @@ use prometheus::{
 
 use crate::by_device::{OfDevices, TensorMemory};
 use crate::by_stage::{Hosted, StagePeers};
+use crate::peer_info::PeerInfo;
 use crate::table::Spec;
 
 /// Number of buckets of a histogram. The limit of each is twice that of the previous one.
@@ -67,6 +68,10 @@ impl Registrar {
 
     pub(crate) fn peers_by_stage(&self, spec: &Spec) -> Result<StagePeers> {
         self.add(IntGaugeVec::new(options(spec), spec.labels)).map(StagePeers)
+    }
+
+    pub(crate) fn peer_info(&self, spec: &Spec) -> Result<PeerInfo> {
+        self.add(IntGaugeVec::new(options(spec), spec.labels)).map(PeerInfo)
     }
 
     pub(crate) fn hosted(&self, spec: &Spec) -> Result<Hosted> {

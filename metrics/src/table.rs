@@ -7,6 +7,7 @@ use crate::by_device::{OfDevices, TensorMemory};
 use crate::by_stage::{Hosted, StagePeers};
 use crate::family::Family;
 use crate::labels::Label;
+use crate::peer_info::PeerInfo;
 use crate::registrar::Registrar;
 
 /// The static description of a metric.
@@ -129,6 +130,7 @@ metric!(IntGauge, Gauge, &[], gauge);
 metric!(Gauge, Gauge, &[], unknown);
 metric!(Histogram, Histogram, &[], histogram, first);
 metric!(StagePeers, Gauge, StagePeers::LABELS, peers_by_stage);
+metric!(PeerInfo, Gauge, PeerInfo::LABELS, peer_info);
 metric!(Hosted, Gauge, Hosted::LABELS, hosted);
 metric!(OfDevices, Gauge, OfDevices::LABELS, of_devices);
 metric!(TensorMemory, Gauge, TensorMemory::LABELS, tensor_memory);

@@ -379,7 +379,7 @@ mod tests {
     fn start_flags_become_options() {
         let Command::Start(args) = parse(
             "shoal start run.toml --stage all --listen 127.0.0.1:0 --listen [::1]:0 --threads 1 \
-             --events - --price 0.35 --no-mdns --slow-down 5 --wait-for 3 --device cuda:1 --island us-east-1",
+             --events - --price 0.35 --name gpu-7 --no-mdns --slow-down 5 --wait-for 3 --device cuda:1 --island us-east-1",
         ) else {
             panic!("another command")
         };
@@ -390,6 +390,7 @@ mod tests {
         assert_eq!(options.peer.compute.devices.to_string(), "cuda:1");
         assert_eq!(options.peer.compute.events, Some(EventSink::Stdout));
         assert_eq!(options.peer.compute.price.map(f64::from), Some(0.35));
+        assert_eq!(options.peer.name.map(|name| name.to_string()).as_deref(), Some("gpu-7"));
         assert_eq!(options.peer.island.map(|name| name.to_string()).as_deref(), Some("us-east-1"));
         assert!(!options.peer.links.mdns);
         assert_eq!(options.peer.slow_down, Duration::from_millis(5));
@@ -471,6 +472,7 @@ mod tests {
             "shoal demo --price -1",
             "shoal join @a --price inf",
             "shoal join @a --island two/words",
+            "shoal join @a --name two/words",
             "shoal demo --slow-peer 1",
             "shoal start run.toml --archive ftp://models/a",
             "shoal join @a --archive s3://models//a",

@@ -13,6 +13,8 @@ mod model_section;
 mod optimizer_section;
 #[path = "config/outer_section.rs"]
 mod outer_section;
+#[path = "config/place.rs"]
+mod place;
 #[path = "config/start_section.rs"]
 mod start_section;
 #[path = "config/training_section.rs"]
@@ -104,10 +106,12 @@ pub enum ConfigError {
         reason: String,
     },
     /// A value is out of range.
-    #[error("{path}: {error}", path = path.display())]
+    #[error("{path}{line}: {error}", path = path.display(), line = line.map_or_else(String::new, |line| format!(":{line}")))]
     Value {
         /// The file.
         path: PathBuf,
+        /// The line of the value, from 1, if it is there.
+        line: Option<usize>,
         /// The value, and its range.
         error: ManifestError,
     },
@@ -161,8 +165,7 @@ impl RunConfig {
     ) -> Result<Self, ConfigError> {
         let file: RunToml = toml::from_str(text).map_err(|error| {
             let start = error.span().map_or(0, |span| span.start);
-            let reason = error.message().replace("unknown field", "unknown key");
-            let reason = reason.replace("missing field", "missing key");
+            let reason = place::describe(error.message());
             ConfigError::Malformed { path: path.to_owned(), line: line_of(text, start), reason }
         })?;
         let folder = path.parent().unwrap_or(Path::new(""));
@@ -213,7 +216,11 @@ impl RunConfig {
             start,
             data,
         };
-        config.check().map_err(|error| ConfigError::Value { path: path.to_owned(), error })?;
+        config.check().map_err(|error| ConfigError::Value {
+            path: path.to_owned(),
+            line: place::line_of_error(text, &error),
+            error,
+        })?;
         Ok(config)
     }
 
@@ -224,7 +231,21 @@ impl RunConfig {
     pub fn check(&self) -> Result<(), ManifestError> {
         let manifest = self.with_enough_tokens()?;
         manifest.check()?;
+        self.check_warm_up()?;
         self.start.iter().try_for_each(|start| manifest.check_goes_on_from(&start.manifest))
+    }
+
+    /// Refuses a warm-up that is longer than a run whose steps are given: its rate never gets where it is to go.
+    fn check_warm_up(&self) -> Result<(), ManifestError> {
+        let (warmup, steps) = (self.optimizer.warmup_steps, self.training.steps);
+        if warmup <= steps || matches!(self.epochs, TrainingEpochs::Of(_)) {
+            return Ok(());
+        }
+        Err(ManifestError::OutOfRange {
+            key: "optimizer.warmup_steps",
+            value: warmup.to_string(),
+            range: format!("at most training.steps = {steps}"),
+        })
     }
 
     /// The manifest of the run, given the tokens of its text.

@@ -1,15 +1,19 @@
 //! Events of a run in words, and the numbers in them.
 
-use shoal_protocol::ids::StageSpan;
+use shoal_protocol::ids::{PeerId, StageSpan};
+use shoal_protocol::plain_name::PeerName;
 
 use crate::events::RunEvent;
+use crate::open_step::OpenStep;
 
 /// Describes an event on one line; `None` for an event that is not shown to people.
 pub(crate) fn describe(event: &RunEvent) -> Option<String> {
     Some(match event {
         RunEvent::Started { .. } => return describe_start(event),
         RunEvent::Waiting { stages, members } => waiting(stages, *members),
-        RunEvent::Admitted { peer, span } => format!("{} hosts {}", peer.short(), place(*span)),
+        RunEvent::Admitted { peer, name, span } => {
+            format!("{} hosts {}", title(*peer, name.as_ref()), place(*span))
+        }
         RunEvent::Joined { span } => format!("joined, hosting {}", place(*span)),
         RunEvent::MoveBegun { .. }
         | RunEvent::Moves { .. }
@@ -20,11 +24,11 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         RunEvent::Checkpoint { .. } | RunEvent::Uploaded { .. } | RunEvent::Continued { .. } => {
             return describe_checkpoint(event);
         }
-        RunEvent::Lost { peer, span, how } if span.is_empty() => {
-            format!("{}, which hosted nothing, is gone: {how}", peer.short())
+        RunEvent::Lost { peer, name, span, how } if span.is_empty() => {
+            format!("{}, which hosted nothing, is gone: {how}", title(*peer, name.as_ref()))
         }
-        RunEvent::Lost { peer, span, how } => {
-            format!("{} is gone from {}: {how}", peer.short(), place(*span))
+        RunEvent::Lost { peer, name, span, how } => {
+            format!("{} is gone from {}: {how}", title(*peer, name.as_ref()), place(*span))
         }
         RunEvent::Rewound { version, steps } => format!(
             "a stage lost its last replica: the run goes back to version {version}, {} are \
@@ -66,6 +70,7 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         RunEvent::AccessList { banned, revoked, allowed, .. } => format!(
             "new access list: {banned} banned, {revoked} tickets revoked, {allowed} allowed by id"
         ),
+        RunEvent::LongStep(open) => open_step(open),
         RunEvent::Listening { .. } | RunEvent::Committed(_) => return None,
     })
 }
@@ -137,16 +142,17 @@ fn describe_notice(event: &RunEvent) -> Option<String> {
 /// Describes the move of a member from its stages to others.
 fn describe_move(event: &RunEvent) -> Option<String> {
     Some(match event {
-        RunEvent::MoveBegun { peer, from, to, reason } => {
-            let (peer, from, to) = (peer.short(), place(*from), place(*to));
+        RunEvent::MoveBegun { peer, name, from, to, reason } => {
+            let (peer, from, to) = (title(*peer, name.as_ref()), place(*from), place(*to));
             format!("{peer} moves from {from} to {to}: {}", reason.words())
         }
-        RunEvent::Moves { peer, from, to, step, .. } => {
-            let (peer, from, to) = (peer.short(), place(*from), place(*to));
+        RunEvent::Moves { peer, name, from, to, step, .. } => {
+            let (peer, from, to) = (title(*peer, name.as_ref()), place(*from), place(*to));
             format!("{peer} hosts {to} instead of {from} from step {step} on")
         }
-        RunEvent::MoveCancelled { peer, to, obstacle, .. } => {
-            format!("{} does not move to {}: {obstacle}", peer.short(), place(*to))
+        RunEvent::MoveCancelled { peer, name, to, obstacle, .. } => {
+            let peer = title(*peer, name.as_ref());
+            format!("{peer} does not move to {}: {obstacle}", place(*to))
         }
         RunEvent::Moved { from, to, .. } => {
             format!("hosts {} instead of {} from now on", place(*to), place(*from))
@@ -170,8 +176,19 @@ fn waiting(stages: &[u16], members: usize) -> String {
     format!("waits for {}", if parts.is_empty() { "nobody".into() } else { parts.join(" and ") })
 }
 
+/// A peer for people: `gpu-7 (JrKP92)`, or the end of its identifier alone.
+pub(crate) fn title(peer: PeerId, name: Option<&PeerName>) -> String {
+    let short = peer.short();
+    name.map_or_else(|| short.clone(), |name| format!("{name} ({short})"))
+}
+
+/// How far this process is in a step: steps count from 1, as their number of all does.
+pub(crate) fn open_step(OpenStep { step, done, microbatches }: &OpenStep) -> String {
+    format!("step {}: {done} of {microbatches} microbatches done by this peer", step + 1)
+}
+
 /// `1`, `1, 2`.
-fn listed(numbers: &[u16]) -> String {
+pub(crate) fn listed(numbers: &[u16]) -> String {
     let numbers: Vec<String> = numbers.iter().map(u16::to_string).collect();
     numbers.join(", ")
 }
@@ -180,6 +197,18 @@ fn listed(numbers: &[u16]) -> String {
 pub(crate) fn counted(count: u64, thing: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} {thing}{plural}")
+}
+
+/// Formats a duration in its two largest units: `45 s`, `4 min`, `6 h 44 min`, `3 d 4 h`.
+pub(crate) fn duration(seconds: f64) -> String {
+    let seconds = seconds.max(0.0).round() as u64;
+    let (minutes, hours) = (seconds.saturating_add(30) / 60, seconds.saturating_add(30) / 3600);
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..3570 => format!("{minutes} min"),
+        3570..172_800 => format!("{hours} h {} min", minutes % 60),
+        _ => format!("{} d {} h", hours / 24, hours % 24),
+    }
 }
 
 /// Three digits or so, with `k`, `M` or `G`.
@@ -250,6 +279,7 @@ mod tests {
             RunEvent::Listening { address: text() },
             RunEvent::MoveCancelled {
                 peer,
+                name: None,
                 to: span,
                 reason: MoveReason::Uneven,
                 obstacle: text(),
@@ -258,7 +288,7 @@ mod tests {
             RunEvent::Uploaded { version, archive: text() },
             RunEvent::UploadFailed { version, archive: text(), reason: text() },
             RunEvent::Continued { version, archive: text() },
-            RunEvent::Lost { peer, span, how: text() },
+            RunEvent::Lost { peer, name: None, span, how: text() },
             RunEvent::ConnectionRefused {
                 peer: Some(peer),
                 address: None,
@@ -303,6 +333,16 @@ mod tests {
         for (line, event) in stream.lines().zip(&all) {
             assert_eq!(&serde_json::from_str::<RunEvent>(line).expect("an event"), event);
         }
+    }
+
+    #[test]
+    fn durations_have_two_units() {
+        let texts = [0.4, 119.0, 120.0, 3569.0, 3570.0, 24_240.0, 172_800.0, 1e6].map(duration);
+        let expected =
+            ["0 s", "119 s", "2 min", "59 min", "1 h 0 min", "6 h 44 min", "2 d 0 h", "11 d 13 h"];
+        assert_eq!(texts, expected);
+        assert_eq!(duration(-1.0), "0 s");
+        assert!(duration(f64::INFINITY).contains(" d "));
     }
 
     #[test]

@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use shoal_engine::SwapStats;
 use shoal_protocol::ids::{ContentHash, PeerId, RunId, StageSpan};
 use shoal_protocol::message::MoveReason;
+use shoal_protocol::plain_name::PeerName;
 
+use crate::open_step::OpenStep;
 use crate::reachability::OwnPort;
 
 /// An event that this process observed. `--events` writes each one as a line of JSON.
@@ -48,6 +50,9 @@ pub enum RunEvent {
     Admitted {
         /// The new member.
         peer: PeerId,
+        /// Its name, if it has one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<PeerName>,
         /// The stages that it hosts.
         span: StageSpan,
     },
@@ -60,6 +65,9 @@ pub enum RunEvent {
     MoveBegun {
         /// The peer that moves.
         peer: PeerId,
+        /// Its name, if it has one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<PeerName>,
         /// The stages that it hosts.
         from: StageSpan,
         /// The stages that it is to host.
@@ -71,6 +79,9 @@ pub enum RunEvent {
     Moves {
         /// The peer that moves.
         peer: PeerId,
+        /// Its name, if it has one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<PeerName>,
         /// The stages that it hosts before the step.
         from: StageSpan,
         /// The stages that it hosts from the step on.
@@ -84,6 +95,9 @@ pub enum RunEvent {
     MoveCancelled {
         /// The peer that stays.
         peer: PeerId,
+        /// Its name, if it has one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<PeerName>,
         /// The stages that it was to host.
         to: StageSpan,
         /// Why it was to move.
@@ -105,6 +119,8 @@ pub enum RunEvent {
         /// The version of the weights.
         version: u64,
     },
+    /// A step takes long: how far this process is in it.
+    LongStep(OpenStep),
     /// A step is committed.
     Committed(StepReport),
     /// A checkpoint is complete.
@@ -144,6 +160,9 @@ pub enum RunEvent {
     Lost {
         /// The peer.
         peer: PeerId,
+        /// Its name, if it has one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<PeerName>,
         /// The stages that it hosted.
         span: StageSpan,
         /// The cause.

@@ -35,6 +35,7 @@ mod memory;
 mod model_check;
 pub mod network;
 pub mod observers;
+pub mod open_step;
 mod other_run;
 mod outward_ip;
 pub mod plot;

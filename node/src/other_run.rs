@@ -37,7 +37,7 @@ impl OtherRun {
 }
 
 /// Names what differs between two manifests.
-fn difference(theirs: &Manifest, mine: &Manifest) -> String {
+pub(crate) fn difference(theirs: &Manifest, mine: &Manifest) -> String {
     let mut all = Vec::new();
     if let (Ok(theirs), Ok(mine)) = (serde_json::to_value(theirs), serde_json::to_value(mine)) {
         compare("", &theirs, &mine, &mut all);

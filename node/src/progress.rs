@@ -68,6 +68,7 @@ impl Progress {
             // All observers print these once.
             notice if notice.is_notice() => {}
             RunEvent::Waiting { .. } => self.wait(event),
+            RunEvent::LongStep(_) => self.long_step(event),
             RunEvent::Committed(step) => self.step(step),
             RunEvent::Finished { .. } => {
                 self.clear();
@@ -92,6 +93,14 @@ impl Progress {
             None => self.say(&text),
         }
         self.waiting = text;
+    }
+
+    /// Shows how far a long step is.
+    fn long_step(&self, event: &RunEvent) {
+        match (&self.bar, describe(event)) {
+            (Some(bar), Some(text)) => bar.set_message(text),
+            _ => self.tell(event),
+        }
     }
 
     fn step(&mut self, step: &StepReport) {

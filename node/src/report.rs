@@ -161,6 +161,7 @@ impl Report {
             RunEvent::Killed { .. } => self.kills += 1,
             RunEvent::Moves { .. } => self.moves += 1,
             RunEvent::Listening { .. }
+            | RunEvent::LongStep(_)
             | RunEvent::Uploaded { .. }
             | RunEvent::UploadFailed { .. }
             | RunEvent::Continued { .. }
@@ -420,10 +421,15 @@ mod tests {
         report.note(&started());
         let span = StageSpan::one(Stage(0));
         for peer in [1, 2, 2, 3, 4] {
-            report.note(&RunEvent::Admitted { peer: PeerId([peer; 32]), span });
+            report.note(&RunEvent::Admitted { peer: PeerId([peer; 32]), name: None, span });
         }
-        report.note(&RunEvent::Lost { peer: PeerId([4; 32]), span, how: String::new() });
-        report.note(&RunEvent::Admitted { peer: PeerId([5; 32]), span });
+        report.note(&RunEvent::Lost {
+            peer: PeerId([4; 32]),
+            name: None,
+            span,
+            how: String::new(),
+        });
+        report.note(&RunEvent::Admitted { peer: PeerId([5; 32]), name: None, span });
         assert_eq!(report.peers, 4);
     }
 

@@ -1,10 +1,13 @@
 //! The rate of a training run: tokens per second, time per step and time left.
 
-use crate::event_text::{counted, with_prefix};
+use crate::event_text::{counted, duration, with_prefix};
 use crate::events::StepReport;
 
-/// The approximate number of steps that are printed of a run without a terminal.
+/// The approximate number of steps that are printed of a short run without a terminal.
 const LINES: u64 = 20;
+
+/// Seconds after which the next step of a longer one is printed.
+const SILENCE: f64 = 30.0;
 
 /// Weight of the newest step in the moving averages.
 const NEWEST: f64 = 0.2;
@@ -19,6 +22,8 @@ pub(crate) struct TrainingRate {
     noted: u64,
     tokens: u64,
     seconds: f64,
+    /// Seconds of the steps since the last one that was printed.
+    silent_seconds: f64,
     first_loss: Option<f64>,
     last_loss: f64,
     /// Moving averages, with most weight on the past.
@@ -33,6 +38,7 @@ impl TrainingRate {
         self.noted += 1;
         self.tokens += step.tokens;
         self.seconds += step.seconds;
+        self.silent_seconds += step.seconds;
         let newest = if self.first_loss.is_none() { 1.0 } else { NEWEST };
         self.first_loss.get_or_insert(step.loss);
         self.last_loss = step.loss;
@@ -43,24 +49,28 @@ impl TrainingRate {
     /// Describes the progress at a step, on one line.
     pub(crate) fn describe(&self, step: &StepReport) -> String {
         let left = self.steps.saturating_sub(self.done);
-        let left = (left as f64 * self.seconds_per_step).round() as u64;
+        let left = left as f64 * self.seconds_per_step;
         format!(
-            "{}/{}  loss {:.3}  {} tokens/s  {}  {}:{:02} left",
+            "{}/{}  loss {:.3}  {} tokens/s  {}  {} left",
             self.done,
             self.steps,
             step.loss,
             with_prefix(self.tokens_per_second),
             counted(step.peers as u64, "peer"),
-            left / 60,
-            left % 60,
+            duration(left),
         )
     }
 
-    /// Returns whether a step is printed where there is no terminal. The first is, whenever this peer came: it shows that
-    /// training goes on.
-    pub(crate) fn is_worth_a_line(&self, step: &StepReport) -> bool {
+    /// Returns whether the newest step is printed where there is no terminal: one of about twenty, and one after half a
+    /// minute without a line. The first is, whenever this peer came: it shows that training goes on.
+    pub(crate) fn is_worth_a_line(&mut self, step: &StepReport) -> bool {
         let every = self.steps.div_ceil(LINES).max(1);
-        self.noted == 1 || step.step.is_multiple_of(every) || self.done == self.steps
+        let is_one = step.step.is_multiple_of(every) || self.silent_seconds >= SILENCE;
+        let is_worth = self.noted == 1 || is_one || self.done == self.steps;
+        if is_worth {
+            self.silent_seconds = 0.0;
+        }
+        is_worth
     }
 
     /// Describes the whole run, on one line.
@@ -68,10 +78,13 @@ impl TrainingRate {
         let Some(first) = self.first_loss else {
             return "no steps to train".to_owned();
         };
+        let took = match self.seconds {
+            seconds if seconds < 120.0 => format!("{seconds:.1} s"),
+            seconds => duration(seconds),
+        };
         format!(
-            "{} in {:.1} s, loss {first:.3} to {:.3}, {} tokens/s",
+            "{} in {took}, loss {first:.3} to {:.3}, {} tokens/s",
             counted(self.noted, "step"),
-            self.seconds,
             self.last_loss,
             with_prefix(self.tokens as f64 / self.seconds.max(1e-9)),
         )
@@ -108,7 +121,7 @@ mod tests {
         rate.note(&step(0, 5.5));
         assert_eq!(
             rate.describe(&step(0, 5.5)),
-            "1/41  loss 5.500  8.00k tokens/s  4 peers  0:20 left"
+            "1/41  loss 5.500  8.00k tokens/s  4 peers  20 s left"
         );
         rate.note(&step(1, 2.25));
         assert_eq!(rate.summary(), "2 steps in 1.0 s, loss 5.500 to 2.250, 8.00k tokens/s");
@@ -116,7 +129,9 @@ mod tests {
 
     #[test]
     fn without_a_terminal_a_long_run_has_few_lines() {
-        for (steps, lines) in [(0, 0), (1, 1), (15, 15), (20, 20), (150, 20), (10_000, 21)] {
+        // The last one takes more than an hour: a line after half a minute.
+        let all = [(0, 0), (1, 1), (15, 15), (20, 20), (150, 20), (1200, 21), (10_000, 181)];
+        for (steps, lines) in all {
             let mut rate = TrainingRate { steps, ..TrainingRate::default() };
             let printed = (0..steps)
                 .filter(|&index| {
@@ -127,6 +142,18 @@ mod tests {
                 .count();
             assert_eq!(printed, lines, "of {steps} steps");
         }
+    }
+
+    #[test]
+    fn each_step_of_a_long_run_that_takes_long_is_printed() {
+        let mut rate = TrainingRate { steps: 405, ..TrainingRate::default() };
+        for index in 0..4 {
+            let step = StepReport { seconds: 60.0, ..step(index, 1.0) };
+            rate.note(&step);
+            assert!(rate.is_worth_a_line(&step), "step {index}");
+        }
+        assert!(rate.describe(&step(3, 1.0)).ends_with("  6 h 41 min left"));
+        assert!(rate.summary().starts_with("4 steps in 4 min, "));
     }
 
     #[test]

@@ -43,6 +43,7 @@ impl Place {
         config.training.microbatch_size = 2;
         config.evaluation.microbatches = 1;
         change(&mut config);
+        config.optimizer.warmup_steps = config.optimizer.warmup_steps.min(config.training.steps);
         fs::write(self.path("run.toml"), config.to_toml()).expect("written");
     }
 
@@ -459,6 +460,22 @@ fn an_invalid_demo_is_refused_before_it_starts() {
     place.shoal_fails(&["demo", "--out", "."], USAGE, &["not empty"]);
     fs::write(place.path("short.txt"), "too short").expect("written");
     place.shoal_fails(&["demo", "--data", "short.txt"], USAGE, &["the text has 9 tokens"]);
+}
+
+#[test]
+fn a_misspelt_flag_or_key_is_told_the_one_that_is_meant() {
+    let place = Place::new();
+    let error = |arguments: &[&str]| {
+        let output = place.shoal(arguments);
+        assert_eq!(output.status.code(), Some(USAGE), "{arguments:?}");
+        String::from_utf8(output.stderr).expect("text")
+    };
+    assert!(error(&["start", "run.toml", "--wait-fro", "3"]).contains("'--wait-for'"));
+    assert!(error(&["strat", "run.toml"]).contains("'start'"));
+    let text = fs::read_to_string(place.path("run.toml")).expect("written");
+    fs::write(place.path("run.toml"), text.replace("\nseed =", "\nsede =")).expect("written");
+    let error = error(&["local", "run.toml", "--out", "out"]);
+    assert!(error.contains("unknown key `sede`: did you mean `seed`?"), "{error}");
 }
 
 #[test]

@@ -63,6 +63,7 @@ fn newcomer(known: PeerId, addresses: &[SocketAddr]) -> (Candidate, LinkEstimate
         longest: 1,
         price: Some(units::Price::MAX),
         island: Some("us-east-1".parse().expect("a name")),
+        name: Some("gpu-7".parse().expect("a name")),
         link_estimates: Some(vec![(known, estimate)]),
     };
     (candidate, estimate)
@@ -95,6 +96,7 @@ fn mover(member: Member, addresses: &[SocketAddr]) -> MemberRecord {
         longest: 1,
         price: Some(units::Price::MAX),
         island: Some("us-east-1".parse().expect("a name")),
+        name: Some("gpu-7".parse().expect("a name")),
         moves: Some(Move { to, era: Era(1), at: None, reason: MoveReason::Nearer }),
     }
 }

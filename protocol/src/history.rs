@@ -254,6 +254,7 @@ mod tests {
             longest: 1,
             price: None,
             island: None,
+            name: None,
             moves: None,
         };
         let since = number - 1;

@@ -7,12 +7,18 @@ use shoal_protocol::ids::PeerId;
 /// Maximum number of anchors: with five, two may fail.
 const MOST: usize = 5;
 
+/// The number of anchors that may die before the run pauses, of a number of members that can be anchors.
+#[must_use]
+pub fn spare(able: usize) -> usize {
+    able.min(MOST).saturating_sub(1) / 2
+}
+
 /// The desired anchors, given the present ones (`voters`) and the members that can be anchors
 /// (`able`). An even number tolerates no more failures than the odd one below it, so there are one,
 /// three or five. A lost anchor remains until another replaces it: a majority of the remaining ones
 /// alone would not be a majority.
 pub(crate) fn desired(voters: &BTreeSet<PeerId>, able: &BTreeSet<PeerId>) -> BTreeSet<PeerId> {
-    let odd = able.len().min(MOST).saturating_sub(1) / 2 * 2 + 1;
+    let odd = spare(able.len()) * 2 + 1;
     let target = odd.max(voters.len());
     let live = voters.intersection(able);
     let spare = able.difference(voters);

@@ -105,6 +105,7 @@ mod tests {
                 longest: *longest,
                 price: None,
                 island: None,
+                name: None,
                 moves: None,
             };
         let records: Vec<MemberRecord> = (0..).zip(members).map(record).collect();

@@ -7,7 +7,7 @@
 //! drives these types over real links, and [`sim`] drives the same types over modelled ones.
 
 pub mod action;
-mod anchors;
+pub mod anchors;
 pub mod coordinator;
 mod deadline;
 mod era_spans;

@@ -141,7 +141,7 @@ impl Membership {
         (link_estimates, load): (&LinkEstimates, &Load),
     ) -> Result<Admission, AdmissionError> {
         let Candidate { choice, fits, addresses, fingerprint, duties, devices, .. } = candidate;
-        let Candidate { devices_per_pass, room, longest, price, island, .. } = candidate;
+        let Candidate { devices_per_pass, room, longest, price, island, name, .. } = candidate;
         let mut replaced = None;
         if let Some(known) = self.members.get(&member.peer) {
             let MemberRecord { member: life, span, .. } = *known.record;
@@ -194,6 +194,7 @@ impl Membership {
             longest,
             price,
             island,
+            name,
             moves,
         });
         self.members.insert(member.peer, Registered { record, fingerprint });
@@ -546,6 +547,7 @@ mod tests {
             longest: 1,
             price: None,
             island: None,
+            name: None,
             moves: moves_to.map(|to| Move { to: StageSpan::one(Stage(to)), era, at, reason }),
         })
     }

@@ -127,6 +127,14 @@ impl Run {
             let section = found.unwrap_or_else(|| panic!("tiny.toml has no section of {name}"));
             section.insert(key.to_owned(), value.clone());
         }
+        // A shorter run has a shorter warm-up.
+        let steps = config["training"].get("steps").and_then(toml::Value::as_integer);
+        let warmup = config["optimizer"].get("warmup_steps").and_then(toml::Value::as_integer);
+        if let (Some(steps), Some(warmup)) = (steps, warmup)
+            && let Some(optimizer) = config["optimizer"].as_table_mut()
+        {
+            optimizer.insert("warmup_steps".to_owned(), warmup.min(steps).into());
+        }
         let run = Self { folder: Arc::new(tempfile::tempdir().expect("room for a folder")) };
         fs::write(run.config(), config.to_string()).expect("room for a file");
         fs::copy(text(), run.path("text.txt")).expect("room for the text");

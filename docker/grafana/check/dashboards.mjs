@@ -12,6 +12,8 @@ const RAW = './node_modules/@grafana/schema/dist/esm/raw/composable';
 const TYPES = `
 import type { Dashboard, GraphFieldConfig, Panel } from '@grafana/schema';
 import type { Options as Stat } from '${RAW}/stat/panelcfg/x/StatPanelCfg_types.gen';
+import type { FieldConfig as TableField, Options as Table } from '${RAW}/table/panelcfg/x/TablePanelCfg_types.gen';
+import type { Options as Text } from '${RAW}/text/panelcfg/x/TextPanelCfg_types.gen';
 import type { Options as TimeSeries } from '${RAW}/timeseries/panelcfg/x/TimeSeriesPanelCfg_types.gen';
 
 // As JSON has it, where an enum's value is a text or a number.
@@ -22,7 +24,7 @@ type Plain<T> = T extends string ? \`\${T}\`
     : T;
 type Of<Kind, Options, Custom> = Plain<Omit<Panel<Options, Custom>, 'options' | 'type'>>
     & { type: Kind; options: Plain<Partial<Options>> };
-type Known = Of<'stat', Stat, {}> | Of<'timeseries', TimeSeries, GraphFieldConfig>;
+type Known = Of<'stat', Stat, {}> | Of<'table', Table, TableField> | Of<'text', Text, {}> | Of<'timeseries', TimeSeries, GraphFieldConfig>;
 `;
 
 // The dashboard as it is, and its panels by their kinds.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use shoal_metrics::Metrics;
 
 use crate::queries;
@@ -48,6 +48,8 @@ pub(crate) enum Shape {
     Number,
     /// Curves over time.
     Curves,
+    /// A row for each peer. The legends of the queries are the titles of their columns.
+    Table,
 }
 
 impl Shape {
@@ -56,6 +58,7 @@ impl Shape {
         match self {
             Self::Number => ("stat", 4, 4),
             Self::Curves => ("timeseries", 8, 8),
+            Self::Table => ("table", 24, 8),
         }
     }
 }
@@ -86,6 +89,14 @@ pub(crate) const fn curves(
     Panel { title, shape: Shape::Curves, unit, queries }
 }
 
+/// A panel with a row for each peer.
+pub(crate) const fn table(
+    title: &'static str,
+    queries: &'static [(&'static str, &'static str)],
+) -> Panel {
+    Panel { title, shape: Shape::Table, unit: Unit::None, queries }
+}
+
 impl Panel {
     /// The help texts of the metrics in its queries.
     fn description(&self) -> String {
@@ -108,12 +119,13 @@ impl Panel {
                     "datasource": source(),
                     "expr": query,
                     "legendFormat": legend,
-                    "instant": self.shape == Shape::Number,
+                    "instant": self.shape != Shape::Curves,
                     "range": self.shape == Shape::Curves,
+                    "format": if self.shape == Shape::Table { "table" } else { "time_series" },
                 })
             })
             .collect();
-        json!({
+        let mut panel = json!({
             "id": id,
             "type": shape,
             "title": self.title,
@@ -126,7 +138,31 @@ impl Panel {
             },
             "options": options(self.shape),
             "targets": targets,
-        })
+        });
+        if self.shape == Shape::Table {
+            panel["transformations"] = self.columns();
+        }
+        panel
+    }
+
+    /// Makes one table of the queries, each with a column for its values. A query without a legend has texts as labels,
+    /// and no column.
+    fn columns(&self) -> Value {
+        let value = |name: char| format!("Value #{name}");
+        let named = || ('A'..).zip(self.queries).map(|(name, (legend, _))| (value(name), *legend));
+        let (shown, hidden): (Vec<_>, Vec<_>) = named().partition(|(_, legend)| !legend.is_empty());
+        let titles: Map<String, Value> =
+            shown.into_iter().map(|(column, legend)| (column, legend.into())).collect();
+        let times = (1..=self.queries.len()).map(|number| format!("Time {number}"));
+        let without = hidden.into_iter().map(|(column, _)| column).chain(times);
+        let without: Map<String, Value> =
+            without.chain(["Time".to_owned()]).map(|column| (column, true.into())).collect();
+        json!([
+            { "id": "joinByField", "options": { "byField": "instance", "mode": "outer" } },
+            { "id": "organize", "options": {
+                "excludeByName": without, "indexByName": {}, "renameByName": titles,
+            } },
+        ])
     }
 
     /// The format of values. Axes of amounts begin at zero.
@@ -148,12 +184,39 @@ fn options(shape: Shape) -> Value {
             "legend": { "displayMode": "list", "placement": "bottom", "showLegend": true, "calcs": [] },
             "tooltip": { "mode": "multi", "sort": "desc" },
         }),
+        Shape::Table => json!({ "showHeader": true, "cellHeight": "sm" }),
     }
 }
 
 /// The Prometheus instance selected at the top of the page.
 fn source() -> Value {
     json!({ "type": "prometheus", "uid": "${datasource}" })
+}
+
+/// A dashboard of an identifier and a title, with its selectors and panels.
+pub(crate) fn page((uid, title): (&str, &str), selectors: &[Value], panels: &[Value]) -> String {
+    let dashboard = json!({
+        "uid": uid,
+        "title": title,
+        "tags": ["shoal"],
+        "schemaVersion": 39,
+        "version": 1,
+        "editable": true,
+        "graphTooltip": 1,
+        "refresh": "10s",
+        "time": { "from": "now-1h", "to": "now" },
+        "timezone": "browser",
+        "annotations": { "list": [] },
+        "links": [{
+            "type": "dashboards", "tags": ["shoal"], "title": "Shoal", "asDropdown": false,
+            "includeVars": true, "keepTime": true, "targetBlank": false, "icon": "dashboard",
+            "tooltip": "", "url": "",
+        }],
+        "templating": { "list": selectors },
+        "panels": panels,
+    });
+    let text = serde_json::to_string_pretty(&dashboard).expect("plain data");
+    format!("{text}\n")
 }
 
 /// A selector at the top of the page: its name, and the query for its values.
@@ -194,28 +257,7 @@ impl Dashboard {
             .enumerate()
             .map(|(index, (panel, place))| panel.to_json(index + 1, place))
             .collect();
-        let dashboard = json!({
-            "uid": self.uid,
-            "title": self.title,
-            "tags": ["shoal"],
-            "schemaVersion": 39,
-            "version": 1,
-            "editable": true,
-            "graphTooltip": 1,
-            "refresh": "10s",
-            "time": { "from": "now-1h", "to": "now" },
-            "timezone": "browser",
-            "annotations": { "list": [] },
-            "links": [{
-                "type": "dashboards", "tags": ["shoal"], "title": "Shoal", "asDropdown": false,
-                "includeVars": true, "keepTime": true, "targetBlank": false, "icon": "dashboard",
-                "tooltip": "", "url": "",
-            }],
-            "templating": { "list": list },
-            "panels": panels,
-        });
-        let text = serde_json::to_string_pretty(&dashboard).expect("plain data");
-        format!("{text}\n")
+        page((self.uid, self.title), &list, &panels)
     }
 
     /// Positions of the panels: from left to right, continued in the next row.

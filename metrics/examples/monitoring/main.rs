@@ -5,6 +5,7 @@
 //!
 //! Its tests detect outdated files and check the rules of `docker/prometheus/`.
 
+mod alerts;
 mod dashboard;
 mod node;
 mod queries;
@@ -14,14 +15,22 @@ mod run;
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// The text that explains the alerts.
+const OPERATIONS: &str = "docs/guide/operations.md";
+
 /// Each generated file and its content.
-fn files() -> Vec<(PathBuf, String)> {
+///
+/// # Errors
+/// If the text that explains the alerts cannot be read.
+fn files() -> io::Result<Vec<(PathBuf, String)>> {
     let dashboards = root().join("docker/grafana/dashboards");
-    vec![
+    let operations = std::fs::read_to_string(root().join(OPERATIONS))?;
+    Ok(vec![
         (root().join("docs/reference/metrics.md"), reference::text()),
         (dashboards.join("run.json"), run::dashboard().to_json()),
         (dashboards.join("node.json"), node::dashboard().to_json()),
-    ]
+        (dashboards.join("alerts.json"), alerts::to_json(&operations)),
+    ])
 }
 
 fn root() -> &'static Path {
@@ -29,7 +38,7 @@ fn root() -> &'static Path {
 }
 
 fn main() -> io::Result<()> {
-    for (path, text) in files() {
+    for (path, text) in files()? {
         std::fs::write(&path, text)?;
         println!("{}", path.display());
     }
@@ -67,7 +76,7 @@ mod tests {
 
     #[test]
     fn generated_files_are_up_to_date() {
-        for (path, text) in files() {
+        for (path, text) in files().expect("the texts") {
             let found = fs::read_to_string(&path).unwrap_or_default();
             let path = path.display();
             assert!(
@@ -101,25 +110,27 @@ mod tests {
         }
     }
 
-    /// Each alert has a section on its meaning and remedies.
+    /// Each alert has a section on its meaning and remedies, and a link to the section's panel.
     #[test]
     fn every_alert_has_a_page() {
-        let alerts = read("docker/prometheus/alerts.yml");
-        let pages = read("docs/guide/operations.md");
+        let rules = read("docker/prometheus/alerts.yml");
+        let pages = read(OPERATIONS);
         let mut links = BTreeMap::new();
         let mut alert = None;
-        for line in alerts.lines().map(str::trim) {
+        for line in rules.lines().map(str::trim) {
             if let Some(name) = line.strip_prefix("- alert: ") {
                 alert = Some(name);
-            } else if let Some(link) = line.strip_prefix("runbook: ") {
+            } else if let Some(link) = line.strip_prefix("runbook_url: ") {
                 links.insert(alert.expect("the name comes first"), link);
             }
         }
-        assert_eq!(links.len(), alerts.matches("- alert: ").count(), "each alert has a link");
+        assert_eq!(links.len(), rules.matches("- alert: ").count(), "each alert has a link");
         assert!(links.len() >= 6, "{links:?}");
         for (name, link) in links {
-            assert_eq!(link, format!("docs/guide/operations.md#{}", name.to_lowercase()));
-            assert!(pages.lines().any(|line| line == format!("### {name}")), "no page on {name}");
+            let panel = alerts::panel_of(&pages, name);
+            let panel = panel.unwrap_or_else(|| panic!("no section on {name}"));
+            let grafana = "{{ $externalLabels.grafana }}";
+            assert_eq!(link, format!("\"{grafana}/d/{}?viewPanel={panel}\"", alerts::UID));
         }
     }
 

@@ -260,5 +260,13 @@ const PANELS: &[Panel] = &[
             r#"histogram_quantile(0.95, sum by (le) (rate(shoal_checkpoint_write_duration_seconds_bucket{instance="$instance"}[1h])))"#,
         )],
     ),
+    curves(
+        "Disk",
+        Bytes,
+        &[
+            ("size", r#"shoal_disk_bytes{instance="$instance"}"#),
+            ("free", r#"shoal_disk_available_bytes{instance="$instance"}"#),
+        ],
+    ),
     curves("Open files", None, &[("files", r#"process_open_fds{instance="$instance"}"#)]),
 ];

@@ -9,9 +9,10 @@ const HEAD: &str = "\
 
 Written by `cargo run -p shoal-metrics --example monitoring` from the table in `metrics/src/groups.rs`.
 
-Every metric has the label `run`, the first digits of the run's id, once the peer knows which run it is in. No
-label holds a peer's id: Prometheus tells peers apart by `instance`. Beside these come the usual `process_`
-metrics: memory, processor time, open files.
+Every metric has the label `run`, the first digits of the run's id, once the peer knows which run it is in.
+Prometheus tells peers apart by `instance`; `shoal_peer_info` has the name of each:
+`shoal_link_packets_total * on (instance) group_left (name) shoal_peer_info`. Beside these come the usual
+`process_` metrics: memory, processor time, open files.
 ";
 
 pub(crate) fn text() -> String {

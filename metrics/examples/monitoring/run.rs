@@ -1,7 +1,7 @@
 //! The dashboard of a run.
 
 use crate::dashboard::Unit::{Bytes, BytesPerSecond, Flops, None, PerSecond, Ratio, Seconds};
-use crate::dashboard::{Dashboard, Panel, curves, number};
+use crate::dashboard::{Dashboard, Panel, curves, number, table};
 
 pub(crate) const fn dashboard() -> Dashboard {
     Dashboard {
@@ -44,6 +44,34 @@ const PANELS: &[Panel] = &[
             "time",
             r#"(run:shoal_planned_steps:max{run="$run"} - run:shoal_step:max{run="$run"}) / run:shoal_steps:rate5m{run="$run"}"#,
         )],
+    ),
+    table(
+        "Peers",
+        &[
+            ("", r#"max by (instance, name, peer, island) (shoal_peer_info{run="$run"})"#),
+            ("", r#"max by (instance, state) (shoal_node_state{run="$run"} == 1)"#),
+            ("stages", r#"sum by (instance) (shoal_stage_hosted{run="$run"})"#),
+            (
+                "busy, of the time",
+                r#"max by (instance) (rate(shoal_compute_busy_seconds_total{run="$run"}[5m]))"#,
+            ),
+            (
+                "memory free, GiB",
+                r#"max by (instance) (shoal_host_memory_available_bytes{run="$run"}) / 2^30"#,
+            ),
+            (
+                "disk free, GiB",
+                r#"max by (instance) (shoal_disk_available_bytes{run="$run"}) / 2^30"#,
+            ),
+            (
+                "sent, MiB/s",
+                r#"sum by (instance) (rate(shoal_sent_bytes_total{run="$run"}[5m])) / 2^20"#,
+            ),
+            (
+                "received, MiB/s",
+                r#"sum by (instance) (rate(shoal_received_bytes_total{run="$run"}[5m])) / 2^20"#,
+            ),
+        ],
     ),
     curves(
         "Loss",
@@ -245,6 +273,19 @@ const PANELS: &[Panel] = &[
                 r#"run:shoal_step:max{run="$run"} - on (run) max by (run) (shoal_checkpoint_step{run="$run"})"#,
             ),
             ("planned", r#"max(shoal_checkpoint_interval_steps{run="$run"})"#),
+        ],
+    ),
+    curves(
+        "Work at risk",
+        Seconds,
+        &[("lost if all peers die", r#"max(shoal_work_at_risk_seconds{run="$run"})"#)],
+    ),
+    curves(
+        "Redundancy",
+        None,
+        &[
+            ("stages with one replica", r#"max(shoal_single_replica_stages{run="$run"})"#),
+            ("spare anchors", r#"max(shoal_spare_anchors{run="$run"})"#),
         ],
     ),
     curves(

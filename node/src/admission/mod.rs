@@ -7,12 +7,15 @@
 
 mod join_line;
 mod known_peers;
+mod peer_choice;
 mod store;
 mod ticket_state;
 mod watch;
 
 pub(crate) use join_line::{JoinLine, access_list_of, issue, join_line};
 pub(crate) use known_peers::{KnownPeers, companions, met};
+pub(crate) use peer_choice::Candidates;
+pub(crate) use peer_choice::PeerChoice;
 pub(crate) use store::{Issued, KeptRules, Store};
 pub(crate) use ticket_state::TicketState;
 pub(crate) use watch::keep;

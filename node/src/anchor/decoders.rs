@@ -46,6 +46,7 @@ fn view() -> LogRecord {
         longest: 1,
         price: None,
         island: None,
+        name: None,
         moves: None,
     };
     let gone = [Member { peer: PeerId([2; 32]), incarnation: Incarnation(3) }].into();

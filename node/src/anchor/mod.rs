@@ -15,6 +15,7 @@ mod encoding;
 mod error;
 mod frame;
 mod journal;
+mod kept;
 mod leader_contact;
 mod log;
 mod report;
@@ -43,6 +44,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 pub(crate) use error::AnchorError;
+pub(crate) use kept::kept_history;
 pub(crate) use timing::Timing;
 
 use calls::{Calls, Clients};

@@ -57,6 +57,7 @@ fn record(number: u64, trace: u64) -> LogRecord {
         longest: 1,
         price: None,
         island: None,
+        name: None,
         moves: None,
     };
     let since = number.saturating_sub(1);

@@ -9,6 +9,7 @@ use shoal_protocol::ids::PeerId;
 use shoal_protocol::net::admission::TicketId;
 
 use super::{ListFormat, default_data_dir};
+use crate::admission::PeerChoice;
 
 /// The longest lifetime of a ticket.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
@@ -57,7 +58,8 @@ pub struct InviteLsArgs {
 /// `shoal invite revoke`
 #[derive(Debug, Clone, Args)]
 pub struct InviteRevokeArgs {
-    /// Number of a ticket, as `shoal invite ls` prints it, or id of a peer on the access list.
+    /// Number of a ticket, as `shoal invite ls` prints it, or a peer on the access list: its id, or the beginning or end
+    /// of it.
     #[arg(value_name = "ID")]
     pub what: Invited,
     /// The data directory of the run's issuer; its peer may be running.
@@ -89,9 +91,9 @@ pub enum AnchorCommand {
 /// `shoal anchor remove`
 #[derive(Debug, Clone, Args)]
 pub struct AnchorRemoveArgs {
-    /// Ids of the anchors, as `shoal status` prints them.
+    /// The anchors: their names or ids, as `shoal status` prints them, or the beginnings or ends of the ids.
     #[arg(value_name = "PEER", required = true)]
-    pub peers: Vec<PeerId>,
+    pub peers: Vec<PeerChoice>,
     /// The data directory of the run's issuer; its peer may be running.
     #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
     pub data_dir: PathBuf,
@@ -100,21 +102,21 @@ pub struct AnchorRemoveArgs {
 /// `shoal ban` and `shoal unban`
 #[derive(Debug, Clone, Args)]
 pub struct BanArgs {
-    /// Id of the peer.
+    /// The peer: its name or id, as `shoal status` prints it, or the beginning or end of the id.
     #[arg(value_name = "PEER")]
-    pub peer: PeerId,
+    pub peer: PeerChoice,
     /// The data directory of the run's issuer; its peer may be running.
     #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
     pub data_dir: PathBuf,
 }
 
 /// A ticket or a peer to revoke.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Invited {
     /// A ticket.
     Ticket(TicketId),
     /// A peer on the access list.
-    Peer(PeerId),
+    Peer(PeerChoice),
 }
 
 impl FromStr for Invited {
@@ -159,10 +161,13 @@ mod tests {
     }
 
     #[test]
-    fn tickets_have_numbers_and_peers_have_ids() {
+    fn tickets_have_numbers_and_peers_have_ids_or_names() {
         let peer = PeerId([7; 32]);
         assert_eq!("12".parse(), Ok(Invited::Ticket(TicketId(12))));
-        assert_eq!(peer.to_string().parse(), Ok(Invited::Peer(peer)));
-        assert!("twelve".parse::<Invited>().is_err());
+        for text in [&peer.to_string(), "twelve"] {
+            let choice = text.parse().expect("plain");
+            assert_eq!(text.parse(), Ok(Invited::Peer(choice)));
+        }
+        assert!("two words".parse::<Invited>().is_err());
     }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use clap::Args;
 use shoal_engine::{DeviceChoice, Devices, EngineError, threads_of_each};
-use shoal_protocol::island_name::IslandName;
 use shoal_protocol::message::StageChoice;
+use shoal_protocol::plain_name::{IslandName, PeerName};
 use shoal_protocol::units::{Bytes, Price};
 use shoal_scheduler::rebalance::Rebalance;
 
@@ -148,6 +148,9 @@ pub struct PeerArgs {
     /// peer observes). Chosen stages that memory does not hold at once are swapped.
     #[arg(long, value_name = "auto|auto:N|N|A-B|all|none", default_value = "auto", value_parser = parse_stage)]
     stage: StageWish,
+    /// Name of this peer, for people: in status, web page, events and metrics; default: the machine's host name.
+    #[arg(long, value_name = "NAME")]
+    name: Option<PeerName>,
     /// Name of the island of peers with fast links to each other that this peer is in. Peers of one island sum
     /// gradients among themselves, so that they cross the slow links between islands once.
     #[arg(long, value_name = "NAME")]
@@ -228,6 +231,8 @@ pub struct PeerOptions {
     pub stage: StageChoice,
     /// How many stages in a row the coordinator may choose at most.
     pub longest: u16,
+    /// Its name, for people.
+    pub name: Option<PeerName>,
     /// The island of peers that it is in, if it is in one.
     pub island: Option<IslandName>,
     /// What to compute with, and where events go.
@@ -254,6 +259,12 @@ pub struct PeerOptions {
     pub slow_down: Duration,
 }
 
+/// The name of the machine, without its domain.
+fn host_name() -> Option<PeerName> {
+    let system = nix::sys::utsname::uname().ok()?;
+    PeerName::nearest(system.nodename().to_str()?.split('.').next()?)
+}
+
 impl PeerArgs {
     pub(super) fn options(self, listen: Vec<SocketAddr>) -> PeerOptions {
         PeerOptions {
@@ -268,6 +279,7 @@ impl PeerArgs {
             http_hosts: self.http_hosts,
             stage: self.stage.choice,
             longest: self.stage.longest.get(),
+            name: self.name.or_else(host_name),
             island: self.island,
             compute: self.compute.into(),
             limits: ResourceLimits {

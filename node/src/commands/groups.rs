@@ -10,8 +10,8 @@ use anyhow::Context;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use shoal_protocol::ids::{Stage, StageSpan};
-use shoal_protocol::island_name::IslandName;
 use shoal_protocol::message::{StageChoice, StageRoom};
+use shoal_protocol::plain_name::IslandName;
 use shoal_protocol::units::{Bytes, Rate};
 use shoal_scheduler::sim::{ElementBytes, Scenario, SpotTrace, SpotUnit, TierScenario};
 

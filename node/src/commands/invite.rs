@@ -11,13 +11,17 @@ use shoal_protocol::ids::{PeerId, RunId};
 use shoal_protocol::manifest::AdmissionMode;
 use shoal_protocol::net::admission::{AccessList, Admits, RedemptionLog, TicketId, UnixTime};
 use shoal_protocol::net::identity::Identity;
+use shoal_protocol::plain_name::PeerName;
 
-use crate::admission::{self, KeptRules, Store, TicketState, access_list_of};
+use super::training;
+use crate::admission::{self, Candidates, KeptRules, Store, TicketState, access_list_of};
 use crate::cli::{
     AnchorCommand, AnchorRemoveArgs, BanArgs, InviteAllowArgs, InviteCommand, InviteLsArgs,
     InviteNewArgs, InviteRevokeArgs, Invited, ListFormat,
 };
+use crate::data_dir::shown_at;
 use crate::exit::{Exit, ExitWith};
+use crate::http::client;
 use crate::terminal::{out, outln};
 
 /// Runs the subcommand.
@@ -65,6 +69,22 @@ impl Issuer {
         self.rules.run
     }
 
+    /// The peers of the run that are known here: those that used tickets, those on the access list and, while the peer
+    /// of the data directory runs, its members with their names.
+    fn members(&self, data_dir: &Path) -> anyhow::Result<Candidates> {
+        let mut members = Candidates::new("member", "shoal status");
+        let access_list = access_list_of(&self.folder)?;
+        let redeemed = RedemptionLog::read(&self.folder.redemptions())?;
+        members.add(unnamed(redeemed.into_iter().map(|redemption| redemption.peer)));
+        members.add(unnamed(access_list.allowed.into_iter().chain(access_list.banned)));
+        if let Ok(address) = shown_at(data_dir)
+            && let Ok(status) = training::runtime()?.block_on(client::status(address))
+        {
+            members.add(status.members.into_iter().map(|member| (member.peer, member.name)));
+        }
+        Ok(members)
+    }
+
     /// Changes the access list, and signs it as the next version.
     fn change(
         &self,
@@ -76,6 +96,13 @@ impl Issuer {
         let signed = access_list.publish(self.run(), &self.identity, UnixTime::now());
         self.folder.store_access_list(&signed)
     }
+}
+
+/// Peers without names.
+fn unnamed(
+    peers: impl IntoIterator<Item = PeerId>,
+) -> impl Iterator<Item = (PeerId, Option<PeerName>)> {
+    peers.into_iter().map(|peer| (peer, None))
 }
 
 fn new(args: &InviteNewArgs) -> anyhow::Result<()> {
@@ -100,8 +127,9 @@ fn new(args: &InviteNewArgs) -> anyhow::Result<()> {
 
 fn revoke(args: &InviteRevokeArgs) -> anyhow::Result<()> {
     let issuer = Issuer::open(&args.data_dir)?;
-    match args.what {
+    match &args.what {
         Invited::Ticket(id) => {
+            let id = *id;
             let tickets = issuer.folder.tickets()?;
             let ticket = tickets.iter().find(|ticket| ticket.id == id);
             let missing = || format!("there is no ticket {id}: `shoal invite ls` lists them");
@@ -109,7 +137,10 @@ fn revoke(args: &InviteRevokeArgs) -> anyhow::Result<()> {
             issuer.change(|access_list| Ok(access_list.revoke(id, expires)?))?;
             outln!("ticket {id} and every certificate issued for it are revoked");
         }
-        Invited::Peer(peer) => {
+        Invited::Peer(choice) => {
+            let mut listed = Candidates::new("listed peer", "shoal invite ls");
+            listed.add(unnamed(access_list_of(&issuer.folder)?.allowed));
+            let peer = listed.find(choice).exit_with(Exit::Usage)?;
             issuer.change(|access_list| {
                 let listed = access_list.disallow(peer);
                 anyhow::ensure!(
@@ -145,6 +176,9 @@ fn allow(args: &InviteAllowArgs) -> anyhow::Result<()> {
 pub(super) fn anchor(command: &AnchorCommand) -> anyhow::Result<()> {
     let AnchorCommand::Remove(AnchorRemoveArgs { peers, data_dir }) = command;
     let issuer = Issuer::open(data_dir)?;
+    let members = issuer.members(data_dir)?;
+    let found = peers.iter().map(|choice| members.find(choice)).collect::<Result<Vec<_>, _>>();
+    let peers = &found.exit_with(Exit::Usage)?;
     if peers.contains(&issuer.identity.peer_id()) {
         return Err(anyhow::anyhow!("the issuer cannot remove itself")).exit_with(Exit::Usage);
     }
@@ -164,11 +198,12 @@ pub(super) fn anchor(command: &AnchorCommand) -> anyhow::Result<()> {
 /// As [`run`], and if the peer is the issuer itself.
 pub(super) fn ban(args: &BanArgs) -> anyhow::Result<()> {
     let issuer = Issuer::open(&args.data_dir)?;
-    if args.peer == issuer.identity.peer_id() {
+    let peer = issuer.members(&args.data_dir)?.find(&args.peer).exit_with(Exit::Usage)?;
+    if peer == issuer.identity.peer_id() {
         return Err(anyhow::anyhow!("the issuer cannot ban itself")).exit_with(Exit::Usage);
     }
-    issuer.change(|access_list| Ok(access_list.ban(args.peer)?))?;
-    outln!("{} is banned", args.peer);
+    issuer.change(|access_list| Ok(access_list.ban(peer)?))?;
+    outln!("{peer} is banned");
     Ok(())
 }
 
@@ -178,11 +213,14 @@ pub(super) fn ban(args: &BanArgs) -> anyhow::Result<()> {
 /// As [`run`], and if the peer is not banned.
 pub(super) fn unban(args: &BanArgs) -> anyhow::Result<()> {
     let issuer = Issuer::open(&args.data_dir)?;
+    let mut banned = Candidates::new("banned peer", "shoal invite ls");
+    banned.add(unnamed(access_list_of(&issuer.folder)?.banned));
+    let peer = banned.find(&args.peer).exit_with(Exit::Usage)?;
     issuer.change(|access_list| {
-        anyhow::ensure!(access_list.unban(args.peer), "peer {} is not banned", args.peer);
+        anyhow::ensure!(access_list.unban(peer), "peer {peer} is not banned");
         Ok(())
     })?;
-    outln!("{} is no longer banned", args.peer);
+    outln!("{peer} is no longer banned");
     Ok(())
 }
 

@@ -197,6 +197,7 @@ async fn take_part(
         threads,
         price: options.compute.price,
         island: options.island.clone(),
+        name: options.name.clone(),
         limits: options.limits,
         slow_down: options.slow_down,
         data_dir: home.path().to_owned(),

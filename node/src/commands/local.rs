@@ -50,6 +50,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
         threads,
         price: compute.price,
         island: None,
+        name: None,
         limits: ResourceLimits { memory, device_memory, ..ResourceLimits::default() },
         slow_down: std::time::Duration::ZERO,
         data_dir: scratch.path().to_owned(),

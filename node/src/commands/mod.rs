@@ -39,6 +39,7 @@ mod status;
 mod timeline;
 mod top;
 mod training;
+mod unfinished_run;
 pub mod version;
 
 use crate::cli::{Command, LogFormat};

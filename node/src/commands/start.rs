@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use super::founding::{self, Beginning};
 use super::join::LIVES;
 use super::training::{self, Serving, publish};
+use super::unfinished_run::{self, UnfinishedRun};
 use crate::admission::{self, JoinLine, Store};
 use crate::bucket::ArchivePlace;
 use crate::cli::{PeerOptions, StartOptions};
@@ -70,6 +71,9 @@ async fn start(options: StartOptions) -> anyhow::Result<Outcome> {
     warn_of_no_checkpoints(&manifest);
     let manifest = Arc::new(manifest);
     let archive = open_archive(&options, &home, &manifest).await?;
+    let me = home.identity()?.peer_id();
+    UnfinishedRun::refuse(home.path(), me, &manifest).exit_with(Exit::Usage)?;
+    unfinished_run::remember(home.path(), &manifest)?;
     let mut observer = Observers::new(
         options.peer.compute.events.as_ref(),
         options.peer.compute.tensorboard.as_deref(),
@@ -82,7 +86,6 @@ async fn start(options: StartOptions) -> anyhow::Result<Outcome> {
         &options.peer.compute.each_device()?.0,
     )
     .await?;
-    let me = home.identity()?.peer_id();
     let begun = founding::beginning(&home, &manifest, &archive, me).await;
     let begun = match begun {
         Ok(begun) => begun,
@@ -273,6 +276,7 @@ async fn take_part(
         threads,
         price: options.compute.price,
         island: options.island.clone(),
+        name: options.name.clone(),
         limits: options.limits,
         slow_down: options.slow_down,
         data_dir: home.path().to_owned(),

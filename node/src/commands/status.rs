@@ -62,7 +62,21 @@ fn members(status: &Status, text: &mut String) -> fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::open_step::OpenStep;
     use crate::status::example;
+
+    #[test]
+    fn a_long_step_shows_its_microbatches() {
+        let mut status = example::status();
+        status.node.open_step = Some(OpenStep { step: 40, done: 3, microbatches: 16 });
+        let open = "step 41: 3 of 16 microbatches done by this peer";
+        assert!(!table(&status).expect("it is text").contains(open), "steps are short");
+        status.training.seconds_per_step = Some(75.0);
+        assert!(table(&status).expect("it is text").contains(open));
+        status.training.step = None;
+        let text = table(&status).expect("it is text");
+        assert!(text.contains("no step is committed yet, step 41: 3 of 16"), "{text}");
+    }
 
     #[test]
     fn a_table_has_a_row_for_each_replica_and_each_gap() {
@@ -75,6 +89,9 @@ mod tests {
         assert!(text.contains("◐ catching up"), "{text}");
         let cost = "cost        1.5000 so far, 0.3500 an hour, 2.50M tokens per unit of currency\n";
         assert!(text.contains(cost), "{text}");
+        assert!(text.contains("\nsurvives    any one peer: no, stage 2 has no replica"), "{text}");
+        assert!(text.contains("\nwould help  more peers: `shoal join ...`\n"), "{text}");
+        assert!(text.contains(", 0.50 s a step, 6s ago, 80 s left\n"), "{text}");
         assert!(text.contains("paused: stage 2 has no replica"), "{text}");
         assert!(text.contains("5s ago  the run goes back to version 40"), "{text}");
     }

@@ -64,7 +64,7 @@ impl Serving {
             let address = server.address()?;
             publish(&path, &address.to_string())?;
             at = Some((address, path));
-            let machine = Machine::new(devices);
+            let machine = Machine::new(devices, home.path());
             let shown = Shown { metrics: metrics.clone(), machine, status: status.clone() };
             tracker.spawn(server.serve(shown, stop.clone()));
         }

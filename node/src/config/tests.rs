@@ -62,7 +62,8 @@ fn an_unknown_key_is_named_with_its_line() {
     let text = RunConfig::default().to_toml().replace("\nhidden =", "\nhiden =");
     let line = 1 + text.lines().position(|line| line.starts_with("hiden")).expect("there");
     let error = refusal(&text);
-    assert!(error.contains(&format!("run.toml:{line}: unknown key `hiden`")), "{error}");
+    let expected = format!("run.toml:{line}: unknown key `hiden`: did you mean `hidden`?");
+    assert!(error.contains(&expected), "{error}");
     assert!(!error.contains('\n'), "{error}");
 }
 
@@ -90,6 +91,33 @@ fn values_out_of_range_are_refused_before_the_text_is_read() {
     config.training.stages = 2;
     config.optimizer.rule = Rule::Adamw(Adam { beta1: 1.0, ..Adam::DEFAULT });
     assert!(refusal(&config.to_toml()).contains("optimizer.beta1 = 1 is out of range"));
+}
+
+#[test]
+fn a_value_out_of_range_is_named_with_its_line() {
+    let mut config = RunConfig::default();
+    config.evaluation.held_out = 2.0;
+    let text = config.to_toml();
+    let line = 1 + text.lines().position(|line| line.starts_with("held_out")).expect("there");
+    let error = refusal(&text);
+    assert!(error.contains(&format!("run.toml:{line}: evaluation.held_out = 2 is")), "{error}");
+}
+
+#[test]
+fn a_warm_up_longer_than_the_run_is_refused() {
+    let mut config = RunConfig::default();
+    config.training.steps = config.optimizer.warmup_steps;
+    load(&config.to_toml()).expect("it ends with the warm-up");
+    config.training.steps -= 1;
+    let text = config.to_toml();
+    let line = 1 + text.lines().position(|line| line.starts_with("warmup_steps")).expect("there");
+    let error = refusal(&text);
+    let expected =
+        "optimizer.warmup_steps = 20 is out of range: it must be at most training.steps = 19";
+    assert!(error.contains(&format!("run.toml:{line}: {expected}")), "{error}");
+    // The steps of epochs follow from the data.
+    config.epochs = TrainingEpochs::Of(3.0);
+    load(&config.to_toml()).expect("unknown yet");
 }
 
 #[test]

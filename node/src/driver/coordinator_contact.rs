@@ -191,6 +191,7 @@ mod tests {
             longest: 1,
             price: None,
             island: None,
+            name: None,
             moves: None,
         }
     }

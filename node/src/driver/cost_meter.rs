@@ -64,6 +64,7 @@ mod tests {
             longest: 1,
             price: price.map(|price| price.parse().expect("a price")),
             island: None,
+            name: None,
             moves: None,
         };
         let members = prices.iter().enumerate().map(record).map(Into::into).collect();

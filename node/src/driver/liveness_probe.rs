@@ -71,6 +71,7 @@ mod tests {
             longest: 1,
             price: None,
             island: None,
+            name: None,
             moves: None,
         };
         let members = [

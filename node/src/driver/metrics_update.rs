@@ -10,11 +10,12 @@ use shoal_metrics::{
     TensorKind, TrafficKind,
 };
 use shoal_protocol::history::History;
-use shoal_protocol::ids::{ClaimKey, Era, Member, Step};
+use shoal_protocol::ids::{ClaimKey, Era, Member, PeerId, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{MemberRecord, MoveReason, View};
 use shoal_protocol::net::admission::Reason;
 use shoal_protocol::net::transport::{Flow, Traffic, Transport};
+use shoal_protocol::plain_name::{IslandName, PeerName};
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::action::{self, CoordinatorEvent, PeerLoad, TaskResult};
 
@@ -22,6 +23,7 @@ use super::anchor_role::AnchorRole;
 use super::payload::LogUse;
 use crate::events::StepReport;
 use crate::reachability::{Mapping, OwnPort};
+use crate::status::SurvivalStatus;
 
 /// Digits of a run's id in labels, enough to distinguish runs.
 const NAME_LENGTH: usize = 16;
@@ -76,6 +78,18 @@ impl MetricsUpdate {
             update.resumed(history);
         }
         update
+    }
+
+    /// Sets the labels that name this peer.
+    pub(crate) fn known_as(
+        &self,
+        peer: PeerId,
+        name: Option<&PeerName>,
+        island: Option<&IslandName>,
+    ) {
+        let name = name.map_or("", PeerName::as_str);
+        let island = island.map_or("", IslandName::as_str);
+        self.metrics.node.info.set(name, &peer.short(), island);
     }
 
     /// Sets the limits of the machine.
@@ -364,6 +378,18 @@ impl MetricsUpdate {
             self.metrics.node.join_duration.observe(began.elapsed().as_secs_f64());
             self.is(NodeState::Serving);
         }
+    }
+
+    /// Sets the figures of the deaths that the run survives. A complete run has nothing to lose.
+    pub(crate) fn survival(&self, survival: Option<&SurvivalStatus>) {
+        let run = &self.metrics.run;
+        let Some(survival) = survival else {
+            run.single_replica_stages.set(0);
+            return run.work_at_risk.set(0.0);
+        };
+        run.single_replica_stages.set(gauge(survival.single_replica_stages.len() as u64));
+        run.spare_anchors.set(gauge(survival.spare_anchors as u64));
+        run.work_at_risk.set(survival.seconds_at_risk.unwrap_or(f64::NAN));
     }
 
     /// Sets the load of the peer.

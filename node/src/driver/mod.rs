@@ -49,6 +49,7 @@ mod spill;
 mod startup_probes;
 mod status_feed;
 mod status_snapshot;
+mod step_progress;
 mod swap_watch;
 mod timers;
 mod unpacker;

@@ -63,6 +63,14 @@ pub(crate) fn newest_archived(archive: &Path, run: RunId) -> Option<Step> {
     found.filter(|found| found.run() == run).map(|found| found.step()).max()
 }
 
+/// Returns the folder of a run's newest checkpoint in an archive's folder.
+pub(crate) fn newest_checkpoint(archive: &Path, run: RunId) -> Option<PathBuf> {
+    let folders = checkpoint_folders(archive).into_iter();
+    let opened = folders.filter_map(|folder| Some((Checkpoint::open(&folder).ok()?, folder)));
+    let found = opened.filter(|(found, _)| found.run() == run);
+    found.max_by_key(|(found, _)| found.step()).map(|(_, folder)| folder)
+}
+
 /// Removes the checkpoints of versions before `oldest` from an archive's folder, but those in use.
 pub(crate) fn forget_archived(
     archive: &Path,

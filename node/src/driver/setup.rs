@@ -8,10 +8,10 @@ use std::time::Duration;
 use shoal_engine::DeviceChoice;
 use shoal_metrics::Metrics;
 use shoal_protocol::ids::{Member, PeerId};
-use shoal_protocol::island_name::IslandName;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Founding, StageChoice};
 use shoal_protocol::net::transport::{Transport, TransportEvent};
+use shoal_protocol::plain_name::{IslandName, PeerName};
 use shoal_protocol::units::Price;
 use shoal_scheduler::rebalance::Rebalance;
 use tokio::sync::mpsc;
@@ -40,6 +40,8 @@ pub struct Setup {
     pub price: Option<Price>,
     /// The name of the peer's island, if it shares a fast network with others.
     pub island: Option<IslandName>,
+    /// The peer's name, for people.
+    pub name: Option<PeerName>,
     /// The part of the machine that the peer may use.
     pub limits: ResourceLimits,
     /// Extra time for each pass, to model a slow peer.

@@ -281,6 +281,7 @@ mod tests {
             longest: 1,
             price: None,
             island: None,
+            name: None,
             moves: None,
         };
         let members = members.iter().map(record).map(Into::into).collect();

@@ -51,7 +51,7 @@ pub(super) async fn new_peer(
     budget: &ResourceBudget,
     passes: usize,
 ) -> anyhow::Result<(Peer, HostedRoom)> {
-    let Setup { manifest, me, choice, longest, devices, threads, price, island, .. } = setup;
+    let Setup { manifest, me, choice, longest, devices, threads, price, island, name, .. } = setup;
     let Setup { network, role, .. } = setup;
     let fits = budget.fits(manifest, *choice).exit_with(Exit::NotAdmitted)?;
     let resident = budget.resident(manifest, *choice);
@@ -83,6 +83,7 @@ pub(super) async fn new_peer(
         longest: *longest,
         price: *price,
         island: island.clone(),
+        name: name.clone(),
         link_estimates: None,
         addresses: network.as_ref().map_or_else(Vec::new, |net| net.addresses.clone()),
         fingerprint,

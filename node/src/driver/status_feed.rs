@@ -1,11 +1,13 @@
 //! Everything that the driver reports: events of the run, the status for observers, and metrics.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use shoal_metrics::{NodeState, Preemption};
-use shoal_protocol::ids::{Era, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, Era, Member, PeerId, Stage, Step};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{CommitRecord, View, proof_of_all};
+use shoal_protocol::plain_name::PeerName;
 use shoal_protocol::units::Moment;
 use shoal_scheduler::action::{CoordinatorEvent, StepCounts};
 
@@ -15,6 +17,7 @@ use super::coordinator_contact::PATIENCE;
 use super::cost_meter::CostMeter;
 use super::metrics_update::MetricsUpdate;
 use super::observer::Observer;
+use super::step_progress::StepProgress;
 use crate::events::{RunEvent, StepReport};
 use crate::reachability::OwnPort;
 use crate::status::{Observation, StatusWatch};
@@ -25,6 +28,9 @@ const UPDATE_EVERY: Duration = Duration::from_secs(1);
 /// How long the coordinator is unreachable before that is reported: of several anchors another one
 /// takes over sooner.
 const REPORT_AFTER: Duration = Duration::from_secs(5);
+
+/// The most names of peers that are no members any more, beside as many as there are members.
+const SPARE_NAMES: usize = 64;
 
 /// Owns the observers of the run and the numbers that only they need.
 pub(super) struct StatusFeed<'a> {
@@ -38,6 +44,9 @@ pub(super) struct StatusFeed<'a> {
     /// The beginning of the open step.
     step_began: Moment,
     cost: CostMeter,
+    step_progress: StepProgress,
+    /// Names of members, and of some that are gone.
+    names: BTreeMap<PeerId, PeerName>,
     /// The newest step that was reported, and its era.
     last_announced: Option<(Era, Step)>,
 }
@@ -60,6 +69,8 @@ impl<'a> StatusFeed<'a> {
             coordinator_unreachable: false,
             step_began: Moment::default(),
             cost: CostMeter::default(),
+            step_progress: StepProgress::default(),
+            names: BTreeMap::new(),
             last_announced: None,
         }
     }
@@ -91,6 +102,19 @@ impl<'a> StatusFeed<'a> {
     pub(super) fn members_changed(&mut self, context: &Context, view: &View) {
         self.cost.members(context.now(), view);
         self.metrics.members(view, context.me, &context.manifest);
+        self.note_names(view);
+    }
+
+    /// Notes the members' names. Those of members that are gone stay for a while: their loss is yet to be reported.
+    fn note_names(&mut self, view: &View) {
+        if self.names.len() > 2 * view.members.len() + SPARE_NAMES {
+            self.names.retain(|peer, _| view.of_peer(*peer).is_some());
+        }
+        for record in &view.members {
+            if let Some(name) = &record.name {
+                self.names.insert(record.member.peer, name.clone());
+            }
+        }
     }
 
     /// Returns whether the status is old, or has another membership than this one.
@@ -99,9 +123,29 @@ impl<'a> StatusFeed<'a> {
     }
 
     /// Updates the status.
-    pub(super) fn update(&mut self, status: Observation) {
+    pub(super) fn update(&mut self, context: &Context, mut status: Observation) {
         self.updated = Some((Instant::now(), status.view));
+        let microbatches = context.manifest.training.microbatches;
+        status.node.open_step = self.step_progress.open_step(microbatches);
+        if let Some(open_step) = self.step_progress.due(context.now(), microbatches) {
+            self.note(&RunEvent::LongStep(open_step));
+        }
         self.status_watch.see(status);
+        self.metrics.survival(self.status_watch.survival().as_ref());
+    }
+
+    /// Counts a microbatch that this peer has done.
+    pub(super) fn counted(&mut self, context: &Context, key: ClaimKey) {
+        // The others are evaluated alone.
+        if key.microbatch.0 < context.manifest.training.microbatches {
+            self.step_progress.counted(key);
+        }
+    }
+
+    /// Reports that the run returned to a version.
+    pub(super) fn rewound(&mut self, context: &Context, version: Step) {
+        self.metrics.version(version);
+        self.step_progress.rewound(context.now());
     }
 
     /// Reports that the coordinator is unreachable, or reachable again.
@@ -150,7 +194,10 @@ impl<'a> StatusFeed<'a> {
             }
             return;
         }
-        match run_event(event) {
+        if let CoordinatorEvent::Admitted { member, name: Some(name), .. } = &event {
+            self.names.insert(member.peer, name.clone());
+        }
+        match run_event(event, &self.names) {
             Ok(event) => self.note(&event),
             Err(event) => log(&event),
         }
@@ -170,6 +217,7 @@ impl<'a> StatusFeed<'a> {
         }
         self.last_announced = Some((record.era, record.step));
         let now = context.now();
+        self.step_progress.committed(now, record.step.next());
         let seconds = now.since(self.step_began).as_secs_f64();
         self.step_began = now;
         let (manifest, training) = (&context.manifest, &context.manifest.training);
@@ -199,11 +247,15 @@ impl<'a> StatusFeed<'a> {
 }
 
 /// Converts an event of the coordinator to one of the run. Events for the log alone come back.
-fn run_event(event: CoordinatorEvent) -> Result<RunEvent, CoordinatorEvent> {
+fn run_event(
+    event: CoordinatorEvent,
+    names: &BTreeMap<PeerId, PeerName>,
+) -> Result<RunEvent, CoordinatorEvent> {
+    let name = |member: Member| names.get(&member.peer).cloned();
     let numbers = |stages: Vec<Stage>| stages.into_iter().map(|stage| stage.0).collect();
     Ok(match event {
-        CoordinatorEvent::Admitted { member, span } => {
-            RunEvent::Admitted { peer: member.peer, span }
+        CoordinatorEvent::Admitted { member, span, name } => {
+            RunEvent::Admitted { peer: member.peer, name, span }
         }
         CoordinatorEvent::Waiting { stages, members } => {
             RunEvent::Waiting { stages: numbers(stages), members }
@@ -218,18 +270,21 @@ fn run_event(event: CoordinatorEvent) -> Result<RunEvent, CoordinatorEvent> {
             RunEvent::StageLost { stages: numbers(stages), version: version.0 }
         }
         CoordinatorEvent::MoveBegun { member, from, to, reason } => {
-            RunEvent::MoveBegun { peer: member.peer, from, to, reason }
+            RunEvent::MoveBegun { peer: member.peer, name: name(member), from, to, reason }
         }
         CoordinatorEvent::Moves { member, from, to, at, reason } => {
-            RunEvent::Moves { peer: member.peer, from, to, step: at.0, reason }
+            RunEvent::Moves { peer: member.peer, name: name(member), from, to, step: at.0, reason }
         }
         CoordinatorEvent::MoveCancelled { member, to, reason, obstacle } => {
             let obstacle = obstacle.words().to_owned();
-            RunEvent::MoveCancelled { peer: member.peer, to, reason, obstacle }
+            RunEvent::MoveCancelled { peer: member.peer, name: name(member), to, reason, obstacle }
         }
-        CoordinatorEvent::Lost { member, span, how } => {
-            RunEvent::Lost { peer: member.peer, span, how: how.words().to_owned() }
-        }
+        CoordinatorEvent::Lost { member, span, how } => RunEvent::Lost {
+            peer: member.peer,
+            name: name(member),
+            span,
+            how: how.words().to_owned(),
+        },
         other => return Err(other),
     })
 }

@@ -46,10 +46,25 @@ impl Sources<'_> {
                     .checkpoints
                     .newest()
                     .map(|(version, _)| CheckpointStatus { version: version.0, hash: None }),
+                saved: self.saved(),
+                saves: manifest.checkpoint.every > 0 || manifest.checkpoint.interval > 0,
             }),
             view: view.number,
             members: view.members.iter().map(|record| self.member_status(record)).collect(),
         }
+    }
+
+    /// Returns the version that the run goes back to if all peers die; `None` if this peer has heard of no checkpoint
+    /// and has no log.
+    fn saved(&self) -> Option<u64> {
+        if let Some((version, _)) = self.checkpoints.newest() {
+            return Some(version.0);
+        }
+        let newest = self.coordination.newest_logged_checkpoint().map(|(version, _)| version);
+        let first = || self.context.manifest.first_version();
+        let logged =
+            self.coordination.anchor_role().history().map(|_| newest.unwrap_or_else(first));
+        logged.map(|version| version.0)
     }
 
     fn node_status(&self) -> NodeStatus {
@@ -69,6 +84,7 @@ impl Sources<'_> {
             own_port: self.network.own_port(),
             memory_limit_bytes: budget.memory().map(|memory| memory.0),
             resident_bytes: None,
+            open_step: None,
             load: LoadStatus {
                 accepted: load.accepted.values().sum::<usize>() as u64,
                 waiting: load.waiting.values().sum::<usize>() as u64,
@@ -120,6 +136,7 @@ impl Sources<'_> {
         let transport = self.context.transport.as_ref().filter(|_| !own);
         MemberStatus {
             peer: member.peer,
+            name: record.name.clone(),
             incarnation: member.incarnation,
             stages: record.span,
             devices: record.devices.saturating_mul(record.devices_per_pass),

@@ -1,8 +1,10 @@
 //! Figures of the machine, read when Prometheus asks.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
+use nix::sys::statvfs::statvfs;
 use nix::unistd::{SysconfVar, sysconf};
 use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 use nvml_wrapper::error::NvmlError;
@@ -20,7 +22,11 @@ const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// Reads the machine's figures. Clones share the devices.
 #[derive(Clone)]
-pub struct Machine(Arc<Option<Gpus>>);
+pub struct Machine {
+    gpus: Arc<Option<Gpus>>,
+    /// The folder whose disk is looked at.
+    data_dir: Arc<Path>,
+}
 
 /// The GPUs of a process.
 struct Gpus {
@@ -37,9 +43,10 @@ enum Place {
 }
 
 impl Machine {
-    /// Reads the figures of the devices that this process computes on, as far as NVML knows them.
+    /// Reads the figures of the devices that this process computes on, as far as NVML knows them, and of the disk of
+    /// its data directory.
     #[must_use]
-    pub fn new(devices: &[DeviceChoice]) -> Self {
+    pub fn new(devices: &[DeviceChoice], data_dir: &Path) -> Self {
         let places = places(devices, std::env::var(VISIBLE).ok().as_deref());
         let gpus = (!places.is_empty()).then(Nvml::init).and_then(|nvml| match nvml {
             Ok(nvml) => Some(Gpus { nvml, places }),
@@ -48,7 +55,7 @@ impl Machine {
                 None
             }
         });
-        Self(Arc::new(gpus))
+        Self { gpus: Arc::new(gpus), data_dir: data_dir.into() }
     }
 
     /// Sets the metrics to the current figures.
@@ -56,7 +63,10 @@ impl Machine {
         if let Err(error) = update_memory(metrics) {
             tracing::debug!(%error, "cannot read the machine's figures");
         }
-        let Some(Gpus { nvml, places }) = &*self.0 else { return };
+        if let Err(error) = update_disk(metrics, &self.data_dir) {
+            tracing::debug!(%error, "cannot read the figures of the disk");
+        }
+        let Some(Gpus { nvml, places }) = &*self.gpus else { return };
         for (number, place) in places {
             if let Err(error) =
                 place.find(nvml).and_then(|gpu| update_device(metrics, *number, &gpu))
@@ -85,6 +95,15 @@ fn update_memory(metrics: &groups::Machine) -> anyhow::Result<()> {
         let bytes = pages(&counted, name).unwrap_or_default() * page;
         counter.inc_by(bytes.saturating_sub(counter.get()));
     }
+    Ok(())
+}
+
+/// The disk of a folder.
+fn update_disk(metrics: &groups::Machine, folder: &Path) -> nix::Result<()> {
+    let disk = statvfs(folder)?;
+    let bytes = |blocks: u64| blocks as f64 * disk.fragment_size() as f64;
+    metrics.disk_bytes.set(bytes(disk.blocks()));
+    metrics.disk_available_bytes.set(bytes(disk.blocks_available()));
     Ok(())
 }
 
@@ -170,12 +189,16 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_has_memory() {
+    fn the_machine_has_memory_and_a_disk() {
         let metrics = Metrics::new().expect("the names are unique");
-        Machine::new(&[DeviceChoice::Cpu]).update(&metrics.machine);
+        let folder = tempfile::tempdir().expect("a folder");
+        Machine::new(&[DeviceChoice::Cpu], folder.path()).update(&metrics.machine);
         let [has, left] = [&metrics.machine.memory_bytes, &metrics.machine.memory_available_bytes]
             .map(|g| g.get());
         assert!(left > 0.0 && left <= has, "{left} of {has}");
+        let [has, left] =
+            [&metrics.machine.disk_bytes, &metrics.machine.disk_available_bytes].map(|g| g.get());
+        assert!(left >= 0.0 && left <= has && has > 0.0, "{left} of {has}");
         assert!(metrics.machine.device_memory_bytes.get(0).is_nan(), "there is no device");
     }
 }

@@ -26,7 +26,7 @@ pub(super) fn changes(
     if let Some(coordinator) =
         new.coordinator.filter(|coordinator| Some(*coordinator) != old.coordinator)
     {
-        found.push((Tone::Plain, format!("{} is the coordinator", coordinator.short())));
+        found.push((Tone::Plain, format!("{} is the coordinator", title_of(now, coordinator))));
     }
     let saved = |run: &super::RunStatus| run.checkpoint.as_ref().map(|saved| saved.version);
     if let Some(version) = saved(new).filter(|version| Some(*version) > saved(old)) {
@@ -45,7 +45,7 @@ fn members(
         if same(now, member).is_none() {
             let how =
                 causes.remove(&member.peer).map_or_else(String::new, |how| format!(": {how}"));
-            let text = format!("{} is gone from {}{how}", member.peer.short(), place(member));
+            let text = format!("{} is gone from {}{how}", member.title(), place(member));
             found.push((Tone::Bad, text));
         }
     }
@@ -55,11 +55,11 @@ fn members(
         match same(before, member) {
             None => {
                 let does = if serves { "hosts" } else { "joins" };
-                let text = format!("{} {does} {}", member.peer.short(), place(member));
+                let text = format!("{} {does} {}", member.title(), place(member));
                 found.push((Tone::Plain, text));
             }
             Some(was) if serves && was.state == MemberState::CatchingUp => {
-                let text = format!("{} serves {}", member.peer.short(), place(member));
+                let text = format!("{} serves {}", member.title(), place(member));
                 found.push((Tone::Good, text));
             }
             Some(was) => found.extend(moved(was, member)),
@@ -69,7 +69,7 @@ fn members(
 
 /// A change of a member's stage, or of its move to one.
 fn moved(was: &MemberStatus, member: &MemberStatus) -> Option<(Tone, String)> {
-    let peer = member.peer.short();
+    let peer = member.title();
     let text = if member.stages != was.stages {
         format!("{peer} hosts {} instead of {}", place(member), place(was))
     } else {
@@ -83,6 +83,11 @@ fn moved(was: &MemberStatus, member: &MemberStatus) -> Option<(Tone, String)> {
         }
     };
     Some((Tone::Plain, text))
+}
+
+fn title_of(observation: &Observation, peer: PeerId) -> String {
+    let member = observation.members.iter().find(|member| member.peer == peer);
+    member.map_or_else(|| peer.short(), MemberStatus::title)
 }
 
 /// The same incarnation of the same peer in another observation.

@@ -7,8 +7,10 @@ use shoal_protocol::ids::{ContentHash, PeerId, RunId};
 
 use super::diff::changes;
 use super::downsampled_series::Series;
+use super::survival::survival;
 use super::{
-    CostStatus, Curves, NodeState, Observation, Status, StatusEvent, Tone, TrainingStatus,
+    CostStatus, Curves, NodeState, Observation, RunStatus, Status, StatusEvent, SurvivalStatus,
+    Tone, TrainingStatus,
 };
 use crate::event_text::describe;
 use crate::events::{RunEvent, StepReport};
@@ -78,7 +80,8 @@ impl EventLog {
                 return;
             }
             // The state of the node and of its members shows these.
-            RunEvent::FewAnchors { .. }
+            RunEvent::LongStep(_)
+            | RunEvent::FewAnchors { .. }
             | RunEvent::CoordinatorUnreachable { .. }
             | RunEvent::CoordinatorReachable
             | RunEvent::AwaitsPeers { .. } => return,
@@ -145,13 +148,22 @@ impl EventLog {
             let saved = self.saved.filter(|(version, _)| *version == checkpoint.version);
             checkpoint.hash = saved.map(|(_, hash)| hash);
         }
+        let training = TrainingStatus {
+            seconds_left: run.as_ref().and_then(|run| {
+                let steps = run.steps.saturating_sub(run.version);
+                Some(steps as f64 * self.training.seconds_per_step?)
+            }),
+            ..self.training.clone()
+        };
+        let survival = run.as_ref().and_then(|run| self.survival(run));
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             at_ms: at,
             node,
             run,
             members: self.observation.members.clone(),
-            training: self.training.clone(),
+            training,
+            survival,
             cost: self.cost(),
             curves: Curves {
                 loss: self.loss.points(),
@@ -160,6 +172,15 @@ impl EventLog {
             },
             events: self.status_events.iter().cloned().collect(),
         }
+    }
+
+    fn survival(&self, run: &RunStatus) -> Option<SurvivalStatus> {
+        survival(run, &self.observation.members, self.training.seconds_per_step)
+    }
+
+    /// The deaths that the run survives.
+    pub(super) fn current_survival(&self) -> Option<SurvivalStatus> {
+        self.survival(self.observation.run.as_ref()?)
     }
 
     fn cost(&self) -> Option<CostStatus> {
@@ -321,6 +342,8 @@ mod tests {
         assert_eq!(status.training.loss, Some(4.0));
         assert_eq!(status.training.held_out_loss, Some(5.5));
         assert_eq!(status.training.committed_at_ms, Some(3));
+        // Version 40 of 200, at half a second a step.
+        assert_eq!(status.training.seconds_left, Some(80.0));
     }
 
     #[test]
@@ -408,13 +431,13 @@ mod tests {
         let lost = now.members.remove(1);
         let how = "its connection broke".to_owned();
         let span = StageSpan::none();
-        event_log.note(1, &RunEvent::Lost { peer: lost.peer, span, how });
+        event_log.note(1, &RunEvent::Lost { peer: lost.peer, name: None, span, how });
         now.members[1].state = MemberState::Serving;
         now.view = 2;
         event_log.see(2, now.clone());
         let expected = [
-            format!("{} is gone from stage 1: its connection broke", lost.peer.short()),
-            format!("{} serves stage 1", now.members[1].peer.short()),
+            format!("{} is gone from stage 1: its connection broke", lost.title()),
+            format!("{} serves stage 1", now.members[1].title()),
         ];
         assert_eq!(texts(&event_log), expected);
 
@@ -425,7 +448,7 @@ mod tests {
         event_log.see(3, now.clone());
         let expected = [
             "the run goes back to version 35".to_owned(),
-            format!("{} hosts stage 1", now.members[3].peer.short()),
+            format!("{} hosts stage 1", now.members[3].title()),
         ];
         assert_eq!(texts(&event_log)[2..], expected);
         // Differences to another run are no events.
@@ -440,11 +463,12 @@ mod tests {
         let mut event_log = EventLog::default();
         let mut now = observation();
         event_log.see(0, now.clone());
-        let peer = now.members[1].peer.short();
+        let peer = now.members[1].title();
         let reason = MoveReason::MembersGone;
         // An event that only the coordinator has is not reported twice.
         let (from, to) = (StageSpan::one(Stage(1)), StageSpan::one(Stage(2)));
-        let begun = RunEvent::MoveBegun { peer: now.members[1].peer, from, to, reason };
+        let peer_id = now.members[1].peer;
+        let begun = RunEvent::MoveBegun { peer: peer_id, name: None, from, to, reason };
         event_log.note(1, &begun);
         let begins = MoveStatus { to, reason };
         for (view, moves, stage) in

@@ -6,7 +6,7 @@ use shoal_protocol::ids::{ContentHash, Incarnation, PeerId, Stage, StageSpan};
 
 use super::{
     CheckpointStatus, CostStatus, Curves, LinkStatus, MemberState, MemberStatus, NodeState,
-    NodeStatus, Point, RunStatus, Status, StatusEvent, Tone, TrainingStatus,
+    NodeStatus, Point, RunStatus, Status, StatusEvent, SurvivalStatus, Tone, TrainingStatus,
 };
 
 /// The time at which the status was taken, in milliseconds since 1970.
@@ -27,6 +27,7 @@ fn member(number: u8, stages: StageSpan, state: MemberState) -> MemberStatus {
     };
     MemberStatus {
         peer: peer(number),
+        name: (number < 3).then(|| format!("gpu-{number}").parse().expect("a name")),
         incarnation: Incarnation(1),
         stages,
         devices: NonZeroU16::MIN.saturating_add(if number == 2 { 3 } else { 0 }),
@@ -40,6 +41,18 @@ fn member(number: u8, stages: StageSpan, state: MemberState) -> MemberStatus {
         island: (number == 2).then(|| "us-east-1".parse().expect("a name")),
         addresses: vec!["127.0.0.1:7410".parse().expect("an address")],
         link: (number != 1).then_some(link),
+    }
+}
+
+fn survival() -> SurvivalStatus {
+    SurvivalStatus {
+        uncovered_stages: vec![2],
+        single_replica_stages: vec![0, 1],
+        steps_at_risk: Some(0),
+        seconds_at_risk: Some(0.0),
+        text: "any one peer: no, stage 2 has no replica, stages 0, 1 have one replica".into(),
+        advice: "more peers: `shoal join ...`".into(),
+        ..SurvivalStatus::default()
     }
 }
 
@@ -73,6 +86,8 @@ pub(crate) fn status() -> Status {
             tokens_per_step: 4096,
             microbatches: 16,
             checkpoint: Some(CheckpointStatus { version: 40, hash: None }),
+            saved: Some(40),
+            saves: true,
         }),
         members: vec![
             member(1, one(0), MemberState::Serving),
@@ -88,7 +103,9 @@ pub(crate) fn status() -> Status {
             tokens_per_second: Some(8250.0),
             seconds_per_step: Some(0.5),
             committed_at_ms: Some(NOW - 6000),
+            seconds_left: Some(80.0),
         },
+        survival: Some(survival()),
         cost: Some(CostStatus {
             per_hour: 0.35,
             total: 1.5,

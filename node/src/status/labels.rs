@@ -1,10 +1,30 @@
 //! Texts of a status, shared by every view.
 
-use shoal_protocol::ids::Stage;
+use shoal_protocol::ids::{PeerId, Stage};
 use shoal_protocol::units::Bytes;
 
 use super::{CostStatus, MemberStatus, OwnPort, Status};
-use crate::event_text::{currency, with_prefix};
+use crate::event_text::{currency, duration, open_step, title, with_prefix};
+
+/// Seconds of a step from which on its microbatches are shown.
+const LONG_STEP: f64 = 10.0;
+
+impl MemberStatus {
+    /// Its name and the end of its identifier.
+    #[must_use]
+    pub(crate) fn title(&self) -> String {
+        title(self.peer, self.name.as_ref())
+    }
+}
+
+impl Status {
+    /// The name and the end of the identifier of a peer, the latter alone if it is no member.
+    #[must_use]
+    pub(crate) fn title_of(&self, peer: PeerId) -> String {
+        let member = self.members.iter().find(|member| member.peer == peer);
+        member.map_or_else(|| peer.short(), MemberStatus::title)
+    }
+}
 
 /// The members of each stage in order, then the members without a stage, if there are any.
 fn by_stage(status: &Status) -> Vec<(Option<Stage>, Vec<&MemberStatus>)> {
@@ -24,16 +44,16 @@ fn by_stage(status: &Status) -> Vec<(Option<Stage>, Vec<&MemberStatus>)> {
 }
 
 /// Column titles of the member table.
-pub(crate) const TITLES: [&str; 7] =
-    ["STAGE", "PEER", "STATE", "ROLE", "ROUND TRIP", "RATE", "LOST"];
+pub(crate) const TITLES: [&str; 8] =
+    ["STAGE", "PEER", "NAME", "STATE", "ROLE", "ROUND TRIP", "RATE", "LOST"];
 
 /// Rows of the member table: one per replica of each stage, and one per stage without a replica.
-pub(crate) fn rows_of(status: &Status) -> Vec<[String; 7]> {
+pub(crate) fn rows_of(status: &Status) -> Vec<[String; 8]> {
     let mut rows = Vec::new();
     for (stage, members) in by_stage(status) {
         let stage = stage.map_or_else(|| "-".to_owned(), |stage| stage.to_string());
         if members.is_empty() {
-            let mut row: [String; 7] = Default::default();
+            let mut row: [String; 8] = Default::default();
             (row[0], row[1]) = (stage, "none".to_owned());
             rows.push(row);
             continue;
@@ -44,7 +64,8 @@ pub(crate) fn rows_of(status: &Status) -> Vec<[String; 7]> {
             let state = format!("{} {}{moves}", state.sign(), state.name());
             let [trip, rate, lost] = link_labels(member);
             let (stage, peer) = (stage.clone(), member.peer.short());
-            rows.push([stage, peer, state, roles(member), trip, rate, lost]);
+            let name = member.name.as_ref().map(ToString::to_string).unwrap_or_default();
+            rows.push([stage, peer, name, state, roles(member), trip, rate, lost]);
         }
     }
     rows
@@ -56,7 +77,7 @@ pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
     if let Some(run) = &status.run {
         let id = run.id.to_string();
         let coordinator =
-            run.coordinator.map_or_else(|| "none".to_owned(), |coordinator| coordinator.short());
+            run.coordinator.map_or_else(|| "none".to_owned(), |peer| status.title_of(peer));
         lines.push((
             "run",
             format!(
@@ -66,6 +87,12 @@ pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
         ));
     }
     lines.push(("training", training(status)));
+    if let Some(survival) = &status.survival {
+        lines.push(("survives", survival.text.clone()));
+        if !survival.advice.is_empty() {
+            lines.push(("would help", survival.advice.clone()));
+        }
+    }
     lines.extend(status.cost.as_ref().map(|cost| ("cost", describe_cost(cost))));
     if let Some(checkpoint) = status.run.as_ref().and_then(|run| run.checkpoint.as_ref()) {
         let hash = checkpoint.hash.map(|hash| format!(" ({:.8})", hash.to_string()));
@@ -94,7 +121,7 @@ pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
 
 fn node(status: &Status) -> String {
     let node = &status.node;
-    let peer = node.peer.map_or_else(|| "a new peer".to_owned(), |peer| peer.short());
+    let peer = node.peer.map_or_else(|| "a new peer".to_owned(), |peer| status.title_of(peer));
     let place = match node.stages {
         Some(span) if !span.is_empty() => format!(", stage {span}"),
         _ => String::new(),
@@ -112,14 +139,21 @@ fn state(status: &Status) -> String {
 /// The newest step, its losses and the throughput.
 fn training(status: &Status) -> String {
     let training = &status.training;
-    let Some(step) = training.step else { return "no step is committed yet".to_owned() };
+    let open = status.node.open_step.as_ref().map(|open| format!(", {}", open_step(open)));
+    let Some(step) = training.step else {
+        return format!("no step is committed yet{}", open.unwrap_or_default());
+    };
     let number = |value: Option<f64>| value.map_or_else(|| "?".to_owned(), |v| format!("{v:.3}"));
     let held_out = training.held_out_loss.map(|loss| format!(", held out {loss:.3}"));
     let throughput =
         training.tokens_per_second.map(|rate| format!(", {} tokens/s", with_prefix(rate)));
     let time = training.seconds_per_step.map(|seconds| format!(", {seconds:.2} s a step"));
     let last = training.committed_at_ms.map(|at| format!(", {}", age(status.at_ms, at)));
-    let parts = [held_out, throughput, time, last].map(Option::unwrap_or_default).concat();
+    let left = training.seconds_left.map(|left| format!(", {} left", duration(left)));
+    let is_long = training.seconds_per_step.is_some_and(|seconds| seconds >= LONG_STEP);
+    let open = open.filter(|_| is_long);
+    let parts = [held_out, throughput, time, last, left, open].map(Option::unwrap_or_default);
+    let parts = parts.concat();
     format!("step {step}: loss {}{parts}", number(training.loss))
 }
 

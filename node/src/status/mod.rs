@@ -11,12 +11,13 @@ mod event_log;
 pub(crate) mod example;
 pub(crate) mod labels;
 pub(crate) mod snapshot;
+mod survival;
 mod watch;
 
 pub use self::snapshot::{
     CheckpointStatus, CostStatus, Curves, LinkStatus, LoadStatus, MemberState, MemberStatus,
-    MoveStatus, NodeState, NodeStatus, Point, RunStatus, Status, StatusEvent, Tone, TrafficStatus,
-    TrainingStatus,
+    MoveStatus, NodeState, NodeStatus, Point, RunStatus, Status, StatusEvent, SurvivalStatus, Tone,
+    TrafficStatus, TrainingStatus,
 };
 pub use self::watch::{Health, StatusWatch};
 pub use crate::reachability::{Mapping, OwnPort};

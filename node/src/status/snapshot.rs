@@ -7,10 +7,11 @@ use serde::{Deserialize, Serialize};
 #[cfg(any(test, fuzzing))]
 use shoal_protocol::decoder::Decoder;
 use shoal_protocol::ids::{ContentHash, Incarnation, PeerId, RunId, StageSpan};
-use shoal_protocol::island_name::IslandName;
 use shoal_protocol::message::MoveReason;
+use shoal_protocol::plain_name::{IslandName, PeerName};
 use shoal_protocol::units::Price;
 
+use crate::open_step::OpenStep;
 use crate::reachability::OwnPort;
 
 /// A node's knowledge of its run at one moment. Amounts are in base units: seconds and bytes.
@@ -28,6 +29,9 @@ pub struct Status {
     pub members: Vec<MemberStatus>,
     /// The newest training figures.
     pub training: TrainingStatus,
+    /// The deaths that the run survives, while it trains.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub survival: Option<SurvivalStatus>,
     /// The cost of the run, if a member has a price.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<CostStatus>,
@@ -96,6 +100,9 @@ pub struct NodeStatus {
     /// Whether other peers can reach its UDP port.
     #[serde(default)]
     pub own_port: OwnPort,
+    /// The oldest open step of which it has done a microbatch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open_step: Option<OpenStep>,
     /// Its load from the open steps.
     pub load: LoadStatus,
     /// Bytes sent.
@@ -157,6 +164,13 @@ pub struct RunStatus {
     pub microbatches: u32,
     /// The newest complete checkpoint.
     pub checkpoint: Option<CheckpointStatus>,
+    /// The version that the run goes back to if all peers die: the newest complete checkpoint's, or else the first.
+    /// Absent while this node does not know it.
+    #[serde(default)]
+    pub saved: Option<u64>,
+    /// Whether there are checkpoints before the end of the run.
+    #[serde(default)]
+    pub saves: bool,
 }
 
 /// A complete checkpoint.
@@ -166,6 +180,27 @@ pub struct CheckpointStatus {
     pub version: u64,
     /// Hash of the weights, if this node assembled the checkpoint.
     pub hash: Option<ContentHash>,
+}
+
+/// The deaths that a run survives.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct SurvivalStatus {
+    /// Whether the run goes on, and not from a checkpoint, after the death of any one peer.
+    pub any_one_peer: bool,
+    /// Stages that no member serves.
+    pub uncovered_stages: Vec<u16>,
+    /// Stages that one member serves.
+    pub single_replica_stages: Vec<u16>,
+    /// Anchors that may die before the run pauses.
+    pub spare_anchors: usize,
+    /// Committed steps that are lost if all peers die now. Absent while this node does not know the newest checkpoint.
+    pub steps_at_risk: Option<u64>,
+    /// Their duration, by the newest steps.
+    pub seconds_at_risk: Option<f64>,
+    /// The same as a sentence.
+    pub text: String,
+    /// The measures that would make the run survive more; empty if there are none.
+    pub advice: String,
 }
 
 /// The newest training figures; absent before the first commit.
@@ -185,6 +220,9 @@ pub struct TrainingStatus {
     pub seconds_per_step: Option<f64>,
     /// When the newest step was committed, in milliseconds since 1970.
     pub committed_at_ms: Option<u64>,
+    /// Duration of the steps until the run is over, by the newest ones.
+    #[serde(default)]
+    pub seconds_left: Option<f64>,
 }
 
 /// The cost of a run in the currency of `--price`, since this node first saw a member with a price.
@@ -203,6 +241,9 @@ pub struct CostStatus {
 pub struct MemberStatus {
     /// Its identifier.
     pub peer: PeerId,
+    /// Its name, for people, if it has one. Several members may have the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<PeerName>,
     /// Its incarnation.
     pub incarnation: Incarnation,
     /// The stages that it hosts; empty for an observer.

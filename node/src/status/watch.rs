@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::event_log::EventLog;
-use super::{Observation, Status};
+use super::{Observation, Status, SurvivalStatus};
 use crate::events::RunEvent;
 
 /// A driver that has published nothing for this long is stalled. It publishes about once a second,
@@ -64,6 +64,11 @@ impl StatusWatch {
         let mut status = self.lock().event_log.status(now());
         status.node.resident_bytes = resident_bytes();
         status
+    }
+
+    /// The deaths that the run survives.
+    pub(crate) fn survival(&self) -> Option<SurvivalStatus> {
+        self.lock().event_log.current_survival()
     }
 
     /// The node's current health.

@@ -21,7 +21,10 @@ const FOR_CURVES: (u16, u16) = (80, 24);
 const LINES: usize = 4;
 
 /// Widths of the member table's columns.
-const WIDTHS: [u16; 7] = [5, 6, 13, 30, 10, 11, 6];
+const WIDTHS: [u16; 8] = [5, 6, 12, 13, 26, 10, 11, 6];
+
+/// The smallest width with a column for names.
+const FOR_NAMES: u16 = 98;
 
 const HELP: [&str; 6] = [
     "q, Esc      quit",
@@ -101,7 +104,16 @@ fn draw_middle(frame: &mut Frame, area: Rect, screen: &Screen) {
     }
 }
 
-fn draw_members(frame: &mut Frame, area: Rect, mut rows: Vec<[String; 7]>) {
+fn draw_members(frame: &mut Frame, area: Rect, mut rows: Vec<[String; 8]>) {
+    let mut widths = WIDTHS.map(Constraint::Length);
+    if area.width < FOR_NAMES {
+        // A name takes the place of the identifier.
+        (widths[1], widths[2]) = (Constraint::Min(7), Constraint::Length(0));
+        widths[3] = Constraint::Min(11);
+        for row in rows.iter_mut().filter(|row| !row[2].is_empty()) {
+            row[1] = std::mem::take(&mut row[2]);
+        }
+    }
     if area.height < 4 {
         return;
     }
@@ -109,19 +121,19 @@ fn draw_members(frame: &mut Frame, area: Rect, mut rows: Vec<[String; 7]>) {
     if rows.len() > fit {
         let left_out = rows.len() - (fit - 1);
         rows.truncate(fit - 1);
-        let mut more: [String; 7] = Default::default();
+        let mut more: [String; 8] = Default::default();
         more[1] = format!("+{left_out}");
         rows.push(more);
     }
     let styled = rows.into_iter().map(|row| {
-        let style = match row[2].chars().next() {
+        let style = match row[3].chars().next() {
             Some('●' | '○') => Style::new(),
             None if row[1] == "none" => Style::new().fg(Color::Red),
             _ => Style::new().fg(Color::Yellow),
         };
         Row::new(row).style(style)
     });
-    let table = Table::new(styled, WIDTHS.map(Constraint::Length))
+    let table = Table::new(styled, widths)
         .header(Row::new(TITLES).add_modifier(Modifier::DIM))
         .block(Block::bordered().title(" members "));
     frame.render_widget(table, area);
@@ -232,8 +244,10 @@ mod tests {
         for part in [
             "Shoal 40/200",
             "paused: stage 2 has no replica",
+            "any one peer: no, stage 2 has no replica",
             "1.5000 so far, 0.3500 an hour",
             " members ",
+            "gpu-2",
             "● serving",
             "◐ catching up",
             "○ watching",
@@ -254,6 +268,7 @@ mod tests {
         let text = drawn(&Screen::of(example::status()), 60, 16);
         assert!(text.contains("paused: stage 2 has no replica"), "{text}");
         assert!(text.contains("the run goes back") && text.contains("● serving"), "{text}");
+        assert!(text.contains(" gpu-1 "), "{text}");
         assert!(!text.contains("┌ loss"), "{text}");
     }
 

@@ -537,7 +537,8 @@ pub fn within<T: PartialOrd + std::fmt::Display>(
     if range.contains(&value) {
         return Ok(());
     }
-    let range = format!("from {} to {}", range.start(), range.end());
+    let (first, last) = (range.start(), range.end());
+    let range = if first == last { first.to_string() } else { format!("from {first} to {last}") };
     Err(ManifestError::OutOfRange { key, value: value.to_string(), range })
 }
 

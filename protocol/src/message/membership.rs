@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::LinkEstimate;
 use crate::ids::{ContentHash, Era, Member, PeerId, Stage, StageSpan, Step};
-use crate::island_name::IslandName;
+use crate::plain_name::{IslandName, PeerName};
 use crate::units::{Price, Rate};
 
 /// Which stages a newcomer wants to host.
@@ -81,6 +81,8 @@ pub struct Candidate {
     pub price: Option<Price>,
     /// The name of its island, if it shares a fast network with others.
     pub island: Option<IslandName>,
+    /// Its name, for people. It decides nothing.
+    pub name: Option<PeerName>,
     /// The measured links to members; `None` before the latency probe.
     pub link_estimates: Option<Vec<(PeerId, LinkEstimate)>>,
 }
@@ -254,6 +256,8 @@ pub struct MemberRecord {
     pub price: Option<Price>,
     /// The name of its island, if it shares a fast network with others.
     pub island: Option<IslandName>,
+    /// Its name, for people. It decides nothing.
+    pub name: Option<PeerName>,
     /// Its migration to other stages, while one is under way.
     pub moves: Option<Move>,
 }
@@ -416,6 +420,7 @@ mod tests {
             longest: 1,
             price: None,
             island: None,
+            name: None,
             moves: None,
         }
         .into()

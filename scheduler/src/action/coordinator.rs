@@ -7,6 +7,7 @@ use shoal_protocol::ids::{ClaimKey, Era, Member, PeerId, Stage, StageSpan, Step,
 use shoal_protocol::message::{
     CommitRecord, FromCoordinator, LogRecord, MoveReason, RoundId, StoredFile, ToCoordinator,
 };
+use shoal_protocol::plain_name::PeerName;
 
 /// An input of the coordinator's state machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,6 +58,8 @@ pub enum CoordinatorEvent {
         member: Member,
         /// The stages it hosts.
         span: StageSpan,
+        /// Its name, if it has one.
+        name: Option<PeerName>,
     },
     /// A member's known answers differ from the first member's: the model's bits may differ from
     /// those of a one-process run.

@@ -3,9 +3,9 @@
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use shoal_protocol::island_name::IslandName;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{StageChoice, StageRoom};
+use shoal_protocol::plain_name::IslandName;
 use shoal_protocol::units::Bytes;
 
 use super::peer_scenario::{Clock, ComputeScenario, PeerScenario};

@@ -5,8 +5,8 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use shoal_protocol::ids::Stage;
-use shoal_protocol::island_name::IslandName;
 use shoal_protocol::message::{StageChoice, StageRoom};
+use shoal_protocol::plain_name::IslandName;
 use shoal_protocol::units::Moment;
 
 use super::tiers::TierScenario;

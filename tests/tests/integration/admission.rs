@@ -137,16 +137,19 @@ fn a_ban_ends_all_connections_and_the_run_continues() {
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "3", "--stage", "all"]);
     let ticket = printed(&swarm, &["invite", "new", "--uses", "2"]);
     for (index, stage) in [(1, "1"), (2, "2")] {
-        let flags = [&OWN_PORT[..], &["--stage", stage]].concat();
+        let flags = [&OWN_PORT[..], &["--stage", stage, "--name", "rack"]].concat();
         swarm.peers.push(swarm.newcomer(&ticket, index, &flags));
     }
     swarm.peers[2].event("committed");
     let banned = swarm.peer_id(2);
-    printed(&swarm, &["ban", &banned]);
+    // Names are not unique; the end of an identifier is.
+    let reason = Process::start("issuer", issuer(&swarm, &["ban", "rack"])).end().failure(USAGE);
+    assert!(reason.contains("rack may be any of 2 peers: rack ("), "{reason}");
+    printed(&swarm, &["ban", &banned[banned.len() - 6..]]);
     let reason = swarm.peers.remove(2).end().failure(NOT_ADMITTED);
     assert!(reason.contains("banned from the run"), "{reason}");
     let lost = swarm.peers[0].event("lost");
-    assert_eq!(lost["peer"], banned);
+    assert_eq!((&lost["peer"], &lost["name"]), (&banned.clone().into(), &"rack".into()));
     // The other member receives the access list as well.
     assert_eq!(swarm.peers[1].event("access_list")["banned"], 1);
     swarm.peers[1].event("committed");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use shoal_tests::process::{Outcome, Process};
 use shoal_tests::program::shoal;
 use shoal_tests::run::{Run, Trained, local};
-use shoal_tests::swarm::{SLOW, Swarm};
+use shoal_tests::swarm::{SLOW, Swarm, start_command};
 use toml::Value;
 
 /// The exit codes for unusable arguments, and for damaged checkpoints.
@@ -60,6 +60,43 @@ fn replace(swarm: &mut Swarm, peer: usize, step: u64) {
 fn steps(trained: &Trained) -> Vec<u64> {
     let steps = trained.report["steps"].as_array().expect("a list");
     steps.iter().map(|step| step["step"].as_u64().expect("a number")).collect()
+}
+
+/// An edited run.toml does not begin again at the first step beside the run that is in the data directory.
+#[test]
+fn an_edited_run_is_refused_with_what_differs_and_what_would_do() {
+    let run = run_of(1, 40, 1);
+    let homes = tempfile::tempdir().expect("room for a folder");
+    let mut swarm = Swarm::start_in(homes.path(), &run.config(), SLOW);
+    swarm.reach(2);
+    swarm.peers[0].kill();
+    let (home, out) = (swarm.data_dir(0), homes.path().join("other"));
+    let edited =
+        fs::read_to_string(run.config()).expect("a file").replace("steps = 40", "steps = 41");
+    fs::write(run.path("edited.toml"), edited).expect("room for a file");
+    let start = |config: &Path, home: &Path| {
+        let mut command = start_command(config, home, &out);
+        command.args(["--listen", "127.0.0.1:0", "--no-mdns"]);
+        command
+    };
+    let outcome = Process::start("edited", start(&run.path("edited.toml"), &home)).end();
+    assert_eq!(outcome.code, Some(USAGE), "{}", outcome.stderr);
+    for part in [
+        "training.steps is 40 there and 41 here",
+        &format!("{} has run", home.display()),
+        "of 40, and run.toml describes another run",
+        "shoal checkpoint reshape",
+        "another --data-dir",
+    ] {
+        assert!(outcome.stderr.contains(part), "{part} is not in {}", outcome.stderr);
+    }
+    // Another data directory begins, and the run itself goes on.
+    let mut other =
+        Process::start("other", start(&run.path("edited.toml"), &homes.path().join("new")));
+    other.event("listening");
+    drop(other);
+    let mut again = Process::start("again", start(&run.config(), &home));
+    assert!(again.event("committed")["step"].as_u64() > Some(0));
 }
 
 #[test]

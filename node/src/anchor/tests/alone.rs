@@ -1,6 +1,7 @@
 //! A single anchor.
 
 use super::*;
+use crate::anchor::kept_history;
 
 async fn alone(folder: &Path) -> Node {
     Node::open(&Arc::default(), peer(1), folder, true).await
@@ -23,6 +24,8 @@ async fn one_anchor_leads_and_appends_in_order() {
     })
     .await;
     node.close().await;
+    assert_eq!(kept_history(folder.path(), peer(1), Step(0)), Some(made_of(&records)));
+    assert_eq!(kept_history(folder.path(), peer(2), Step(0)), None, "another anchor's");
 }
 
 #[tokio::test]

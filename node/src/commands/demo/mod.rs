@@ -114,6 +114,7 @@ fn configure(args: &DemoArgs) -> anyhow::Result<RunConfig> {
     training.stages = args.stages.unwrap_or(if args.workers.is_some() { 1 } else { 2 });
     training.steps = args.steps.unwrap_or(training.steps);
     training.seed = args.seed.unwrap_or(training.seed);
+    config.optimizer.warmup_steps = config.optimizer.warmup_steps.min(training.steps);
     // Its peers are processes of this machine.
     config.admission.mode = AdmissionMode::Open;
     config.checkpoint.interval = 0;
@@ -264,6 +265,7 @@ fn peer_arguments(
     let arguments = arguments
         .with("--listen", format!("127.0.0.1:{}", port.unwrap_or(0)))
         .with("--data-dir", data_dir)
+        .with("--name", format!("peer-{index}"))
         .with("--stage", stage)
         .with("--threads", "1")
         .with("--device", args.device.to_string())

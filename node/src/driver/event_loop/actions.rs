@@ -86,7 +86,7 @@ impl Driver<'_> {
             PeerEvent::Admitted { span, version } => self.admitted(span, version, out),
             PeerEvent::Rewound { era, version } => {
                 self.coordination.rewound(era);
-                self.status.metrics().version(version);
+                self.status.rewound(&self.context, version);
                 tracing::warn!(%era, %version, "the run goes back");
             }
             PeerEvent::Unentitled { from, what } => out.push(Effect::Unentitled { from, what }),
@@ -104,7 +104,7 @@ impl Driver<'_> {
                 self.checkpoints.completed(context, background, (version, stages), oldest);
             }
             PeerEvent::Applied { record } => self.committed(&record, None),
-            PeerEvent::Counted { .. } => {}
+            PeerEvent::Counted { key } => self.status.counted(&self.context, key),
             PeerEvent::MoveBegun { to, reason } => {
                 let reason = reason.words();
                 tracing::info!(stages = %to, reason, "fetching other stages, to host them");

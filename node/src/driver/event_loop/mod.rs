@@ -93,7 +93,7 @@ impl<'a> Driver<'a> {
         let budget = ResourceBudget::measure(setup.limits, &setup.devices, &setup.data_dir, run)?;
         let passes = startup_probes::passes_of(&setup)?;
         let (peer, room) = new_peer(&setup, &budget, passes).await?;
-        let Setup { me, devices, threads, network, role, .. } = setup;
+        let Setup { me, devices, threads, network, role, name, island, .. } = setup;
         let (file_holders, holders) = watch::channel(FileHolders::default());
         let context = Context {
             manifest: setup.manifest,
@@ -109,6 +109,7 @@ impl<'a> Driver<'a> {
         let anchor_role = AnchorRole::open(&role, &context).await?;
         let (manifest, history) = (&context.manifest, anchor_role.history());
         let metrics = MetricsUpdate::new(setup.metrics.clone(), manifest, passes, history.as_ref());
+        metrics.known_as(me.peer, name.as_ref(), island.as_ref());
         let peak = match setup.watched {
             true => Some(startup_probes::peak_flops(manifest, &devices, threads).await?),
             false => None,
@@ -221,7 +222,7 @@ impl<'a> Driver<'a> {
         }
         if self.status.is_due(view.number) {
             let sources = Sources { context, peer, engine, network, coordination, checkpoints };
-            self.status.update(sources.snapshot());
+            self.status.update(context, sources.snapshot());
             let unreachable = coordination.contact().unreachable_for();
             self.status.coordinator_unreachable_for(unreachable);
         }

@@ -25,7 +25,7 @@ async fn with_server<F: Future>(asked: impl FnOnce(SocketAddr, StatusWatch) -> F
     let address = server.address().expect("bound");
     let status = StatusWatch::default();
     let metrics = Metrics::new().expect("registered");
-    let machine = Machine::new(&[shoal_engine::DeviceChoice::Cpu]);
+    let machine = Machine::new(&[shoal_engine::DeviceChoice::Cpu], std::path::Path::new("."));
     let shown = Shown { metrics, machine, status: status.clone() };
     let stop = CancellationToken::new();
     let asking = async {

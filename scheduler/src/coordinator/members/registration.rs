@@ -65,6 +65,7 @@ impl Members {
             Some(link_estimates) => self.links.note(from.peer, link_estimates),
         }
         let known = (&self.links, load);
+        let name = candidate.name.clone();
         match self.current.admit(from, candidate, (serving, wait_for), estimates, known) {
             Err(AdmissionError::Expelled) => {
                 let reason = AdmissionError::Expelled.to_string();
@@ -85,7 +86,7 @@ impl Members {
                     lost = self.forget(&record, out);
                 }
                 let span = admission.span;
-                event(CoordinatorEvent::Admitted { member: from, span }, out);
+                event(CoordinatorEvent::Admitted { member: from, span, name }, out);
                 if admission.unlike {
                     event(CoordinatorEvent::Unlike { member: from }, out);
                 }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use shoal_protocol::ids::{Member, PeerId};
-use shoal_protocol::island_name::IslandName;
 use shoal_protocol::message::RoundGroup;
+use shoal_protocol::plain_name::IslandName;
 
 use crate::locality::LinkEstimates;
 

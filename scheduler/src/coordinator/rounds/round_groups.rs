@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use shoal_protocol::ids::{Member, Term, WeightGroup};
-use shoal_protocol::island_name::IslandName;
 use shoal_protocol::message::{RoundGroup, RoundGroupMember};
+use shoal_protocol::plain_name::IslandName;
 use shoal_protocol::units::Rate;
 
 use super::super::context::Context;

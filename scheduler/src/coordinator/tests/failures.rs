@@ -369,6 +369,7 @@ fn a_coordinator_that_takes_over_in_the_middle_of_a_rewind_completes_it() {
         longest: 1,
         price: None,
         island: None,
+        name: None,
         moves: None,
     };
     let view = View { number: 1, members: vec![Arc::new(record)] };

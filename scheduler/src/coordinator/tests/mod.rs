@@ -215,6 +215,7 @@ fn register(choice: StageChoice) -> ToCoordinator {
         longest: 1,
         price: None,
         island: None,
+        name: None,
     })
 }
 
@@ -289,7 +290,7 @@ fn newcomers_are_members_once_logged_and_the_first_step_waits_for_all() {
     let input = CoordinatorInput::Message { from: member(0), message };
     run.coordinator.handle(Moment::default(), input, &mut out);
     let span = StageSpan::one(Stage(0));
-    let admitted = CoordinatorEvent::Admitted { member: member(0), span };
+    let admitted = CoordinatorEvent::Admitted { member: member(0), span, name: None };
     assert_eq!(out[0], CoordinatorAction::Event(admitted));
     let [_, CoordinatorAction::Append(record)] = &out[..] else { panic!("{out:?}") };
     let answered = run.input(CoordinatorInput::Appended(record.clone()));

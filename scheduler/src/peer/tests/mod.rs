@@ -98,6 +98,7 @@ impl Probe {
                 longest: 1,
                 price: None,
                 island: None,
+                name: None,
             },
             limits,
             seed: 0,
@@ -117,6 +118,7 @@ impl Probe {
             longest: 1,
             price: None,
             island: None,
+            name: None,
             moves: None,
         };
         let other = StageSpan::one(Stage(others));

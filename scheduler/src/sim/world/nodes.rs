@@ -77,6 +77,7 @@ impl Node {
                 longest: scenario.peers[index].longest,
                 price: None,
                 island: scenario.peers[index].island.clone(),
+                name: None,
                 link_estimates: (!probes_links_first(scenario)).then(Vec::new),
                 addresses: Vec::new(),
                 fingerprint: Some(ContentHash([0; 32])),

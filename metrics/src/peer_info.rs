@@ -1,0 +1,17 @@
+//! The name and the place of the peer, as labels.
+
+use prometheus::IntGaugeVec;
+
+/// A gauge that is 1, whose labels name the peer. Queries join it by `instance`.
+#[derive(Debug, Clone)]
+pub struct PeerInfo(pub(crate) IntGaugeVec);
+
+impl PeerInfo {
+    pub(crate) const LABELS: &'static [&'static str] = &["island", "name", "peer"];
+
+    /// Sets this peer's name, the end of its identifier, and the island of peers that it is in; empty where it has none.
+    pub fn set(&self, name: &str, peer: &str, island: &str) {
+        self.0.reset();
+        self.0.with_label_values(&[island, name, peer]).set(1);
+    }
+}
