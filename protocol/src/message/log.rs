@@ -61,7 +61,13 @@ impl Founding {
     /// The term before the history's first one.
     #[must_use]
     pub fn term(&self) -> Term {
-        Term(u64::from(self.number) << 32)
+        Self::term_of(self.number, 0)
+    }
+
+    /// The coordinator's term that follows from an election of the anchors, in the history with this number.
+    #[must_use]
+    pub fn term_of(number: u16, election: u64) -> Term {
+        Term((u64::from(number) << 32).saturating_add(election))
     }
 }
 

@@ -9,6 +9,7 @@ mod log;
 mod membership;
 mod peer;
 mod round;
+mod term_proof;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
@@ -25,6 +26,9 @@ pub use self::peer::{PeerMessage, TensorTag};
 pub use self::round::{
     Mended, Round, RoundGroup, RoundGroupChange, RoundGroupMember, RoundId, RoundMember,
     RoundOutcome, proof_of_all, proof_tag,
+};
+pub use self::term_proof::{
+    AnchorGroup, Attested, GROUP_VOTERS, PROOFS, ProofError, Signature, Signatures, TermProof, TermVote,
 };
 
 use crate::ids::{
@@ -78,6 +82,13 @@ pub enum Message {
         coordinator: Member,
         /// The addresses of its data plane.
         addresses: Vec<SocketAddr>,
+        /// What proves its term, as in `Elected`; empty if the sender has not heard from it yet.
+        proofs: Vec<TermProof>,
+    },
+    /// The term that the anchors elected a coordinator for. Goes before the coordinator's first message.
+    Elected {
+        /// The proof of the term, and before it those of earlier groups of anchors, oldest first.
+        proofs: Vec<TermProof>,
     },
 }
 

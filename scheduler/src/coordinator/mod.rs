@@ -81,7 +81,7 @@ impl Coordinator {
             history.apply(founded).expect("nothing is before it, and its number is not 0");
         }
         let anchors = std::mem::take(&mut config.anchors);
-        let progress = Progress::of(&history);
+        let progress = Progress::of(&history, config.term);
         let membership = Membership::of(stages, &history);
         Self {
             founded,

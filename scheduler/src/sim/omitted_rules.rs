@@ -30,6 +30,8 @@ pub(crate) enum Omit {
     Eras,
     /// Messages of an earlier term's coordinator are dropped.
     Terms,
+    /// A new term needs the majority of the anchors.
+    Majority,
     /// A new coordinator grants nothing before all members have reported their state.
     Census,
     /// Messages and pieces of an earlier attempt are dropped.

@@ -83,6 +83,7 @@ impl Run {
         let manifest = Arc::new(manifest);
         let config = CoordinatorConfig {
             manifest,
+            term: history.term.next(),
             history,
             founding: None,
             anchors: [member(0).peer].into(),

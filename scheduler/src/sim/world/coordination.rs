@@ -1,7 +1,8 @@
 //! The coordinators: the leading one, and possibly a deposed one that does not know it yet.
 
-use shoal_protocol::ids::Member;
-use shoal_protocol::message::{FromCoordinator, LogRecord, RoundId};
+use shoal_protocol::history::History;
+use shoal_protocol::ids::{Member, PeerId};
+use shoal_protocol::message::{Founding, FromCoordinator, LogRecord, RoundId};
 
 use super::Held;
 use super::event::{Cargo, Event};
@@ -126,14 +127,19 @@ impl Swarm<'_> {
         }
         self.log.begin_leadership(self.nodes[index].me, self.queue.now());
         self.observation.report.recovery.terms += 1;
-        self.take_seat(index)
+        let signers: Vec<PeerId> = candidates.iter().map(|index| self.nodes[*index].me.peer).collect();
+        self.take_seat(index, &signers)
     }
 
-    fn take_seat(&mut self, index: usize) -> Held {
+    fn take_seat(&mut self, index: usize, signers: &[PeerId]) -> Held {
+        let history = self.log.history().clone();
+        let founded = self.founding.as_ref().filter(|_| history == History::default());
+        let before = founded.map_or(history.term, Founding::term);
         #[cfg_attr(not(test), expect(unused_mut, reason = "only tests leave rules out"))]
         let mut coordinator = Coordinator::new(CoordinatorConfig {
             manifest: self.scenario.manifest.clone(),
-            history: self.log.history().clone(),
+            term: before.next(),
+            history,
             founding: self.founding.clone(),
             anchors: self.log.voters().clone(),
             wait_for: self.scenario.peers.iter().filter(|peer| peer.start.is_some()).count(),
@@ -150,6 +156,7 @@ impl Swarm<'_> {
         {
             coordinator.omit = Some(self.deviations.rules.omit);
         }
+        self.log.prove(coordinator.term(), self.nodes[index].me.peer, signers);
         let mut actions = Vec::new();
         let now = self.reads(index);
         let leadership = self.log.leadership();

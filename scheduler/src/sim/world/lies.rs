@@ -8,14 +8,15 @@ use shoal_protocol::ids::{
     StageSpan, Step, Term, WeightGroup,
 };
 use shoal_protocol::message::{
-    FromCoordinator, HeldClaim, PassTimes, PeerMessage, RoundId, RoundOutcome, StoredFile,
-    TensorTag, ToCoordinator, ViewChange,
+    AnchorGroup, FromCoordinator, HeldClaim, PassTimes, PeerMessage, RoundId, RoundOutcome, StoredFile,
+    TensorTag, TermProof, TermVote, ToCoordinator, ViewChange,
 };
 use shoal_protocol::units::Bytes;
 
 use super::event::Cargo;
 use super::swarm::Swarm;
 use crate::rng::Rng;
+use crate::sim::hash_keys::HashKeys;
 use crate::sim::payloads::Content;
 
 impl Swarm<'_> {
@@ -33,7 +34,8 @@ impl Swarm<'_> {
         let from = self.nodes[liar].me;
         let about = self.about(&mut rng, victim);
         let cargo = match rng.within(0..=9) {
-            0 => Cargo::CoordinatorMoved(from),
+            0 if rng.chance(500) => Cargo::CoordinatorMoved(from),
+            0 => Cargo::Elected(vec![self.false_proof(&mut rng, from, about.grant.term)]),
             1 | 2 => Cargo::FromCoordinator(order(&mut rng, about)),
             3 | 4 => Cargo::PeerMessage(said(&mut rng, about)),
             5 | 6 => self.tensor(&mut rng, about),
@@ -49,6 +51,16 @@ impl Swarm<'_> {
         }
         self.observation.report.lies += 1;
         self.traffic.send(from, to, (era, term), cargo, &mut self.queue);
+    }
+
+    /// A proof that the liar was elected for the next term: by itself alone, or by the anchors, without their keys.
+    fn false_proof(&self, rng: &mut Rng, liar: Member, term: Term) -> TermProof {
+        let alone = rng.chance(500);
+        let anchors = if alone { [liar.peer].into() } else { self.log.voters().clone() };
+        let group = AnchorGroup { history: 0, number: rng.within(0..=9), voters: vec![anchors.clone()] };
+        let vote = TermVote { term: term.next(), coordinator: liar.peer, group };
+        let signature = HashKeys::sign_as(liar.peer, &vote.signed_bytes(self.log.run()));
+        TermProof { vote, signatures: anchors.into_iter().map(|peer| (peer, signature)).collect() }
     }
 
     /// What a lie is about: work near that of the victim, and any members.

@@ -316,11 +316,19 @@ impl<'a> Swarm<'a> {
         }
         match cargo {
             Cargo::CoordinatorMoved(coordinator) => {
+                if self.log.leader() == Some(coordinator) {
+                    self.nodes[index].hear_of_newest(from, &self.log);
+                }
                 self.nodes[index].redirect(from, coordinator);
+                Ok(())
+            }
+            Cargo::Elected(proofs) => {
+                self.nodes[index].learn(from, proofs, &self.log);
                 Ok(())
             }
             Cargo::FromCoordinator(mut message) => {
                 let node = &mut self.nodes[index];
+                node.hear_of(from, era_and_term.1, &self.log);
                 let Some(from) = node.follow(from, era_and_term, &self.deviations) else {
                     return Ok(());
                 };
