@@ -190,7 +190,7 @@ impl Stranger {
             let outcome = RoundOutcome { hash: ContentHash([0; 32]), square_norm: 0.0, proof: 0 };
             let (mend, checks, rates) = (Mend(0), Vec::new(), Vec::new());
             reported(ToCoordinator::Reduced { round, mend, outcome, checks, rates });
-            reported(ToCoordinator::RoundRefused { round, reason: String::new() });
+            reported(ToCoordinator::RoundRefused { round, owner: None, reason: String::new() });
         }
         reported(ToCoordinator::CannotReach { member: self.target });
         reported(ToCoordinator::Leave);

@@ -17,7 +17,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::challenge::{Challenge, OWNER_GROUPS, PROJECTIONS, RoundCheck, owner_groups};
-pub use self::log::{CommitRecord, Founding, LogRecord, SnapshotPart, StoredFile, StoredStage};
+pub use self::log::{
+    CommitRecord, Founding, LogRecord, SavedCheckpoint, SnapshotPart, StoredFile, StoredStage,
+};
 pub use self::membership::{
     Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, StageRoom, View, ViewChange,
     is_stopped,
@@ -28,7 +30,8 @@ pub use self::round::{
     RoundOutcome, proof_of_all, proof_tag,
 };
 pub use self::term_proof::{
-    AnchorGroup, Attested, GROUP_VOTERS, PROOFS, ProofError, Signature, Signatures, TermProof, TermVote,
+    AnchorGroup, Attested, GROUP_VOTERS, PROOFS, ProofError, Signature, Signatures, TermProof,
+    TermVote,
 };
 
 use crate::ids::{
@@ -90,17 +93,6 @@ pub enum Message {
         /// The proof of the term, and before it those of earlier groups of anchors, oldest first.
         proofs: Vec<TermProof>,
     },
-}
-
-/// A complete checkpoint and its location.
-#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct SavedCheckpoint {
-    /// The version of the weights.
-    pub version: Step,
-    /// The stored stages, in order.
-    pub stages: Vec<StoredStage>,
-    /// The peers that hold it, with the addresses of their data planes.
-    pub holders: Vec<(PeerId, Vec<SocketAddr>)>,
 }
 
 /// A request from one anchor to another, or the answer to one.
@@ -296,6 +288,8 @@ pub enum ToCoordinator {
     RoundRefused {
         /// The round.
         round: RoundId,
+        /// The member whose piece of the result shows it; `None` if the sender itself reduced that piece.
+        owner: Option<Member>,
         /// The reason, for people.
         reason: String,
     },

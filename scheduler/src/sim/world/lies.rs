@@ -154,7 +154,10 @@ fn reported(rng: &mut Rng, About { key, round, grant, other }: About) -> ToCoord
         2 => ToCoordinator::Working { key, grant },
         3 => ToCoordinator::Released { key, grant },
         4 => ToCoordinator::Reduced { round, mend, outcome, checks: Vec::new(), rates: Vec::new() },
-        5 => ToCoordinator::RoundRefused { round, reason },
+        5 => {
+            let owner = rng.chance(500).then_some(other);
+            ToCoordinator::RoundRefused { round, owner, reason }
+        }
         6 => ToCoordinator::Diverged { key, reason },
         7 => {
             let hash = ContentHash([9; 32]);
