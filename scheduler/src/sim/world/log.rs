@@ -114,14 +114,15 @@ impl Log {
 
     /// The leader replaces the anchors.
     pub(super) fn set_voters(&mut self, by: Member, voters: BTreeSet<PeerId>) {
-        if self.leader != Some(by) || self.voters == voters {
+        if self.leader != Some(by) || self.voters == voters || voters.is_empty() {
             return;
         }
         // A change needs a majority of both groups, which the world does not model.
         let signers: Vec<PeerId> = self.voters.union(&voters).copied().collect();
         self.voters = voters;
         self.group += 1;
-        if let Some(TermProof { vote: TermVote { term, coordinator, .. }, .. }) = self.proofs.last() {
+        if let Some(TermProof { vote: TermVote { term, coordinator, .. }, .. }) = self.proofs.last()
+        {
             self.prove(*term, *coordinator, &signers);
         }
     }
@@ -146,7 +147,8 @@ impl Log {
     pub(super) fn proofs_of(&self, coordinator: PeerId, term: Term, from: usize) -> &[TermProof] {
         let end = self.proofs.partition_point(|proof| proof.vote.term <= term);
         let newest = end.checked_sub(1).map(|last| &self.proofs[last].vote);
-        let elected = newest.is_some_and(|vote| (vote.term, vote.coordinator) == (term, coordinator));
+        let elected =
+            newest.is_some_and(|vote| (vote.term, vote.coordinator) == (term, coordinator));
         if elected { self.proofs.get(from..end).unwrap_or_default() } else { &[] }
     }
 

@@ -84,7 +84,7 @@ impl Node {
                 addresses: Vec::new(),
                 fingerprint: Some(ContentHash([0; 32])),
                 duties: Duties {
-                    anchor: index < scenario.anchors,
+                    anchor: index < scenario.anchors || scenario.liar == Some(index),
                     archive: archives(scenario, index),
                 },
             },
