@@ -20,9 +20,10 @@ use crate::limits;
 use crate::manifest::example::small;
 use crate::manifest::{Manifest, Start};
 use crate::message::{
-    Candidate, Duties, Envelope, FromCoordinator, LinkEstimate, MemberRecord, Mended, Message,
-    Move, MoveReason, RoundGroupChange, RoundGroupMember, RoundId, SavedCheckpoint, StageChoice,
-    StageRoom, StoredFile, StoredStage, TensorTag, ToCoordinator, ViewChange,
+    AnchorGroup, Candidate, Duties, Envelope, FromCoordinator, LinkEstimate, MemberRecord, Mended,
+    Message, Move, MoveReason, RoundGroupChange, RoundGroupMember, RoundId, SavedCheckpoint,
+    StageChoice, StageRoom, StoredFile, StoredStage, TensorTag, TermProof, TermVote, ToCoordinator,
+    ViewChange,
 };
 use crate::pieces::{HASH, PieceHashes, pieces};
 use crate::units;
@@ -153,13 +154,24 @@ fn envelopes() -> Vec<Vec<u8>> {
         }),
         Message::CheckpointRequest,
         Message::Checkpoint { newest: Some(newest) },
-        Message::CoordinatorMoved { coordinator, addresses },
+        Message::CoordinatorMoved { coordinator, addresses, proofs: vec![elected()] },
+        Message::Elected { proofs: vec![elected(), elected()] },
     ]
     .map(|message| {
         let (from, to) = (Incarnation(3), Incarnation(400));
         encoded(&Envelope { from, to, era: Era(0), term: Term(1), message })
     })
     .to_vec()
+}
+
+/// A term that two of three anchors signed, while one of them is replaced.
+fn elected() -> TermProof {
+    let set = |numbers: [u8; 3]| numbers.map(|number| PeerId([number; 32])).into();
+    let group =
+        AnchorGroup { history: 1, number: 300, voters: vec![set([1, 2, 3]), set([2, 3, 4])] };
+    let vote = TermVote { term: Term(1 << 32), coordinator: PeerId([2; 32]), group };
+    let signatures = [2, 3].map(|number| (PeerId([number; 32]), [number; 64])).into();
+    TermProof { vote, signatures }
 }
 
 fn round() -> RoundId {

@@ -12,8 +12,9 @@ use shoal_protocol::ids::{
 };
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{
-    Envelope, FromCoordinator, Message, PassTimes, PeerMessage, RoundId, RoundOutcome,
-    SnapshotPart, StoredFile, StoredStage, TensorTag, ToCoordinator, View, ViewChange,
+    AnchorGroup, Envelope, FromCoordinator, Message, PassTimes, PeerMessage, RoundId, RoundOutcome,
+    SnapshotPart, StoredFile, StoredStage, TensorTag, TermProof, TermVote, ToCoordinator, View,
+    ViewChange,
 };
 use shoal_protocol::net::Identity;
 use shoal_protocol::net::admission::Gate;
@@ -92,13 +93,24 @@ impl Stranger {
         let moved = |coordinator, addresses: Vec<SocketAddr>| Message::CoordinatorMoved {
             coordinator,
             addresses,
+            proofs: vec![self.own_term()],
         };
         self.send(first, moved(self.me, Vec::new()));
         let nobody = Member { peer: Identity::ephemeral().peer_id(), ..self.me };
         self.send(first, moved(nobody, victims.to_vec()));
+        self.send(first, Message::Elected { proofs: vec![self.own_term()] });
         for message in self.orders() {
             self.send((Era(1 << 20), Term(1 << 40)), Message::FromCoordinator(message));
         }
+    }
+
+    /// The term of its orders, signed by itself as the only anchor.
+    fn own_term(&self) -> TermProof {
+        let (peer, keys) = (self.me.peer, self.transport.keys());
+        let group = AnchorGroup { history: 0, number: 1 << 40, voters: vec![[peer].into()] };
+        let vote = TermVote { term: Term(1 << 40), coordinator: peer, group };
+        let signature = keys.sign(&vote.signed_bytes(self.manifest.run_id()));
+        TermProof { vote, signatures: [(peer, signature)].into() }
     }
 
     fn orders(&self) -> Vec<FromCoordinator> {
@@ -178,7 +190,7 @@ impl Stranger {
             let outcome = RoundOutcome { hash: ContentHash([0; 32]), square_norm: 0.0, proof: 0 };
             let (mend, checks, rates) = (Mend(0), Vec::new(), Vec::new());
             reported(ToCoordinator::Reduced { round, mend, outcome, checks, rates });
-            reported(ToCoordinator::RoundRefused { round, reason: String::new() });
+            reported(ToCoordinator::RoundRefused { round, owner: None, reason: String::new() });
         }
         reported(ToCoordinator::CannotReach { member: self.target });
         reported(ToCoordinator::Leave);

@@ -8,11 +8,11 @@ use openraft::EntryPayload;
 use shoal_protocol::decoder::{Decoder, reads_back};
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{
-    ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
+    ContentHash, Era, Incarnation, Member, PeerId, RunId, Stage, StageSpan, Step, Term,
 };
 use shoal_protocol::message::{
-    CommitRecord, Duties, FixedLoss, Founding, LogRecord, MemberRecord, StageRoom, StoredFile,
-    StoredStage, ViewChange,
+    AnchorGroup, CommitRecord, Duties, FixedLoss, Founding, LogRecord, MemberRecord, StageRoom,
+    StoredFile, StoredStage, TermVote, ViewChange,
 };
 use shoal_protocol::units::Bytes;
 use shoal_protocol::wire;
@@ -69,6 +69,11 @@ fn commit() -> LogRecord {
         loss: FixedLoss::new(1 << 34, 1),
         held_out_loss: None,
     })
+}
+
+fn vote() -> TermVote {
+    let group = AnchorGroup { history: 0, number: 3, voters: vec![[ME].into()] };
+    TermVote { term: Term(4), coordinator: ME, group }
 }
 
 fn founded() -> LogRecord {
@@ -171,6 +176,7 @@ fn requests() -> Vec<Vec<u8>> {
             done: true,
         },
         Request::WouldVote { last: None },
+        Request::Vouch { vote: vote() },
     ]
     .map(|request| wire::encode(&request).expect("small"))
     .to_vec()
@@ -194,14 +200,19 @@ fn request(bytes: &[u8]) {
         }
         Request::Snapshot { bytes, .. } => image(&bytes),
         Request::WouldVote { last } => drop(encoding::place(last)),
+        Request::Vouch { vote } => drop(vote.signed_bytes(RunId::of(b"run"))),
     }
 }
 
 fn answers() -> Vec<Vec<u8>> {
     let last = Some(Mark::from(log_id(1, 4)));
-    [Answer::Higher(ballot()), Answer::Vote { ballot: ballot(), granted: true, last }]
-        .map(|answer| wire::encode(&answer).expect("small"))
-        .to_vec()
+    [
+        Answer::Higher(ballot()),
+        Answer::Vote { ballot: ballot(), granted: true, last },
+        Answer::Vouched(Some([7; 64])),
+    ]
+    .map(|answer| wire::encode(&answer).expect("small"))
+    .to_vec()
 }
 
 fn answer(bytes: &[u8]) {

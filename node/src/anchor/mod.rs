@@ -3,7 +3,7 @@
 //!
 //! `openraft` implements the protocol. This module adds storage ([`store`], [`disk`], [`log`],
 //! [`journal`], [`state_machine`]), transport ([`calls`] sends requests, [`server`] answers them,
-//! [`rpc`] defines both), timers ([`timers`], [`leader_contact`]), and the interface to the
+//! [`rpc`] defines both), proofs of terms ([`vouching`]), timers ([`timers`], [`leader_contact`]), and the interface to the
 //! anchor's owner ([`report`], [`voters`]). A single anchor is a plain file that is flushed after
 //! every record.
 
@@ -29,6 +29,7 @@ mod timers;
 mod timing;
 mod types;
 mod voters;
+mod vouching;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -38,7 +39,7 @@ use futures::future::BoxFuture;
 use openraft::ServerState;
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{PeerId, Step, Term};
-use shoal_protocol::message::{AnchorMessage, LogRecord};
+use shoal_protocol::message::{AnchorGroup, AnchorMessage, LogRecord, TermProof};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -46,6 +47,7 @@ use tokio_util::task::TaskTracker;
 pub(crate) use error::AnchorError;
 pub(crate) use kept::kept_history;
 pub(crate) use timing::Timing;
+pub(crate) use vouching::Seal;
 
 use calls::{Calls, Clients};
 use disk::Disk;
@@ -75,6 +77,8 @@ pub(crate) struct AnchorConfig {
     pub(crate) first: Step,
     /// Its timeouts.
     pub(crate) timing: Timing,
+    /// Signs for the leaders that this anchor follows.
+    pub(crate) seal: Seal,
     /// Anchors that the run's issuer removed. Where the others are no majority, this one keeps the log alone.
     pub(crate) removed: BTreeSet<PeerId>,
 }
@@ -94,7 +98,11 @@ pub(crate) enum AnchorEvent {
         term: Term,
         /// Everything committed before. An earlier leader can add nothing to it.
         history: History,
+        /// The signatures of a majority of the anchors.
+        proof: Box<TermProof>,
     },
+    /// More anchors signed for the current term, or those of the group that follows.
+    Confirmed(TermProof),
     /// A record given to [`Anchor::append`] in the current term is committed. Records commit in
     /// order.
     Appended(LogRecord),
@@ -135,6 +143,9 @@ struct Inner {
     log: Log,
     machine: StateMachine,
     disk: Disk,
+    seal: Seal,
+    /// The newest leader that this anchor signs for, and its term as coordinator.
+    followed: Mutex<Option<(Term, PeerId)>>,
     /// Cancels all tasks.
     cancel: CancellationToken,
 }
@@ -189,7 +200,7 @@ impl Anchor {
         found: bool,
         links: Arc<dyn Links>,
     ) -> Result<(Self, mpsc::Receiver<AnchorEvent>), AnchorError> {
-        let AnchorConfig { folder, me, first, timing, removed } = config;
+        let AnchorConfig { folder, me, first, timing, seal, removed } = config;
         let me = AnchorId(me);
         let Store { log, machine, disk } = Store::open(&folder, me.0, first, &removed)?;
         let stopped = |error: &dyn std::error::Error| {
@@ -206,8 +217,27 @@ impl Anchor {
         }
         let contact = Mutex::new(LeaderContact::new(timing.election.clone()));
         let cancel = CancellationToken::new();
-        let inner =
-            Arc::new(Inner { me, timing, raft, links, calls, contact, log, machine, disk, cancel });
+        // The vote that an earlier life gave.
+        let voted = raft.with_raft_state(|state| *state.vote_ref()).await;
+        let voted = voted.map_err(|error| stopped(&error))?.leader_id;
+        let followed = Mutex::new(None);
+        let inner = Arc::new(Inner {
+            me,
+            timing,
+            raft,
+            links,
+            calls,
+            contact,
+            log,
+            machine,
+            disk,
+            seal,
+            followed,
+            cancel,
+        });
+        if let Some(AnchorId(leader)) = voted.voted_for {
+            inner.follow(inner.term_of(voted.term), leader);
+        }
         if begun && inner.membership(|membership| membership.voter_ids().eq([me])) {
             // As the only voter it wins at once.
             inner
@@ -231,8 +261,10 @@ impl Anchor {
             let cancel = cancel.clone();
             tracker.spawn(async move { cancel.run_until_cancelled(task).await })
         };
-        let reporter = Reporter::new(Arc::clone(&inner), events.clone(), proposed);
+        let (proofs, proved) = watch::channel(None);
+        let reporter = Reporter::new(Arc::clone(&inner), events.clone(), proposed, proved);
         until_over(Box::pin(reporter.run()) as BoxFuture<_>);
+        until_over(Box::pin(vouching::run(Arc::clone(&inner), proofs)));
         until_over(Box::pin(RaftServer::new(Arc::clone(&inner)).run(asked)));
         until_over(Box::pin(Timers::new(Arc::clone(&inner), events).run()));
         until_over(Box::pin(voters::run(Arc::clone(&inner), wanted.subscribe())));
@@ -296,6 +328,16 @@ impl Anchor {
     /// The voters of the newest known membership.
     pub(crate) fn voters(&self) -> BTreeSet<PeerId> {
         self.inner.membership(|membership| membership.voter_ids().map(|id| id.0).collect())
+    }
+
+    /// The voters of the newest known membership, as a group that proves terms; `None` while the log is empty.
+    pub(crate) fn group(&self) -> Option<AnchorGroup> {
+        self.inner.group()
+    }
+
+    /// Signs from now on for a leader whose election was proved.
+    pub(crate) fn follow(&self, term: Term, leader: PeerId) {
+        self.inner.follow(term, leader);
     }
 
     /// The committed history.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use openraft::error::ClientWriteError;
 use openraft::raft::ClientWriteResult;
 use shoal_protocol::ids::Term;
-use shoal_protocol::message::LogRecord;
+use shoal_protocol::message::{LogRecord, TermProof};
 use shoal_protocol::wire;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -25,6 +25,8 @@ pub(super) struct Reporter {
     term: Option<Term>,
     /// The last term that was reported as led.
     last_term: Term,
+    /// The newest proof of the term, and whether it was reported.
+    proved: watch::Receiver<Option<TermProof>>,
     /// Records in flight, in order.
     writes: VecDeque<(LogRecord, Written)>,
 }
@@ -37,9 +39,10 @@ impl Reporter {
         inner: Arc<Inner>,
         events: mpsc::Sender<AnchorEvent>,
         proposals: mpsc::Receiver<Proposal>,
+        proved: watch::Receiver<Option<TermProof>>,
     ) -> Self {
         let (term, last_term, writes) = (None, Term(0), VecDeque::new());
-        Self { inner, events, proposals, term, last_term, writes }
+        Self { inner, events, proposals, term, last_term, proved, writes }
     }
 
     /// Runs until the anchor ends.
@@ -64,6 +67,7 @@ impl Reporter {
                 Ok(()) => Ok(()),
                 Err(_) => self.stopped().await,
             },
+            Ok(()) = self.proved.changed() => self.confirm().await,
             // Its sender is part of `inner`.
             _ = opened.changed() => Ok(()),
             Some(proposal) = self.proposals.recv(), if self.writes.len() < QUEUE => {
@@ -84,13 +88,29 @@ impl Reporter {
             && self.term.is_none()
             && opened == term
             && self.last_term < term
+            && let Some(proof) = self.proof_of(term)
         {
             self.term = Some(term);
             self.last_term = term;
-            let history = self.inner.machine.history();
-            self.report(AnchorEvent::Leads { term, history }).await?;
+            let (history, proof) = (self.inner.machine.history(), Box::new(proof));
+            self.report(AnchorEvent::Leads { term, history, proof }).await?;
         }
         Ok(())
+    }
+
+    /// The newest proof that this anchor leads in a term.
+    fn proof_of(&mut self, term: Term) -> Option<TermProof> {
+        let wanted = self.inner.term_of(term.0);
+        self.proved.borrow_and_update().clone().filter(|proof| proof.vote.term == wanted)
+    }
+
+    /// More anchors signed for the term, if it was reported. Otherwise the next turn reports it.
+    async fn confirm(&mut self) -> Result<(), Ended> {
+        let Some(term) = self.term else { return Ok(()) };
+        match self.proof_of(term) {
+            Some(proof) => self.report(AnchorEvent::Confirmed(proof)).await,
+            None => Ok(()),
+        }
     }
 
     async fn propose(&mut self, proposal: Proposal) -> Result<(), Ended> {

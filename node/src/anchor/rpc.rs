@@ -3,6 +3,7 @@
 use openraft::raft::{AppendEntriesRequest, VoteRequest, VoteResponse};
 use shoal_protocol::ids::PeerId;
 use shoal_protocol::limits;
+use shoal_protocol::message::{Signature, TermVote};
 
 use super::encoding::{Ballot, Item, Malformed, Mark, place};
 use super::types::{AnchorId, LogId, Types, Vote};
@@ -26,6 +27,8 @@ pub(super) enum Request {
     Snapshot { ballot: Ballot, last: Mark, offset: u64, bytes: Vec<u8>, done: bool },
     /// Whether the receiver would vote for the sender. The request changes no state.
     WouldVote { last: Option<Mark> },
+    /// The leader asks for a signature under its election.
+    Vouch { vote: TermVote },
 }
 
 #[derive(Debug, Clone, PartialEq, bincode::Encode, bincode::Decode)]
@@ -44,6 +47,8 @@ pub(super) enum Answer {
     FromStart,
     /// Whether the receiver would vote for the sender.
     WouldVote(bool),
+    /// The receiver's signature, if it follows this leader with the same voters.
+    Vouched(Option<Signature>),
 }
 
 /// Why a request is rejected.

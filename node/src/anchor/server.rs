@@ -93,6 +93,7 @@ impl RaftServer {
                 let asked = rpc::vote_request(vote, last)?;
                 let reply = self.inner.raft.vote(asked).await.map_err(|_| NoAnswer::Closing)?;
                 if reply.vote_granted {
+                    self.inner.follow(self.inner.term_of(vote.leader_id.term), from);
                     self.inner.contact().wait();
                 }
                 let last = reply.last_log_id.map(Mark::from);
@@ -111,6 +112,7 @@ impl RaftServer {
                     Collected::Whole(bytes) => self.install(vote, last, bytes).await,
                 }
             }
+            Request::Vouch { vote } => Ok(Answer::Vouched(self.inner.sign(from, &vote))),
             Request::WouldVote { last } => {
                 let last = place(last).map_err(Invalid::from)?;
                 let leads = self.inner.leads();

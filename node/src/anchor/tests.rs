@@ -4,6 +4,7 @@ mod alone;
 mod faulty_run;
 mod group;
 mod net;
+mod proofs;
 mod storage;
 mod strangers;
 
@@ -13,24 +14,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shoal_protocol::history::History;
-use shoal_protocol::ids::{ContentHash, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term};
+use shoal_protocol::ids::{
+    ContentHash, Incarnation, Member, PeerId, RunId, Stage, StageSpan, Step, Term,
+};
 use shoal_protocol::message::{
-    AnchorMessage, Duties, LogRecord, MemberRecord, StageRoom, StoredFile, StoredStage, ViewChange,
+    AnchorMessage, Duties, Founding, LogRecord, MemberRecord, StageRoom, StoredFile, StoredStage,
+    TermProof, ViewChange,
 };
 use shoal_protocol::units::Bytes;
+use shoal_scheduler::sim::HashKeys;
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
 use net::{End, Net};
 
-use super::{Anchor, AnchorConfig, AnchorError, AnchorEvent, Links, Timing};
+use super::{Anchor, AnchorConfig, AnchorError, AnchorEvent, Links, Seal, Timing};
 
 /// Timeout of every wait, far above what it takes.
 const LONG: Duration = Duration::from_secs(30);
 
 fn peer(number: u8) -> PeerId {
     PeerId([number; 32])
+}
+
+fn run() -> RunId {
+    RunId::of(b"run")
 }
 
 fn quick() -> Timing {
@@ -104,6 +113,7 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 struct Reported {
     term_led: Option<Term>,
     terms: Vec<(Term, History)>,
+    proof: Option<TermProof>,
     appended: Vec<LogRecord>,
     deposed: usize,
     leader: Option<(Option<PeerId>, usize, usize)>,
@@ -113,12 +123,15 @@ struct Reported {
 impl Reported {
     fn record_event(&mut self, event: AnchorEvent) {
         match event {
-            AnchorEvent::Leads { term, history } => {
+            AnchorEvent::Leads { term, history, proof } => {
+                assert_eq!(proof.vote.term, Founding::term_of(history.number, term.0));
+                self.proof = Some(*proof);
                 assert_eq!(self.term_led, None, "it leads already");
                 assert!(self.terms.last().is_none_or(|(last, _)| *last < term));
                 self.term_led = Some(term);
                 self.terms.push((term, history));
             }
+            AnchorEvent::Confirmed(proof) => self.proof = Some(proof),
             AnchorEvent::Appended(record) => {
                 assert!(self.term_led.is_some(), "it does not lead");
                 self.appended.push(record);
@@ -138,7 +151,8 @@ impl Reported {
 
 fn config_of(peer: PeerId, folder: &Path) -> AnchorConfig {
     let (folder, removed) = (folder.to_owned(), BTreeSet::new());
-    AnchorConfig { folder, me: peer, first: Step(0), timing: quick(), removed }
+    let seal = Seal { run: run(), keys: Arc::new(HashKeys(peer)), founding: None };
+    AnchorConfig { folder, me: peer, first: Step(0), timing: quick(), seal, removed }
 }
 
 /// One anchor and its owner.

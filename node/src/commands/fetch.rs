@@ -79,7 +79,9 @@ async fn ask(
         match timeout(ANSWER, answer(events, asked.peer)).await {
             Err(_) => bail!("{} does not answer", asked.peer),
             Ok(Message::Checkpoint { newest: Some(newest) }) => return Ok(newest),
-            Ok(Message::CoordinatorMoved { coordinator, addresses }) if coordinator != asked => {
+            Ok(Message::CoordinatorMoved { coordinator, addresses, .. })
+                if coordinator != asked =>
+            {
                 transport.remember(coordinator.peer, &addresses);
                 asked = coordinator;
             }

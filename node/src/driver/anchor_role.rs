@@ -11,7 +11,9 @@ use shoal_engine::{group_elements, optimizer_elements, parameter_count, summed_e
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{Era, Incarnation, PeerId, Term};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{AnchorMessage, Envelope, Founding, LogRecord, Message};
+use shoal_protocol::message::{
+    AnchorGroup, AnchorMessage, Envelope, Founding, LogRecord, Message, TermProof,
+};
 use shoal_protocol::net::transport::Transport;
 use shoal_protocol::units::Moment;
 use shoal_protocol::wire;
@@ -27,7 +29,7 @@ use super::context::Context;
 use super::effect::Effects;
 use super::resume::is_complete;
 use super::setup::{AnchorStart, RoleSetup};
-use crate::anchor::{self, Anchor, AnchorConfig, AnchorEvent, Heard, Timing};
+use crate::anchor::{self, Anchor, AnchorConfig, AnchorEvent, Heard, Seal, Timing};
 use crate::events::RunEvent;
 
 /// After how long the coordinator sends a message again that shows no effect.
@@ -66,6 +68,8 @@ pub(super) struct AnchorRole {
     warned: bool,
     paused: bool,
     too_few: Option<TooFew>,
+    /// The number of anchors whose majority signed for the local coordinator.
+    proved_voters: usize,
     /// The number of anchors that was reported last.
     announced: usize,
 }
@@ -121,7 +125,10 @@ impl AnchorRole {
             let founds = matches!(start, AnchorStart::Founds);
             let (folder, me) = (folder.clone(), *me);
             let removed = removed_anchors(transport.as_ref().filter(|_| founds));
-            let config = AnchorConfig { folder, me: me.peer, first, timing, removed };
+            let founding = role.founding.as_ref().map(|founding| founding.number);
+            let seal =
+                Seal { run: context.manifest.run_id(), keys: context.keys.clone(), founding };
+            let config = AnchorConfig { folder, me: me.peer, first, timing, seal, removed };
             let links = Arc::new(AnchorLinks { me: me.incarnation, transport: transport.clone() });
             let (opened, receiver) = Anchor::open(config, founds, links).await?;
             (anchor, events) = (Some(opened), Some(receiver));
@@ -141,6 +148,7 @@ impl AnchorRole {
             warned: alone,
             paused: false,
             too_few: None,
+            proved_voters: 0,
             announced: 0,
         })
     }
@@ -148,6 +156,18 @@ impl AnchorRole {
     /// Returns the state of the run as the local log has it.
     pub(super) fn history(&self) -> Option<History> {
         self.anchor.as_ref().map(Anchor::history)
+    }
+
+    /// Returns the anchors that the local log names, as a group that proves terms.
+    pub(super) fn group(&self) -> Option<AnchorGroup> {
+        self.anchor.as_ref().and_then(Anchor::group)
+    }
+
+    /// Signs from now on for a leader whose election was proved.
+    pub(super) fn follow(&self, term: Term, leader: PeerId) {
+        if let Some(anchor) = &self.anchor {
+            anchor.follow(term, leader);
+        }
     }
 
     /// Returns the peers that keep the log, as far as this peer knows.
@@ -250,7 +270,7 @@ impl AnchorRole {
     pub(super) fn tick(&mut self, out: &mut Effects) {
         self.change_voters(out);
         let leads = self.anchor.as_ref().filter(|_| self.coordinator.is_some());
-        let count = leads.map_or(0, |anchor| anchor.voters().len());
+        let count = leads.map_or(0, |_| self.proved_voters);
         if count > 1 && count != std::mem::replace(&mut self.announced, count) {
             out.push(RunEvent::Anchors { count }.into());
         }
@@ -277,6 +297,15 @@ impl AnchorRole {
         self.too_few = few.then_some(TooFew { since, answering, anchors });
     }
 
+    /// Notes the anchors that signed for the local coordinator.
+    pub(super) fn confirmed(&mut self, proof: &TermProof) {
+        self.proved_voters = match proof.vote.group.voters.as_slice() {
+            [voters] => voters.len(),
+            // A change of the voters is under way.
+            _ => self.proved_voters,
+        };
+    }
+
     /// Ends the local coordinator: another anchor leads.
     pub(super) fn deposed(&mut self) {
         self.coordinator = None;
@@ -288,10 +317,12 @@ impl AnchorRole {
         context: &Context,
         term: Term,
         history: History,
+        proof: &TermProof,
     ) -> Vec<CoordinatorAction> {
         let manifest = &context.manifest;
         let mut coordinator = Coordinator::new(CoordinatorConfig {
             manifest: manifest.clone(),
+            term: proof.vote.term,
             history,
             founding: self.founding.take(),
             anchors: self.voters(),
@@ -314,6 +345,7 @@ impl AnchorRole {
         let mut out = Vec::new();
         coordinator.start(context.now(), &mut out);
         self.too_few = None;
+        self.confirmed(proof);
         self.coordinator = Some(ActiveCoordinator { coordinator, term });
         out
     }

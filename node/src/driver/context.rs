@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use shoal_protocol::ids::Member;
 use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::Signatures;
 use shoal_protocol::net::transport::Transport;
 use shoal_protocol::units::Moment;
 use tokio::sync::watch;
@@ -27,6 +28,8 @@ pub(super) struct Context {
     pub(super) files: Files,
     /// Web servers with prepared data.
     pub(super) mirrors: Arc<[String]>,
+    /// The key of this peer, which signs for coordinators and checks the signatures of anchors.
+    pub(super) keys: Arc<dyn Signatures>,
     /// The data plane; `None` in a run on one machine alone.
     pub(super) transport: Option<Transport>,
     /// The peers that may have files of the run.

@@ -1,15 +1,21 @@
 //! The run as this peer knows it: era, membership and coordinator, and this peer's own part in
 //! coordinating it.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use shoal_protocol::history::History;
-use shoal_protocol::ids::{Era, Member, PeerId, Step, Term};
+use shoal_protocol::ids::{Era, Member, PeerId, RunId, Step, Term};
+use shoal_protocol::limits;
 use shoal_protocol::message::{
-    AnchorMessage, FromCoordinator, LogRecord, Message, StoredStage, ToCoordinator, View,
+    AnchorMessage, FromCoordinator, LogRecord, Message, Signatures, StoredStage, TermProof,
+    ToCoordinator, View,
 };
 use shoal_protocol::net::transport::{ConnectError, Refusal};
 use shoal_protocol::units::Moment;
 use shoal_scheduler::action::{CoordinatorAction, CoordinatorInput, PeerInput};
 use shoal_scheduler::coordinator::Coordinator;
+use shoal_scheduler::office::Office;
 
 use super::anchor_role::AnchorRole;
 use super::background_results::{Background, BackgroundResult};
@@ -29,12 +35,16 @@ use crate::fault_point::FaultPoint;
 /// Era, membership and coordinator of the run.
 pub(super) struct Coordination {
     me: Member,
+    run: RunId,
+    keys: Arc<dyn Signatures>,
     era: Era,
     view: View,
     /// The peers that may have files of the run, for tasks that fetch them.
     file_holders: watch::Sender<FileHolders>,
     contact: CoordinatorContact,
     anchor_role: AnchorRole,
+    /// The peers that the local coordinator has shown the proof of its term.
+    shown: BTreeSet<Member>,
     own_pause: OwnPause,
     /// A message for a coordinator that is not known or not in office yet. The peer repeats every
     /// message that needs an answer, so one is enough.
@@ -43,17 +53,23 @@ pub(super) struct Coordination {
 
 impl Coordination {
     pub(super) fn new(
-        me: Member,
+        context: &Context,
         coordinator: Option<Member>,
         anchor_role: AnchorRole,
         file_holders: watch::Sender<FileHolders>,
     ) -> Self {
+        // The log of a peer that begins with another's answer may be of an earlier history.
+        let group = anchor_role.group().filter(|_| coordinator.is_none());
+        let office = Office::new(context.manifest.admission.key, group);
         Self {
-            me,
+            me: context.me,
+            run: context.manifest.run_id(),
+            keys: Arc::clone(&context.keys),
             era: Era(0),
             view: View::default(),
             file_holders,
-            contact: CoordinatorContact::new(coordinator),
+            contact: CoordinatorContact::new(coordinator, office),
+            shown: BTreeSet::new(),
             anchor_role,
             own_pause: OwnPause::default(),
             pending_message: None,
@@ -190,6 +206,7 @@ impl Coordination {
         let Some(coordinator) = self.anchor_role.coordinator() else { return };
         let stamp = Stamp { era: coordinator.era(), term: coordinator.term() };
         if to != self.me {
+            self.show_term(to, out);
             out.push(Effect::Send { to, stamp, message: Message::FromCoordinator(message) });
         } else if let Some(from) = self.contact.admit(to, stamp.term) {
             // As for any other peer, the era comes with the coordinator's message.
@@ -198,9 +215,41 @@ impl Coordination {
         }
     }
 
+    /// Shows a peer the proof of the local coordinator's term, before its first message to that peer.
+    fn show_term(&mut self, to: Member, out: &mut Effects) {
+        // Each is shown again if it needs to be.
+        if self.shown.len() > 2 * limits::MEMBERS {
+            self.shown.clear();
+        }
+        if self.shown.insert(to) {
+            self.tell_term(to, out);
+        }
+    }
+
+    /// Sends a peer the proof of the newest term that this one knows.
+    pub(super) fn tell_term(&self, to: Member, out: &mut Effects) {
+        let message = Message::Elected { proofs: self.contact.proofs().to_vec() };
+        out.push(Effect::Send { to, stamp: self.stamp(), message });
+    }
+
+    /// Takes in proofs of a coordinator's term. They count by their signatures, whoever sends them.
+    pub(super) fn learn(&mut self, from: Member, proofs: Vec<TermProof>, out: &mut Effects) {
+        match self.contact.learn(from.peer, (self.run, &*self.keys), proofs) {
+            Ok(()) => {
+                if let Some(leader) = self.contact.elected_peer() {
+                    self.anchor_role.follow(self.contact.term(), leader);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(peer = %from, %error, "a term is not believed");
+                out.push(Effect::Unentitled { from, what: "a proof of a term" });
+            }
+        }
+    }
+
     /// Takes in a message for the coordinator.
     pub(super) fn receive_for_coordinator(
-        &self,
+        &mut self,
         from: Member,
         sent: Stamp,
         message: ToCoordinator,
@@ -211,12 +260,16 @@ impl Coordination {
             return;
         };
         let newcomer = matches!(message, ToCoordinator::Register(_));
+        if newcomer || sent.term != coordinator.term() {
+            self.shown.remove(&from);
+        }
         // The coordinator answers every other message of a peer that is no member.
         if !newcomer && coordinator.is_member(from) {
             let Stamp { era, term } = sent;
             let past = (era != coordinator.era()).then_some(Unusable::OtherEra { era });
             let past = past.or((term != coordinator.term()).then_some(Unusable::PastTerm { term }));
             if let Some(error) = past {
+                self.show_term(from, out);
                 out.push(Effect::Refuse { from, error });
                 return;
             }
@@ -286,6 +339,7 @@ impl Coordination {
 
     /// Notes a connection to a life of a peer: an earlier one has ended.
     pub(super) fn connected(&mut self, member: Member, out: &mut Effects) {
+        self.shown.remove(&member);
         self.own_pause.connected(member);
         if let Some(member) = self.contact.connected(member) {
             out.push(CoordinatorInput::Disconnected { member }.into());
@@ -317,6 +371,7 @@ impl Coordination {
 
     /// Notes that a peer is gone.
     pub(super) fn lost(&mut self, member: Member, reason: &str, out: &mut Effects) {
+        self.shown.remove(&member);
         if !self.own_pause.excuses(member) {
             out.push(CoordinatorInput::Disconnected { member }.into());
         }
@@ -375,6 +430,7 @@ impl Coordination {
             Some(AnchorEvent::Failed(error)) => {
                 out.push(Ending::Stopped(error.to_string()).into());
             }
+            Some(AnchorEvent::Confirmed(proof)) => self.confirmed(proof, out),
             Some(AnchorEvent::Leads { .. }) => {}
             None => out.push(Ending::Stopped("the run's log stopped".to_owned()).into()),
         }
@@ -399,13 +455,28 @@ impl Coordination {
     pub(super) fn lead(
         &mut self,
         context: &Context,
-        term: Term,
+        (election, proof): (Term, TermProof),
         history: History,
     ) -> Vec<CoordinatorAction> {
-        let actions = self.anchor_role.lead(context, term, history);
-        self.contact.set(self.me);
+        let actions = self.anchor_role.lead(context, election, history, &proof);
+        self.shown.clear();
+        self.contact.lead(self.me, proof);
         actions
     }
+
+    /// More anchors signed for the local coordinator, or those of the group that follows: every member must know that
+    /// group before another coordinator is elected by it.
+    fn confirmed(&mut self, proof: TermProof, out: &mut Effects) {
+        self.anchor_role.confirmed(&proof);
+        let lasts = proof.vote.group.voters.len() == 1;
+        self.contact.confirm(proof);
+        if lasts {
+            for member in std::mem::take(&mut self.shown) {
+                self.show_term(member, out);
+            }
+        }
+    }
+
     /// Ends the anchor and its writing.
     pub(super) async fn close(&mut self) {
         self.anchor_role.close().await;

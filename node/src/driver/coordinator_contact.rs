@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use shoal_protocol::ids::{Incarnation, Member, PeerId, Term};
-use shoal_protocol::message::View;
-use shoal_scheduler::office::{InOffice, Office};
+use shoal_protocol::ids::{Incarnation, Member, PeerId, RunId, Term};
+use shoal_protocol::message::{Signatures, TermProof, View};
+use shoal_scheduler::office::{InOffice, NotBelieved, Office};
 
 /// How long a member waits for an unreachable coordinator.
 pub(super) const PATIENCE: Duration = Duration::from_secs(600);
@@ -32,8 +32,8 @@ pub(super) struct CoordinatorContact {
 
 impl CoordinatorContact {
     /// Begins with the coordinator that the peer joined through, if any.
-    pub(super) fn new(coordinator: Option<Member>) -> Self {
-        Self { coordinator, begins_alone: coordinator.is_none(), ..Self::default() }
+    pub(super) fn new(coordinator: Option<Member>, office: Office) -> Self {
+        Self { coordinator, office, begins_alone: coordinator.is_none(), ..Self::default() }
     }
 
     pub(super) fn coordinator(&self) -> Option<Member> {
@@ -42,6 +42,41 @@ impl CoordinatorContact {
 
     pub(super) fn term(&self) -> Term {
         self.office.term()
+    }
+
+    /// Returns the peer that the anchors elected for the newest term.
+    pub(super) fn elected_peer(&self) -> Option<PeerId> {
+        self.office.elected()
+    }
+
+    /// Returns the proofs that lead another peer to the newest term.
+    pub(super) fn proofs(&self) -> &[TermProof] {
+        self.office.proofs()
+    }
+
+    /// Takes in proofs of a term.
+    ///
+    /// # Errors
+    /// If they prove nothing to this peer.
+    pub(super) fn learn(
+        &mut self,
+        from: PeerId,
+        run_and_keys: (RunId, &dyn Signatures),
+        proofs: Vec<TermProof>,
+    ) -> Result<(), NotBelieved> {
+        let asked = self.asked() == Some(from);
+        self.office.learn(run_and_keys, proofs, asked)
+    }
+
+    /// The anchors elected this peer.
+    pub(super) fn lead(&mut self, me: Member, proof: TermProof) {
+        self.office.hold(me, proof);
+        self.set(me);
+    }
+
+    /// Notes another proof of this peer's own term.
+    pub(super) fn confirm(&mut self, proof: TermProof) {
+        self.office.confirm(proof);
     }
 
     pub(super) fn is_anchor(&self, peer: PeerId) -> bool {
@@ -60,7 +95,7 @@ impl CoordinatorContact {
 
     /// Decides whether a message is the coordinator's, which then is reachable.
     pub(super) fn admit(&mut self, from: Member, term: Term) -> Option<InOffice> {
-        let admitted = self.office.admit(from, term, self.asked())?;
+        let admitted = self.office.admit(from, term)?;
         self.set(from);
         Some(admitted)
     }
@@ -68,7 +103,8 @@ impl CoordinatorContact {
     /// Follows a peer's word on who the coordinator is, if that peer may say so. Returns whether it may.
     pub(super) fn redirect(&mut self, from: PeerId, coordinator: Member) -> bool {
         let may = self.office.may_redirect(from, self.asked());
-        if may {
+        let lost = self.unreachable_since.is_some();
+        if may && self.office.may_be_asked(coordinator.peer, lost) {
             self.set(coordinator);
         }
         may
@@ -169,7 +205,8 @@ impl CoordinatorContact {
 #[cfg(test)]
 mod tests {
     use shoal_protocol::ids::{Stage, StageSpan};
-    use shoal_protocol::message::{Duties, MemberRecord, StageRoom};
+    use shoal_protocol::message::{AnchorGroup, Duties, MemberRecord, StageRoom, TermVote};
+    use shoal_scheduler::sim::HashKeys;
 
     use super::*;
 
@@ -196,11 +233,36 @@ mod tests {
         }
     }
 
+    /// Anchors 1 to 3 elect one of them; these of them sign.
+    fn elects(
+        contact: &mut CoordinatorContact,
+        coordinator: u8,
+        term: u64,
+        signers: &[u8],
+    ) -> bool {
+        let run = RunId::of(b"run");
+        let voters = vec![[1, 2, 3].map(|number| member(number).peer).into()];
+        let group = AnchorGroup { history: 0, number: 1, voters };
+        let coordinator = member(coordinator).peer;
+        let vote = TermVote { term: Term(term), coordinator, group };
+        let bytes = vote.signed_bytes(run);
+        let peers = signers.iter().map(|number| member(*number).peer);
+        let signatures = peers.map(|peer| (peer, HashKeys::sign_as(peer, &bytes))).collect();
+        let proofs = vec![TermProof { vote, signatures }];
+        contact.learn(member(9).peer, (run, &HashKeys(member(4).peer)), proofs).is_ok()
+    }
+
+    fn group() -> Option<AnchorGroup> {
+        let voters = vec![[1, 2, 3].map(|number| member(number).peer).into()];
+        Some(AnchorGroup { history: 0, number: 1, voters })
+    }
+
     /// Peers 1 to 3 are anchors, 4 is not; 1 is the coordinator.
     fn contact() -> CoordinatorContact {
-        let mut contact = CoordinatorContact::new(Some(member(1)));
+        let mut contact = CoordinatorContact::new(Some(member(1)), Office::new(None, group()));
         let members = (1..=4).map(record).map(Into::into).collect();
         contact.members_changed(&View { number: 1, members });
+        assert!(elects(&mut contact, 1, 5, &[1, 2]));
         assert!(contact.admit(member(1), Term(5)).is_some());
         contact
     }
@@ -208,12 +270,18 @@ mod tests {
     #[test]
     fn messages_go_to_the_coordinator_of_the_newest_term_and_nowhere_a_stranger_says() {
         let mut contact = contact();
+        assert!(contact.admit(member(2), Term(6)).is_none(), "nothing proves it");
+        assert!(!elects(&mut contact, 2, 6, &[2]), "one of three");
+        assert!(elects(&mut contact, 2, 6, &[2, 3]));
         assert!(contact.admit(member(2), Term(6)).is_some());
         assert!(contact.admit(member(4), Term(7)).is_none(), "it is no anchor");
+        assert!(contact.redirect(member(1).peer, member(3)));
+        assert_eq!(contact.coordinator(), Some(member(2)), "that one was not elected");
         for stranger in [4, 9] {
             assert!(!contact.redirect(member(stranger).peer, member(9)));
         }
         assert_eq!((contact.coordinator(), contact.term()), (Some(member(2)), Term(6)));
+        assert!(elects(&mut contact, 3, 7, &[1, 2, 3]));
         assert!(contact.redirect(member(2).peer, member(3)));
         assert_eq!(contact.coordinator(), Some(member(3)));
     }
@@ -221,7 +289,7 @@ mod tests {
     #[test]
     fn an_anchor_that_the_others_dropped_asks_them_in_turn_until_a_coordinator_speaks() {
         let view = View { number: 1, members: (1..=3).map(record).map(Into::into).collect() };
-        let mut contact = CoordinatorContact::new(None);
+        let mut contact = CoordinatorContact::new(None, Office::new(None, group()));
         contact.members_changed(&view);
         let me = member(2);
         let mut asked = |seconds| {
@@ -231,6 +299,7 @@ mod tests {
         assert_eq!([asked(100), asked(102)], [None, None], "an election takes a moment");
         assert_eq!([asked(103), asked(105)], [Some(member(1)); 2]);
         assert_eq!([asked(106), asked(109)], [Some(member(3)), Some(member(1))]);
+        assert!(elects(&mut contact, 3, 4, &[1, 3]));
         assert!(contact.redirect(member(1).peer, member(3)));
         assert!(contact.admit(member(3), Term(4)).is_some());
         contact.seek(me, Duration::from_secs(200));
@@ -252,6 +321,7 @@ mod tests {
         let again = Member { incarnation: Incarnation(2), ..member(3) };
         assert_eq!(contact.connected(again), Some(member(3)));
         assert_eq!(contact.coordinator(), Some(again));
+        assert!(elects(&mut contact, 3, 6, &[2, 3]));
         assert!(contact.admit(again, Term(6)).is_some() && contact.wait_ends().is_none());
     }
 }

@@ -102,7 +102,8 @@ pub(crate) fn open(bytes: &[u8], from: Member, to: Receiver) -> Result<Envelope,
         | Message::AccessList { .. }
         | Message::CheckpointRequest
         | Message::Checkpoint { .. }
-        | Message::CoordinatorMoved { .. } => true,
+        | Message::CoordinatorMoved { .. }
+        | Message::Elected { .. } => true,
     };
     if !fits {
         return Err(Unusable::OtherEra { era });

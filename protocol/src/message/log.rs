@@ -1,5 +1,7 @@
 //! The records of the run's log: terms, membership changes, commits, rewinds and checkpoints.
 
+use std::net::SocketAddr;
+
 use super::{FixedLoss, RoundOutcome, ViewChange};
 use crate::ids::{Attempt, ContentHash, Era, PeerId, Stage, Step, Term};
 use crate::units::Bytes;
@@ -61,7 +63,13 @@ impl Founding {
     /// The term before the history's first one.
     #[must_use]
     pub fn term(&self) -> Term {
-        Term(u64::from(self.number) << 32)
+        Self::term_of(self.number, 0)
+    }
+
+    /// The coordinator's term that follows from an election of the anchors, in the history with this number.
+    #[must_use]
+    pub fn term_of(number: u16, election: u64) -> Term {
+        Term((u64::from(number) << 32).saturating_add(election))
     }
 }
 
@@ -91,6 +99,17 @@ pub struct SnapshotPart {
     pub stage: Stage,
     /// The holders and files of the stage.
     pub stored: StoredStage,
+}
+
+/// A complete checkpoint and its location.
+#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct SavedCheckpoint {
+    /// The version of the weights.
+    pub version: Step,
+    /// The stored stages, in order.
+    pub stages: Vec<StoredStage>,
+    /// The peers that hold it, with the addresses of their data planes.
+    pub holders: Vec<(PeerId, Vec<SocketAddr>)>,
 }
 
 /// The weights of one stage at one version, and the peers that hold them.

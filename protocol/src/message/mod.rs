@@ -9,6 +9,7 @@ mod log;
 mod membership;
 mod peer;
 mod round;
+mod term_proof;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
@@ -16,7 +17,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::challenge::{Challenge, OWNER_GROUPS, PROJECTIONS, RoundCheck, owner_groups};
-pub use self::log::{CommitRecord, Founding, LogRecord, SnapshotPart, StoredFile, StoredStage};
+pub use self::log::{
+    CommitRecord, Founding, LogRecord, SavedCheckpoint, SnapshotPart, StoredFile, StoredStage,
+};
 pub use self::membership::{
     Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, StageRoom, View, ViewChange,
     is_stopped,
@@ -25,6 +28,10 @@ pub use self::peer::{PeerMessage, TensorTag};
 pub use self::round::{
     Mended, Round, RoundGroup, RoundGroupChange, RoundGroupMember, RoundId, RoundMember,
     RoundOutcome, proof_of_all, proof_tag,
+};
+pub use self::term_proof::{
+    AnchorGroup, Attested, GROUP_VOTERS, PROOFS, ProofError, Signature, Signatures, TermProof,
+    TermVote,
 };
 
 use crate::ids::{
@@ -78,18 +85,14 @@ pub enum Message {
         coordinator: Member,
         /// The addresses of its data plane.
         addresses: Vec<SocketAddr>,
+        /// What proves its term, as in `Elected`; empty if the sender has not heard from it yet.
+        proofs: Vec<TermProof>,
     },
-}
-
-/// A complete checkpoint and its location.
-#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct SavedCheckpoint {
-    /// The version of the weights.
-    pub version: Step,
-    /// The stored stages, in order.
-    pub stages: Vec<StoredStage>,
-    /// The peers that hold it, with the addresses of their data planes.
-    pub holders: Vec<(PeerId, Vec<SocketAddr>)>,
+    /// The term that the anchors elected a coordinator for. Goes before the coordinator's first message.
+    Elected {
+        /// The proof of the term, and before it those of earlier groups of anchors, oldest first.
+        proofs: Vec<TermProof>,
+    },
 }
 
 /// A request from one anchor to another, or the answer to one.
@@ -285,6 +288,8 @@ pub enum ToCoordinator {
     RoundRefused {
         /// The round.
         round: RoundId,
+        /// The member whose piece of the result shows it; `None` if the sender itself reduced that piece.
+        owner: Option<Member>,
         /// The reason, for people.
         reason: String,
     },

@@ -6,8 +6,10 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use libp2p::identity::Keypair;
+use libp2p::identity::ed25519::PublicKey;
 
 use crate::ids::PeerId;
+use crate::message::{Signature, Signatures};
 
 /// A peer's key pair. Two running processes must never share one.
 #[derive(Clone)]
@@ -145,6 +147,21 @@ impl Identity {
     }
 }
 
+impl Signatures for Identity {
+    fn sign(&self, message: &[u8]) -> Signature {
+        Self::sign(self, message)
+    }
+
+    fn verify(&self, peer: PeerId, message: &[u8], signature: &Signature) -> bool {
+        verifies(peer, message, signature)
+    }
+}
+
+/// Whether a peer's key signed a message.
+pub(super) fn verifies(peer: PeerId, message: &[u8], signature: &Signature) -> bool {
+    PublicKey::try_from_bytes(&peer.0).is_ok_and(|key| key.verify(message, signature))
+}
+
 impl std::fmt::Debug for Identity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Identity({:?})", self.peer)
@@ -204,6 +221,16 @@ mod tests {
             let error = Identity::load_or_create(&path).expect_err("damaged");
             assert!(matches!(error, IdentityError::Malformed { .. }), "{error}");
         }
+    }
+
+    #[test]
+    fn only_its_own_key_makes_a_peers_signature() {
+        let (identity, other) = (Identity::ephemeral(), Identity::ephemeral());
+        let signature = Signatures::sign(&identity, b"a term");
+        assert!(other.verify(identity.peer_id(), b"a term", &signature));
+        assert!(!other.verify(identity.peer_id(), b"another", &signature));
+        assert!(!other.verify(other.peer_id(), b"a term", &signature));
+        assert!(!other.verify(PeerId([255; 32]), b"a term", &signature));
     }
 
     #[test]

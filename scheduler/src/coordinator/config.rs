@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::history::History;
-use shoal_protocol::ids::{Member, PeerId};
+use shoal_protocol::ids::{Member, PeerId, Term};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::Founding;
 
@@ -34,6 +34,8 @@ pub struct CoordinatorConfig {
     pub manifest: Arc<Manifest>,
     /// The history of the run, from the log.
     pub history: History,
+    /// The term that the anchors elected this coordinator for.
+    pub term: Term,
     /// The history to found, if the log is empty and the run continues from an archive.
     pub founding: Option<Founding>,
     /// The peers that keep the log.

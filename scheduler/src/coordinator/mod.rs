@@ -81,7 +81,7 @@ impl Coordinator {
             history.apply(founded).expect("nothing is before it, and its number is not 0");
         }
         let anchors = std::mem::take(&mut config.anchors);
-        let progress = Progress::of(&history);
+        let progress = Progress::of(&history, config.term);
         let membership = Membership::of(stages, &history);
         Self {
             founded,
@@ -248,8 +248,8 @@ impl Coordinator {
                 self.reduced(from, (round, mend), (outcome, checks), &rates, out)
             }
             ToCoordinator::RoundGroupRequest { round } => self.rounds.send_group(from, round, out),
-            ToCoordinator::RoundRefused { round, reason } => {
-                self.round_refused(from, round, &reason, out);
+            ToCoordinator::RoundRefused { round, owner, reason } => {
+                self.round_refused(from, (round, owner), &reason, out);
             }
             ToCoordinator::Diverged { key, reason } => {
                 if self.work.holder(key) == Some(from) {

@@ -67,10 +67,10 @@ pub(super) enum Phase {
 }
 
 impl Progress {
-    /// The position that the log gives, at the beginning of the next term.
-    pub(super) fn of(history: &History) -> Self {
+    /// The position that the log gives, at the beginning of a term.
+    pub(super) fn of(history: &History, term: Term) -> Self {
         Self {
-            term: history.term.next(),
+            term,
             era: history.era,
             began_at: history.began_at,
             version: history.version,

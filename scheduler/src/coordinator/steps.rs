@@ -123,15 +123,22 @@ impl Coordinator {
         }
     }
 
-    /// A member refuses a round's result.
+    /// A member refuses a round's result. The owner of the piece that shows it reduces nothing from then on; the
+    /// member itself raises an alarm if it names none that reduces anything.
     pub(super) fn round_refused(
         &mut self,
         from: Member,
-        round: RoundId,
+        (round, owner): (RoundId, Option<Member>),
         reason: &str,
         out: &mut Out,
     ) {
-        if self.rounds.has_replica(round, from) {
+        if !self.rounds.has_replica(round, from) {
+            return;
+        }
+        let owner = owner.filter(|owner| *owner != from && self.rounds.reduces(round, *owner));
+        if let Some(owner) = owner {
+            self.round_forged(round, [owner].into(), out);
+        } else {
             let weights = round.weights;
             let reason =
                 format!("{from} refused the all-reduce of weight group {weights}: {reason}");

@@ -51,6 +51,7 @@ impl Scenario {
             log_delay: Duration::from_millis(5),
             patience: Duration::from_secs(30),
             anchors: 1,
+            liar: None,
             return_trip: Duration::from_secs(10),
             extend_after: NO_EXTENSION,
             rebalance: Rebalance::Never,

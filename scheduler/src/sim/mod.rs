@@ -11,6 +11,7 @@ mod drawn_peer;
 mod engine;
 mod flows;
 mod founded;
+mod hash_keys;
 mod integer_model;
 #[cfg(test)]
 mod mending;
@@ -46,6 +47,7 @@ use shoal_protocol::ids::Member;
 pub use self::all_reduce::{RoundTime, all_reduces, between_sites};
 use self::corruption::Corruption;
 pub use self::flows::{Port, Sites};
+pub use self::hash_keys::HashKeys;
 #[cfg(test)]
 pub(crate) use self::omitted_rules::Omit;
 pub use self::oracle::Violation;

@@ -5,9 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Attempt, ClaimKey, Era, Exchange, Grant, Member, Step, WeightGroup};
+use shoal_protocol::ids::{
+    Attempt, ClaimKey, Era, Exchange, Grant, Member, Stage, Step, WeightGroup,
+};
 use shoal_protocol::message::{
-    FromCoordinator, PassTimes, PeerMessage, TensorTag, ToCoordinator, ViewChange,
+    FromCoordinator, PROJECTIONS, PassTimes, PeerMessage, RoundCheck, StoredFile, TensorTag,
+    ToCoordinator, ViewChange,
 };
 
 use crate::action::PeerAction;
@@ -30,6 +33,8 @@ pub(crate) enum Omit {
     Eras,
     /// Messages of an earlier term's coordinator are dropped.
     Terms,
+    /// A new term needs the majority of the anchors.
+    Majority,
     /// A new coordinator grants nothing before all members have reported their state.
     Census,
     /// Messages and pieces of an earlier attempt are dropped.
@@ -56,6 +61,16 @@ pub(crate) enum Omit {
     Room,
     /// Peers measure how long a pass waited for its stage.
     LoadTimes,
+    /// Messages between members, and tensors, count by their senders.
+    Senders,
+    /// One member's alarm does not stop the run.
+    Alarms,
+    /// One member's word does not expel another.
+    Witnesses,
+    /// Replicas that wrote a stage must agree on it.
+    Writers,
+    /// The result of a round is compared with what its members gave.
+    Sums,
 }
 
 /// State needed to omit a rule.
@@ -68,6 +83,8 @@ pub(super) struct OmittedRules {
     exchanged: BTreeSet<(Member, ClaimKey, Exchange)>,
     /// The newest grant sent to each member.
     grants: BTreeMap<(Member, ClaimKey), Grant>,
+    /// The first files that were reported of each stage and version.
+    written: BTreeMap<(Step, Stage), Vec<StoredFile>>,
     /// The newest attempt sent to each member.
     attempts: BTreeMap<(Member, Era, Step, WeightGroup), Attempt>,
 }
@@ -76,7 +93,7 @@ impl OmittedRules {
     pub(super) fn new(omit: Omit) -> Self {
         let (answered, grants) = (BTreeMap::new(), BTreeMap::new());
         let (exchanged, attempts) = (BTreeSet::new(), BTreeMap::new());
-        Self { omit, answered, exchanged, grants, attempts }
+        Self { omit, answered, exchanged, grants, written: BTreeMap::new(), attempts }
     }
 
     /// Filters a peer's action. Returns false if it is to be dropped.
@@ -126,13 +143,28 @@ impl OmittedRules {
         true
     }
 
+    /// The newest claims that were granted to a member.
+    pub(super) fn grants_of(&self, member: Member) -> Vec<(ClaimKey, Grant)> {
+        let of = self.grants.iter().filter(|((holder, _), _)| *holder == member);
+        of.map(|((_, key), grant)| (*key, *grant)).rev().take(16).collect()
+    }
+
     /// Changes a message to the coordinator.
-    pub(super) fn reported(&self, from: Member, message: &mut ToCoordinator) {
+    pub(super) fn reported(&mut self, from: Member, message: &mut ToCoordinator) {
         match message {
             ToCoordinator::Done { key, grant, .. } | ToCoordinator::Released { key, grant }
                 if self.omit == Omit::GrantNumbers =>
             {
                 *grant = self.grants.get(&(from, *key)).copied().unwrap_or(*grant);
+            }
+            ToCoordinator::Stored { version, stage, files } if self.omit == Omit::Writers => {
+                let first = self.written.entry((*version, *stage)).or_insert_with(|| files.clone());
+                files.clone_from(first);
+            }
+            ToCoordinator::Reduced { checks, .. } if self.omit == Omit::Sums => {
+                let nothing =
+                    RoundCheck { own: [0.0; PROJECTIONS], result: [0.0; PROJECTIONS], slack: 0.0 };
+                checks.fill(nothing);
             }
             ToCoordinator::Reduced { round, .. } if self.omit == Omit::Attempts => {
                 let newest = (from, round.era, round.step, round.weights);

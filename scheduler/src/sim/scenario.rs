@@ -60,6 +60,8 @@ pub struct Scenario {
     pub patience: Duration,
     /// Number of anchors: the first peers, as far as there are so many.
     pub anchors: usize,
+    /// The peer that lies, if one does. It is taken for an anchor, and no anchor votes for it: an elected one is believed.
+    pub liar: Option<usize>,
     /// How long a run that lost a stage waits for peers that have its newest checkpoint.
     pub return_trip: Duration,
     /// How long stages may be without a host before members take them beside their own.
@@ -112,7 +114,7 @@ pub enum Fault {
         /// The peer.
         peer: usize,
     },
-    /// The last peer says something that it has no right to say.
+    /// The liar says something that it has no right to say.
     Lie {
         /// Chooses the lie.
         number: u64,
@@ -312,6 +314,7 @@ impl Scenario {
             log_delay,
             patience,
             anchors: 1,
+            liar: None,
             return_trip: Duration::from_secs(10),
             extend_after: NO_EXTENSION,
             rebalance: Rebalance::Never,
@@ -387,16 +390,18 @@ impl Scenario {
         scenario
     }
 
-    /// The scenario of this seed with faults, and with one more member: it hosts nothing, and lies.
+    /// The scenario of this seed with faults, and with one more member, which lies. It may be elected as far as the others
+    /// know; with an odd seed it hosts stages.
     #[must_use]
     pub fn with_liar(seed: u64) -> Self {
         let mut scenario = Self::faulty(seed);
         let mut rng = Rng::new(seed ^ 0x6c69_6172_0000_0000);
         let cut = scenario.peers[0].limits.cut;
         let region = scenario.peers[0].region;
-        let liar = peer(&mut rng, &scenario.manifest, cut, StageChoice::None, region);
-        // One that may be elected can pose as the coordinator.
+        let choice = if seed.is_multiple_of(2) { StageChoice::None } else { StageChoice::Auto };
+        let liar = peer(&mut rng, &scenario.manifest, cut, choice, region);
         scenario.anchors = scenario.anchors.min(scenario.peers.len());
+        scenario.liar = Some(scenario.peers.len());
         scenario.peers.push(liar);
         let lies = rng.pick(&[1, 10, 100, 400]);
         let span = rng.pick(&[300_000, 3_000_000]);

@@ -173,9 +173,14 @@ impl Driver<'_> {
         out.push(Ending::Finished.into());
     }
 
-    /// Tells a peer that is connected that the run is over, if it is and the peer missed that.
+    /// Tells a peer that is connected that the run is over, if it is and the peer missed that. It believes the
+    /// coordinator; any other peer sends it there.
     pub(super) fn tell_the_end(&mut self, member: Member, out: &mut Effects) {
         if self.shutdown.connected(member.peer) {
+            self.coordination.tell_term(member, out);
+            if self.coordination.anchor_role().coordinator().is_none() {
+                out.push(Effect::Redirect { to: member });
+            }
             let message = Message::FromCoordinator(FromCoordinator::Finished);
             out.push(Effect::Send { to: member, stamp: self.coordination.stamp(), message });
         }

@@ -4,13 +4,15 @@
 mod actions;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use shoal_metrics::{Preemption, Refusal};
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{Member, Term};
-use shoal_protocol::message::{Envelope, Message, ToCoordinator};
+use shoal_protocol::message::{Envelope, Message, TermProof, ToCoordinator};
+use shoal_protocol::net::identity::Identity;
 use shoal_scheduler::action::{CoordinatorInput, PeerInput, TaskResult};
 use shoal_scheduler::peer::Peer;
 use tokio::sync::watch;
@@ -104,6 +106,11 @@ impl<'a> Driver<'a> {
             mirrors: setup.mirrors.into(),
             transport: network.as_ref().map(|network| network.transport.clone()),
             file_holders: holders,
+            keys: match &network {
+                Some(network) => network.transport.keys(),
+                // Alone it signs for itself, and no other peer checks it.
+                None => Arc::new(Identity::ephemeral()),
+            },
             clock: Instant::now(),
         };
         let anchor_role = AnchorRole::open(&role, &context).await?;
@@ -125,7 +132,7 @@ impl<'a> Driver<'a> {
             inputs: VecDeque::new(),
             engine: EngineHost::new(engine),
             network: PeerNetwork::new(me, network, manifest, setup.metrics),
-            coordination: Coordination::new(me, role.coordinator, anchor_role, file_holders),
+            coordination: Coordination::new(&context, role.coordinator, anchor_role, file_holders),
             checkpoints: CheckpointShelf::new(history.as_ref(), &role),
             background: Background::new(),
             shutdown: Shutdown::new(setup.leaving),
@@ -367,7 +374,9 @@ impl<'a> Driver<'a> {
             Message::CheckpointRequest => self.answer_checkpoint(from, out),
             // Only a process that is no member asks for one.
             Message::Checkpoint { .. } => {}
-            Message::CoordinatorMoved { coordinator, addresses } => {
+            Message::Elected { proofs } => self.coordination.learn(from, proofs, out),
+            Message::CoordinatorMoved { coordinator, addresses, proofs } => {
+                self.coordination.learn(from, proofs, out);
                 if self.coordination.redirected(from, coordinator) {
                     self.network.remember(coordinator.peer, &addresses);
                 } else {
@@ -395,7 +404,8 @@ impl<'a> Driver<'a> {
     fn redirect(&self, to: Member) {
         let Some(coordinator) = self.coordination.coordinator_for(to) else { return };
         let addresses = self.network.addresses_of(self.coordination.view(), coordinator.peer);
-        let message = Message::CoordinatorMoved { coordinator, addresses };
+        let proofs = self.coordination.contact().proofs().to_vec();
+        let message = Message::CoordinatorMoved { coordinator, addresses, proofs };
         self.network.send(to, self.coordination.stamp(), message);
     }
 
@@ -404,7 +414,7 @@ impl<'a> Driver<'a> {
             return;
         }
         match event {
-            Some(AnchorEvent::Leads { term, history }) => self.lead(term, history),
+            Some(AnchorEvent::Leads { term, history, proof }) => self.lead(term, history, *proof),
             event => {
                 self.coordination.anchor_event(&self.context, &self.background, event, out);
             }
@@ -412,12 +422,12 @@ impl<'a> Driver<'a> {
     }
 
     /// Starts the local coordinator: the anchors elected this one.
-    fn lead(&mut self, term: Term, history: History) {
+    fn lead(&mut self, term: Term, history: History, proof: TermProof) {
         self.coordination.members_logged(&history.view);
         self.network.members_changed(&history.view);
         // The newest records count only since this election.
         self.status.metrics().resumed(&history);
-        let actions = self.coordination.lead(&self.context, term, history);
+        let actions = self.coordination.lead(&self.context, (term, proof), history);
         self.apply_coordinator_actions(actions);
     }
 

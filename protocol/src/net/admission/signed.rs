@@ -1,10 +1,8 @@
 //! A statement with a signature over exactly the bytes that are sent.
 
-use libp2p::identity::ed25519::PublicKey;
-
 use super::denied::{Denied, Document};
 use crate::ids::PeerId;
-use crate::net::identity::Identity;
+use crate::net::identity::{Identity, verifies};
 use crate::wire;
 
 /// Bytes of an ed25519 signature.
@@ -41,9 +39,7 @@ impl Signed {
         let Some((signature, body)) = self.0.split_first_chunk::<SIGNATURE>() else {
             return Err(forged);
         };
-        let known = PublicKey::try_from_bytes(&key.0);
-        let good = known.is_ok_and(|key| key.verify(&message::<T>(body), signature));
-        if good { self.peek() } else { Err(forged) }
+        if verifies(key, &message::<T>(body), signature) { self.peek() } else { Err(forged) }
     }
 
     /// The statement, without a check of the signature.

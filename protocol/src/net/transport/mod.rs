@@ -83,6 +83,7 @@ use crate::frame::Frame;
 use crate::ids::{ContentHash, Incarnation, Member, PeerId};
 use crate::limits;
 use crate::manifest::ChunkPacking;
+use crate::message::Signatures;
 use crate::net::admission::Gate;
 use crate::net::identity::Identity;
 use crate::units;
@@ -138,6 +139,7 @@ pub struct Transport {
 /// State shared by all tasks.
 pub(crate) struct Shared {
     local: LocalPeer,
+    keys: Arc<Identity>,
     files: FileServer,
     gate: Gate,
     endpoints: Endpoints,
@@ -189,6 +191,7 @@ impl Transport {
         let (events, receiver) = mpsc::channel(EVENTS);
         let shared = Arc::new(Shared {
             local: LocalPeer::new(identity.peer_id(), config.incarnation, config.run),
+            keys: Arc::new(identity.clone()),
             files: FileServer::new(config.files),
             gate: config.gate,
             endpoints,
@@ -213,6 +216,12 @@ impl Transport {
     #[must_use]
     pub fn peer_id(&self) -> PeerId {
         self.shared.local.id()
+    }
+
+    /// The key of this peer, which signs votes for terms and checks those of others.
+    #[must_use]
+    pub fn keys(&self) -> Arc<dyn Signatures> {
+        self.shared.keys.clone()
     }
 
     /// Checks the admission of other peers.

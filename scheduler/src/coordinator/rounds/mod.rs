@@ -223,6 +223,11 @@ impl Rounds {
         self.open_round(id).is_some_and(|open| open.has_replica(member))
     }
 
+    /// Whether a member reduces pieces of an open round.
+    pub(super) fn reduces(&self, id: RoundId, member: Member) -> bool {
+        self.open_round(id).is_some_and(|open| open.reduces(member))
+    }
+
     /// Takes a member's result of a round. Returns how far the replicas agree, if it was expected.
     ///
     /// # Errors

@@ -54,6 +54,13 @@ impl OpenRound {
         self.round.id == id && self.round.mended.mend == mend && !self.torn
     }
 
+    /// Whether a member has pieces to reduce.
+    pub(super) fn reduces(&self, member: Member) -> bool {
+        let members = || self.round.group.members.iter();
+        let none_reduces = members().all(|part| part.weight == 0);
+        members().any(|part| part.member == member && (part.weight > 0 || none_reduces))
+    }
+
     /// Whether a member reduces a part.
     pub(super) fn has_replica(&self, member: Member) -> bool {
         place_in(&self.round, member).is_some()
@@ -247,4 +254,49 @@ fn equal_bits(one: &RoundOutcome, other: &RoundOutcome) -> bool {
         // All that is no number is alike, whatever the processor makes of it.
         && (one.square_norm.to_bits() == other.square_norm.to_bits()
             || one.square_norm.is_nan() && other.square_norm.is_nan())
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::ids::{Era, Incarnation, PeerId, Step, Term, WeightGroup};
+    use shoal_protocol::message::RoundMember;
+
+    use super::*;
+
+    /// A round of members with these weights.
+    fn open(weights: &[u32], mend: Mend) -> OpenRound {
+        let member = |(number, weight): (usize, &u32)| RoundMember {
+            member: Member { peer: PeerId([number as u8; 32]), incarnation: Incarnation(1) },
+            weight: *weight,
+            island: None,
+        };
+        let members = weights.iter().enumerate().map(member).collect();
+        let id = RoundId {
+            era: Era(0),
+            term: Term(1),
+            step: Step(0),
+            weights: WeightGroup(0),
+            attempt: Attempt(0),
+        };
+        let group = Arc::new(RoundGroup { members, ..RoundGroup::default() });
+        let round = Round { id, group, mended: Mended { mend, changed: BTreeSet::new() } };
+        let (counted, outcomes) = (BTreeMap::new(), BTreeMap::new());
+        OpenRound { round, proof: 0, counted, outcomes, torn: false }
+    }
+
+    #[test]
+    fn only_groups_of_owners_that_reduce_nothing_in_a_whole_round_have_no_pieces() {
+        let whole = |weights: &[u32], groups| open(weights, Mend(0)).without_pieces(groups);
+        assert_eq!(whole(&[1, 1], 0), []);
+        assert_eq!(whole(&[1, 0, 2], 3), [false, true, false]);
+        // Where nobody has a weight, all reduce alike.
+        assert_eq!(whole(&[0, 0], 2), [false, false]);
+        // Pieces of a mended round may be those of members that are gone.
+        assert_eq!(open(&[1, 0, 2], Mend(1)).without_pieces(3), [false, false, false]);
+        // The owner of place 32 shares the group of place 0.
+        let mut weights = vec![0; OWNER_GROUPS + 2];
+        weights[OWNER_GROUPS] = 1;
+        let without = whole(&weights, OWNER_GROUPS);
+        assert!(!without[0] && without[1..].iter().all(|without| *without));
+    }
 }

@@ -413,3 +413,29 @@ fn unclaimed_work_is_replayed_but_not_of_a_step_without_weights() {
     let asked = replays_until(&mut run, end);
     assert_eq!(asked, [], "its forward pass cannot run before the commit");
 }
+
+#[test]
+fn the_owner_of_a_refused_piece_reduces_no_more_and_nobody_goes() {
+    let refused = |owner| ToCoordinator::RoundRefused {
+        round: round(),
+        owner: Some(member(owner)),
+        reason: "no".to_owned(),
+    };
+    let mut run = Run::closed();
+    let forged = events(&run.receive(0, refused(1)));
+    let made_again = |event: &CoordinatorEvent| match event {
+        CoordinatorEvent::RoundForged { owners, .. } => *owners == [member(1)].into(),
+        _ => false,
+    };
+    assert!(forged.iter().any(made_again), "{forged:?}");
+    let goes = |event: &CoordinatorEvent| matches!(event, CoordinatorEvent::Lost { .. });
+    assert!(!forged.iter().any(goes), "{forged:?}");
+    // A member that names itself, or a stranger, only raises an alarm.
+    for owner in [1, 7] {
+        let alone = events(&Run::closed().receive(1, refused(owner)));
+        assert!(
+            matches!(alone[0], CoordinatorEvent::Lost { how: LossCause::Alarmed, .. }),
+            "{alone:?}"
+        );
+    }
+}

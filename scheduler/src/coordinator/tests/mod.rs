@@ -83,6 +83,7 @@ impl Run {
         let manifest = Arc::new(manifest);
         let config = CoordinatorConfig {
             manifest,
+            term: history.term.next(),
             history,
             founding: None,
             anchors: [member(0).peer].into(),
@@ -535,7 +536,8 @@ fn a_result_of_the_last_replica_that_is_not_the_whole_batch_or_differs_stops_the
     run.reduce(0, outcome());
     let other = RoundOutcome { hash: ContentHash([6; 32]), ..outcome() };
     assert!(stop_reason(&run.reduce(1, other)).contains("different results"));
-    let refused = || ToCoordinator::RoundRefused { round: round(), reason: "no".to_owned() };
+    let refused =
+        || ToCoordinator::RoundRefused { round: round(), owner: None, reason: "no".to_owned() };
     let mut run = Run::closed();
     let alone = events(&run.receive(1, refused()));
     assert!(

@@ -1,15 +1,20 @@
 //! The coordinators: the leading one, and possibly a deposed one that does not know it yet.
 
-use shoal_protocol::ids::Member;
-use shoal_protocol::message::{FromCoordinator, LogRecord, RoundId};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use shoal_protocol::history::History;
+use shoal_protocol::ids::{Member, PeerId};
+use shoal_protocol::message::{Founding, FromCoordinator, LogRecord, RoundId};
 
 use super::Held;
 use super::event::{Cargo, Event};
 use super::log::Seat;
-use super::peer_index::index_of;
+use super::peer_index::{index_of, peer_id, place_of};
 use super::swarm::Swarm;
-use crate::action::{CoordinatorAction, CoordinatorInput};
+use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput, LossCause};
 use crate::coordinator::{Coordinator, CoordinatorConfig};
+use crate::sim::scenario::Fault;
 use crate::sim::watch::Seen;
 
 impl Swarm<'_> {
@@ -59,11 +64,48 @@ impl Swarm<'_> {
                         self.strike();
                     }
                 }
-                CoordinatorAction::Anchors(voters) => self.log.set_voters(me, voters),
-                CoordinatorAction::Event(event) => self.observation.coordinator_event(event)?,
+                CoordinatorAction::Anchors(voters) => {
+                    let voters = self.without_liar(me.peer, voters);
+                    self.log.set_voters(me, voters);
+                }
+                CoordinatorAction::Event(event) => {
+                    self.observation.holds("no slander", self.slandered(&event))?;
+                    self.observation.coordinator_event(event)?;
+                }
             }
         }
         Ok(())
+    }
+
+    /// The wanted anchors without the liar, which may be elected as far as members know, and is not: they believe a
+    /// coordinator that the anchors elected. Another one goes with it, so that the number stays odd: one that is dead,
+    /// if there is one.
+    fn without_liar(&self, leader: PeerId, mut voters: BTreeSet<PeerId>) -> BTreeSet<PeerId> {
+        let liar = self.scenario.liar.map(peer_id);
+        if liar.is_some_and(|liar| voters.remove(&liar)) && voters.len().is_multiple_of(2) {
+            let lives = |peer: &PeerId| self.nodes[place_of(*peer)].alive;
+            let others = voters.iter().copied().filter(|voter| *voter != leader);
+            if let Some(other) = others.max_by_key(|voter| !lives(voter)) {
+                voters.remove(&other);
+            }
+        }
+        voters
+    }
+
+    /// Whether a liar's word expels a member that all can reach.
+    fn slandered(&self, event: &CoordinatorEvent) -> Result<(), String> {
+        let cut = |(_, fault): &(Duration, Fault)| matches!(fault, Fault::Cut { .. });
+        let happen = &self.scenario.faults.happen;
+        match (self.scenario.liar, event) {
+            (Some(liar), CoordinatorEvent::Lost { member, how: LossCause::Unreachable, .. })
+                if index_of(*member) != liar
+                    && self.nodes.lives(*member)
+                    && !happen.iter().any(cut) =>
+            {
+                Err(format!("{member} is expelled, and all can reach it"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A round begins.
@@ -126,14 +168,20 @@ impl Swarm<'_> {
         }
         self.log.begin_leadership(self.nodes[index].me, self.queue.now());
         self.observation.report.recovery.terms += 1;
-        self.take_seat(index)
+        let signers: Vec<PeerId> =
+            candidates.iter().map(|index| self.nodes[*index].me.peer).collect();
+        self.take_seat(index, &signers)
     }
 
-    fn take_seat(&mut self, index: usize) -> Held {
+    fn take_seat(&mut self, index: usize, signers: &[PeerId]) -> Held {
+        let history = self.log.history().clone();
+        let founded = self.founding.as_ref().filter(|_| history == History::default());
+        let before = founded.map_or(history.term, Founding::term);
         #[cfg_attr(not(test), expect(unused_mut, reason = "only tests leave rules out"))]
         let mut coordinator = Coordinator::new(CoordinatorConfig {
             manifest: self.scenario.manifest.clone(),
-            history: self.log.history().clone(),
+            term: before.next(),
+            history,
             founding: self.founding.clone(),
             anchors: self.log.voters().clone(),
             wait_for: self.scenario.peers.iter().filter(|peer| peer.start.is_some()).count(),
@@ -150,6 +198,7 @@ impl Swarm<'_> {
         {
             coordinator.omit = Some(self.deviations.rules.omit);
         }
+        self.log.prove(coordinator.term(), self.nodes[index].me.peer, signers);
         let mut actions = Vec::new();
         let now = self.reads(index);
         let leadership = self.log.leadership();

@@ -2,7 +2,7 @@
 
 use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step, Term};
 use shoal_protocol::message::{
-    FromCoordinator, LinkEstimate, LogRecord, PeerMessage, TensorTag, ToCoordinator,
+    FromCoordinator, LinkEstimate, LogRecord, PeerMessage, TensorTag, TermProof, ToCoordinator,
 };
 use shoal_protocol::units::Bytes;
 
@@ -145,6 +145,8 @@ pub(super) enum Cargo {
     PeerMessage(PeerMessage),
     /// A redirection to the coordinator.
     CoordinatorMoved(Member),
+    /// Proofs of a term.
+    Elected(Vec<TermProof>),
     Tensor {
         tag: TensorTag,
         content: Content,

@@ -1,4 +1,5 @@
-//! A liar: a member without a stage that says anything of the protocol to anyone.
+//! A liar: a member that says anything of the protocol to anyone. One that hosts stages computes as it should, since
+//! wrong work is another matter, and says what it likes about it.
 //!
 //! It otherwise does what a member does, so that it stays one as long as its lies do no harm. What it says concerns
 //! the work under way, since other messages are late or early to anyone.
@@ -8,22 +9,25 @@ use shoal_protocol::ids::{
     StageSpan, Step, Term, WeightGroup,
 };
 use shoal_protocol::message::{
-    FromCoordinator, HeldClaim, PassTimes, PeerMessage, RoundId, RoundOutcome, StoredFile,
-    TensorTag, ToCoordinator, ViewChange,
+    AnchorGroup, FromCoordinator, HeldClaim, PassTimes, PeerMessage, RoundId, RoundOutcome,
+    StoredFile, TensorTag, TermProof, TermVote, ToCoordinator, ViewChange,
 };
 use shoal_protocol::units::Bytes;
 
 use super::event::Cargo;
 use super::swarm::Swarm;
 use crate::rng::Rng;
+use crate::sim::hash_keys::HashKeys;
+use crate::sim::omitted_rules::Omit;
 use crate::sim::payloads::Content;
 
 impl Swarm<'_> {
-    /// The liar, the last peer of the scenario, says something.
+    /// The liar says something.
     pub(super) fn lie(&mut self, number: u64) {
         let mut rng = Rng::new(self.scenario.seed ^ number.rotate_left(32) ^ 0x6c69_6172);
-        let liar = self.nodes.len() - 1;
-        let alive = (0..liar).filter(|index| self.nodes[*index].alive);
+        let Some(liar) = self.scenario.liar else { return };
+        let alive =
+            (0..self.nodes.len()).filter(|index| *index != liar && self.nodes[*index].alive);
         let alive: Vec<usize> = alive.collect();
         if !self.nodes[liar].alive || alive.is_empty() {
             return;
@@ -31,16 +35,24 @@ impl Swarm<'_> {
         let victim = rng.pick(&alive);
         let mut to = self.nodes[victim].me;
         let from = self.nodes[liar].me;
-        let about = self.about(&mut rng, victim);
+        let about = self.about(&mut rng, victim, from);
+        let hosts = self.nodes[liar].span.is_some();
         let cargo = match rng.within(0..=9) {
-            0 => Cargo::CoordinatorMoved(from),
+            0 if rng.chance(500) => Cargo::CoordinatorMoved(from),
+            0 => Cargo::Elected(vec![self.false_proof(&mut rng, from, about.grant.term)]),
             1 | 2 => Cargo::FromCoordinator(order(&mut rng, about)),
             3 | 4 => Cargo::PeerMessage(said(&mut rng, about)),
-            5 | 6 => self.tensor(&mut rng, about),
+            5 | 6 if !hosts => self.tensor(&mut rng, about),
             _ => {
                 to = self.leader().unwrap_or(to);
                 Cargo::ToCoordinator(reported(&mut rng, about))
             }
+        };
+        let about_work = matches!(cargo, Cargo::PeerMessage(_) | Cargo::Tensor { .. });
+        // Without that rule a liar says it in another's name.
+        let from = match about_work && self.deviations.omits(Omit::Senders) {
+            true => self.nodes[rng.pick(&alive)].me,
+            false => from,
         };
         let (mut era, mut term) = self.nodes[victim].era_and_term(&cargo);
         if matches!(cargo, Cargo::FromCoordinator(_)) {
@@ -51,20 +63,36 @@ impl Swarm<'_> {
         self.traffic.send(from, to, (era, term), cargo, &mut self.queue);
     }
 
+    /// A proof that the liar was elected for the next term: by itself alone, or by the anchors, without their keys.
+    fn false_proof(&self, rng: &mut Rng, liar: Member, term: Term) -> TermProof {
+        let alone = rng.chance(500);
+        let anchors = if alone { [liar.peer].into() } else { self.log.voters().clone() };
+        let group =
+            AnchorGroup { history: 0, number: rng.within(0..=9), voters: vec![anchors.clone()] };
+        let vote = TermVote { term: term.next(), coordinator: liar.peer, group };
+        let signature = HashKeys::sign_as(liar.peer, &vote.signed_bytes(self.log.run()));
+        TermProof { vote, signatures: anchors.into_iter().map(|peer| (peer, signature)).collect() }
+    }
+
     /// What a lie is about: work near that of the victim, and any members.
-    fn about(&self, rng: &mut Rng, victim: usize) -> About {
+    fn about(&self, rng: &mut Rng, victim: usize, liar: Member) -> About {
         let training = &self.scenario.manifest.training;
         let step = self.nodes[victim].peer.version().0 + rng.pick(&[0, 0, 0, 1, 2]);
         let stage = Stage(rng.within(0..=u64::from(training.stages) - 1) as u16);
         let microbatch = Microbatch(rng.within(0..=u64::from(training.microbatches) - 1) as u32);
-        let key = ClaimKey { step: Step(step), stage, microbatch };
+        let mut key = ClaimKey { step: Step(step), stage, microbatch };
         let groups = self.scenario.manifest.weight_groups().count() as u64;
         let (era, term) =
             self.nodes[victim].era_and_term(&Cargo::CoordinatorMoved(self.nodes[victim].me));
         let weights = WeightGroup(rng.within(0..=groups - 1) as u16);
         let round = RoundId { era, term, step: key.step, weights, attempt: Attempt(0) };
         let members: Vec<Member> = self.nodes.iter().map(|node| node.me).collect();
-        let grant = Grant { term, number: rng.within(0..=100) };
+        let mut grant = Grant { term, number: rng.within(0..=100) };
+        // Of work that it holds it may say more.
+        let held = self.deviations.rules.grants_of(liar);
+        if !held.is_empty() && rng.chance(500) {
+            (key, grant) = rng.pick(&held);
+        }
         About { key, round, grant, other: rng.pick(&members) }
     }
 
@@ -142,7 +170,10 @@ fn reported(rng: &mut Rng, About { key, round, grant, other }: About) -> ToCoord
         2 => ToCoordinator::Working { key, grant },
         3 => ToCoordinator::Released { key, grant },
         4 => ToCoordinator::Reduced { round, mend, outcome, checks: Vec::new(), rates: Vec::new() },
-        5 => ToCoordinator::RoundRefused { round, reason },
+        5 => {
+            let owner = rng.chance(500).then_some(other);
+            ToCoordinator::RoundRefused { round, owner, reason }
+        }
         6 => ToCoordinator::Diverged { key, reason },
         7 => {
             let hash = ContentHash([9; 32]);

@@ -1,12 +1,12 @@
 //! The run's replicated log and its anchors. A logged record is logged for all. One anchor leads at
 //! a time, and a former leader may not yet know that it was deposed.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use shoal_protocol::history::History;
-use shoal_protocol::ids::{Era, Member, PeerId, Term};
-use shoal_protocol::message::{LogRecord, ToCoordinator};
+use shoal_protocol::ids::{Era, Member, PeerId, RunId, Term};
+use shoal_protocol::message::{AnchorGroup, LogRecord, TermProof, TermVote, ToCoordinator};
 use shoal_protocol::units::Moment;
 
 use super::Held;
@@ -15,6 +15,7 @@ use super::observation::Observation;
 use super::peer_index::peer_id;
 use super::queue::EventQueue;
 use crate::coordinator::Coordinator;
+use crate::sim::hash_keys::HashKeys;
 use crate::sim::scenario::Scenario;
 
 /// Maximum time until a leader learns that its record is durable.
@@ -26,6 +27,11 @@ pub(super) struct Log {
     history: History,
     /// The anchors that replicate it.
     voters: BTreeSet<PeerId>,
+    /// The number of these anchors' group.
+    group: u64,
+    run: RunId,
+    /// What the anchors signed: each term, and each group that followed in it, in order.
+    proofs: Vec<TermProof>,
     leader: Option<Member>,
     /// Number of the current leadership.
     leadership: u64,
@@ -72,6 +78,9 @@ impl Log {
         Self {
             history: History::beginning_at(scenario.manifest.first_version()),
             voters: [peer_id(first)].into(),
+            group: 0,
+            run: scenario.manifest.run_id(),
+            proofs: Vec::new(),
             leader: None,
             leadership: 0,
             pending: VecDeque::new(),
@@ -105,9 +114,47 @@ impl Log {
 
     /// The leader replaces the anchors.
     pub(super) fn set_voters(&mut self, by: Member, voters: BTreeSet<PeerId>) {
-        if self.leader == Some(by) {
-            self.voters = voters;
+        if self.leader != Some(by) || self.voters == voters || voters.is_empty() {
+            return;
         }
+        // A change needs a majority of both groups, which the world does not model.
+        let signers: Vec<PeerId> = self.voters.union(&voters).copied().collect();
+        self.voters = voters;
+        self.group += 1;
+        if let Some(TermProof { vote: TermVote { term, coordinator, .. }, .. }) = self.proofs.last()
+        {
+            self.prove(*term, *coordinator, &signers);
+        }
+    }
+
+    /// These anchors sign the term of a coordinator.
+    pub(super) fn prove(&mut self, term: Term, coordinator: PeerId, signers: &[PeerId]) {
+        let group =
+            AnchorGroup { history: 0, number: self.group, voters: vec![self.voters.clone()] };
+        let vote = TermVote { term, coordinator, group };
+        let bytes = vote.signed_bytes(self.run);
+        let sign = |peer: &PeerId| (*peer, HashKeys::sign_as(*peer, &bytes));
+        let signatures: BTreeMap<_, _> = signers.iter().map(sign).collect();
+        self.proofs.push(TermProof { vote, signatures });
+    }
+
+    /// The run that the anchors sign for.
+    pub(super) fn run(&self) -> RunId {
+        self.run
+    }
+
+    /// The proofs that a coordinator of a term can show, from this one on: none if it was not elected for it.
+    pub(super) fn proofs_of(&self, coordinator: PeerId, term: Term, from: usize) -> &[TermProof] {
+        let end = self.proofs.partition_point(|proof| proof.vote.term <= term);
+        let newest = end.checked_sub(1).map(|last| &self.proofs[last].vote);
+        let elected =
+            newest.is_some_and(|vote| (vote.term, vote.coordinator) == (term, coordinator));
+        if elected { self.proofs.get(from..end).unwrap_or_default() } else { &[] }
+    }
+
+    /// The proofs that the anchors' leader can show.
+    pub(super) fn newest_proofs(&self, from: usize) -> &[TermProof] {
+        self.proofs.get(from..).unwrap_or_default()
     }
 
     /// Whether so many running anchors are a majority.

@@ -8,18 +8,19 @@ use std::time::Duration;
 use shoal_protocol::ids::{
     ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step, Term,
 };
-use shoal_protocol::message::{Candidate, Duties, StageChoice, StageRoom};
+use shoal_protocol::message::{Candidate, Duties, StageChoice, StageRoom, TermProof};
 use shoal_protocol::units::Moment;
 
 use super::deviations::Deviations;
 use super::event::{Cargo, Event};
-use super::log::Seat;
+use super::log::{Log, Seat};
 use super::peer_index::{index_of, peer_id, place_of};
 use super::queue::EventQueue;
 use crate::office::{InOffice, Office};
 use crate::peer::{Peer, PeerConfig};
 use crate::router::Routing;
 use crate::sim::engine::Engine;
+use crate::sim::hash_keys::HashKeys;
 use crate::sim::integer_model::Weights;
 use crate::sim::omitted_rules::Omit;
 use crate::sim::payloads::Payloads;
@@ -40,6 +41,8 @@ pub(super) struct Node {
     pub(super) me: Member,
     era: Era,
     office: Office,
+    /// How many of all proofs of terms it was shown.
+    proofs_heard: usize,
     /// The coordinator that it believes in.
     pub(super) coordinator: Option<Member>,
     /// The peer that it sent its last report to.
@@ -82,7 +85,7 @@ impl Node {
                 addresses: Vec::new(),
                 fingerprint: Some(ContentHash([0; 32])),
                 duties: Duties {
-                    anchor: index < scenario.anchors,
+                    anchor: index < scenario.anchors || scenario.liar == Some(index),
                     archive: archives(scenario, index),
                 },
             },
@@ -101,6 +104,7 @@ impl Node {
             me,
             era: Era(0),
             office: Office::default(),
+            proofs_heard: 0,
             coordinator: None,
             asked: None,
             seat: None,
@@ -127,7 +131,7 @@ impl Node {
                 .seat
                 .as_ref()
                 .is_some_and(|seat| any_era || seat.accepts(from, (era, term), message)),
-            Cargo::Tensor { .. } | Cargo::CoordinatorMoved(_) => true,
+            Cargo::Tensor { .. } | Cargo::CoordinatorMoved(_) | Cargo::Elected(_) => true,
         }
     }
 
@@ -138,12 +142,46 @@ impl Node {
         (era, term): (Era, Term),
         deviations: &Deviations,
     ) -> Option<InOffice> {
-        let admitted = self.office.admit(from, term, self.asked);
-        let unchecked = deviations.omits(Omit::Terms).then(|| InOffice::unchecked(from));
+        let admitted = self.office.admit(from, term);
+        let any_term = deviations.omits(Omit::Terms);
+        let any_anchor = deviations.omits(Omit::Majority) && self.poses(from, term);
+        let unchecked = (any_term || any_anchor).then(|| InOffice::unchecked(from));
         let coordinator = admitted.or(unchecked)?;
         self.era = era;
         self.coordinator = Some(from);
         Some(coordinator)
+    }
+
+    /// Whether a peer that may be elected claims a newer term.
+    fn poses(&mut self, from: Member, term: Term) -> bool {
+        let poses = term > self.office.term() && self.office.is_anchor(from.peer);
+        if poses {
+            self.office.assume(from, term);
+        }
+        poses
+    }
+
+    /// Takes in proofs of a term. Returns whether they prove anything, or nothing new.
+    pub(super) fn learn(&mut self, from: Member, proofs: Vec<TermProof>, log: &Log) -> bool {
+        let asked = self.asked == Some(from.peer);
+        self.office.learn((log.run(), &HashKeys(self.me.peer)), proofs, asked).is_ok()
+    }
+
+    /// Takes in the proofs that a coordinator of a term shows before its messages.
+    pub(super) fn hear_of(&mut self, from: Member, term: Term, log: &Log) {
+        self.hear(from, log.proofs_of(from.peer, term, self.proofs_heard), log);
+    }
+
+    /// Takes in the proofs that come with the name of the leader.
+    pub(super) fn hear_of_newest(&mut self, from: Member, log: &Log) {
+        self.hear(from, log.newest_proofs(self.proofs_heard), log);
+    }
+
+    fn hear(&mut self, from: Member, proofs: &[TermProof], log: &Log) {
+        let count = proofs.len();
+        if count > 0 && self.learn(from, proofs.to_vec(), log) {
+            self.proofs_heard += count;
+        }
     }
 
     /// Sends its next reports to this peer.
@@ -153,7 +191,10 @@ impl Node {
 
     /// Follows another peer's word on who the coordinator is.
     pub(super) fn redirect(&mut self, from: Member, coordinator: Member) {
-        if self.office.may_redirect(from.peer, self.asked) {
+        let lost = self.coordinator.is_none_or(|known| self.known_dead.contains(&known));
+        if self.office.may_redirect(from.peer, self.asked)
+            && self.office.may_be_asked(coordinator.peer, lost)
+        {
             self.coordinator = Some(coordinator);
             self.ask(coordinator);
         }

@@ -17,7 +17,7 @@ use super::peer_index::{index_of, peer_id};
 use super::queue::EventQueue;
 use super::traffic::Traffic;
 use crate::action::{
-    CoordinatorInput, DeviceIndex, PeerAction, PeerEvent, PeerInput, Task, TaskResult,
+    CoordinatorInput, DeviceIndex, Fault, PeerAction, PeerEvent, PeerInput, Task, TaskResult,
 };
 use crate::sim::corruption::Corruption;
 use crate::sim::engine::{Observed, is_pass};
@@ -208,6 +208,11 @@ impl<'a> Swarm<'a> {
         }
         node.engine.sum_lie = self.deviations.sum_lie(index);
         let finished = node.engine.finish(device, &mut node.payloads);
+        if finished.is_err() && self.scenario.liar == Some(index) {
+            // What it said of its work does not fit what it did.
+            self.ends(index, Some(self.scenario.faults.rebirth));
+            return Ok(());
+        }
         let (result, busy, observed) = self.observation.holds("engine", finished)?;
         self.observation.device(self.queue.now(), &node.engine)?;
         self.begin_tasks(index);
@@ -252,7 +257,12 @@ impl<'a> Swarm<'a> {
             PeerEvent::Refused { reason } | PeerEvent::Stopped { reason } => {
                 return self.observation.fails(wrong(reason));
             }
-            PeerEvent::Fault(fault) => return self.observation.fails(wrong(fault.to_string())),
+            PeerEvent::Fault(fault) => {
+                let by_liar = matches!(&fault, Fault::UnexpectedMessage { from, .. } if self.scenario.liar == Some(index_of(*from)));
+                if !by_liar {
+                    return self.observation.fails(wrong(fault.to_string()));
+                }
+            }
             PeerEvent::Admitted { span, .. } => self.nodes[index].span = Some(span),
             PeerEvent::Moved { to, .. } => self.nodes[index].span = Some(to),
             PeerEvent::Checkpoint { version, stages, oldest } => {
@@ -316,11 +326,19 @@ impl<'a> Swarm<'a> {
         }
         match cargo {
             Cargo::CoordinatorMoved(coordinator) => {
+                if self.log.leader() == Some(coordinator) {
+                    self.nodes[index].hear_of_newest(from, &self.log);
+                }
                 self.nodes[index].redirect(from, coordinator);
+                Ok(())
+            }
+            Cargo::Elected(proofs) => {
+                self.nodes[index].learn(from, proofs, &self.log);
                 Ok(())
             }
             Cargo::FromCoordinator(mut message) => {
                 let node = &mut self.nodes[index];
+                node.hear_of(from, era_and_term.1, &self.log);
                 let Some(from) = node.follow(from, era_and_term, &self.deviations) else {
                     return Ok(());
                 };

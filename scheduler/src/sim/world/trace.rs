@@ -107,6 +107,7 @@ impl Trace {
             Cargo::ToCoordinator(message) => self.message(message),
             Cargo::PeerMessage(message) => self.message(message),
             Cargo::CoordinatorMoved(coordinator) => self.message(coordinator),
+            Cargo::Elected(proofs) => self.message(proofs),
             Cargo::Tensor { tag, content, size } => {
                 self.message(tag);
                 self.word(size.0);

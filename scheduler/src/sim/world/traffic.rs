@@ -158,6 +158,7 @@ impl<'a> Traffic<'a> {
             Cargo::CoordinatorMoved(coordinator) => {
                 (Sort::Told, encoded(wire::encode(coordinator)))
             }
+            Cargo::Elected(proofs) => (Sort::Told, encoded(wire::encode(proofs))),
             Cargo::Tensor { tag, size, .. } => match tag {
                 TensorTag::Activation { .. } | TensorTag::ActivationGradient { .. } => {
                     (Sort::Tensor, *size)

@@ -129,7 +129,7 @@ impl Rounds {
             Some(known) => known.go_on(round, own.proof, outdated, out),
             None => self.begin_attempt(ctx, round, (own.proof, outdated), out),
         };
-        refuse_faulty(id, begun, out);
+        refuse_faulty(id, None, begun, out);
         Ok(true)
     }
 
@@ -227,7 +227,9 @@ impl Rounds {
             }
             TensorTag::Activation { .. } | TensorTag::ActivationGradient { .. } => Ok(()),
         };
-        refuse_faulty(id, taken, out);
+        // Whoever reduces a piece checks the parts of it.
+        let owner = matches!(tag, TensorTag::RoundResult { .. }).then_some(from);
+        refuse_faulty(id, owner, taken, out);
         Received::Done
     }
 
@@ -457,11 +459,11 @@ fn largest_early(config: &PeerConfig) -> Bytes {
 }
 
 /// Refuses a round that would not count every microbatch once.
-fn refuse_faulty(round: RoundId, taken: Result<(), Fault>, out: &mut Out) {
+fn refuse_faulty(round: RoundId, owner: Option<Member>, taken: Result<(), Fault>, out: &mut Out) {
     let Err(fault) = taken else { return };
     let reason = fault.to_string();
     out.push(PeerAction::Event(PeerEvent::Fault(fault)));
-    out.push(PeerAction::ToCoordinator(ToCoordinator::RoundRefused { round, reason }));
+    out.push(PeerAction::ToCoordinator(ToCoordinator::RoundRefused { round, owner, reason }));
 }
 
 /// The report of a round's outcome, with the measured rates of the links to its members.
