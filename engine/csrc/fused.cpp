@@ -77,6 +77,8 @@ void launch(const char* kernel, const Tensor& on, int64_t threads, Arguments... 
 
 // Threads of a kernel in which some share a row.
 constexpr int64_t lanes = 16;
+// Threads of a block that share a row.
+constexpr int64_t block_threads = 256;
 
 struct RmsNorm : Function<RmsNorm> {
   static Tensor forward(
@@ -248,7 +250,11 @@ char* shoal_cross_entropy(
     const int64_t rows = logits->size(0), width = logits->size(1);
     auto labels = targets->contiguous();
     auto values = at::empty({rows}, logits->options().dtype(at::kFloat));
-    at::parallel_for(0, rows, 1, [&](int64_t start, int64_t end) {
+    if (logits->is_cuda()) {
+      TORCH_CHECK(logits->is_contiguous() && labels.is_cuda() && labels.scalar_type() == at::kLong, "targets of logits");
+      launch("cross_entropy", *logits, rows * block_threads, logits->data_ptr(), uint64_t(rows), uint64_t(width),
+             labels.data_ptr(), values.data_ptr(), static_cast<float>(scale), uint32_t(with_gradients));
+    } else at::parallel_for(0, rows, 1, [&](int64_t start, int64_t end) {
       shoal_cross_entropy_rows(
           is_bf16(*logits), row_of(*logits, start, width), labels.data_ptr<int64_t>() + start,
           values.data_ptr<float>() + start, end - start, width, static_cast<float>(scale),

@@ -10,6 +10,7 @@
 #include "../kernels/norm.cu"
 #include "../kernels/rotary.cu"
 #include "../kernels/swiglu.cu"
+#include "../kernels/loss.cu"
 
 namespace {
 
@@ -41,5 +42,6 @@ extern "C" bool shoal_on_processor(const char* name, void** at) {
   BOTH(shoal_rotate_backward)
   BOTH(shoal_swiglu)
   BOTH(shoal_swiglu_backward)
+  BOTH(shoal_cross_entropy)
   return false;
 }

@@ -39,6 +39,29 @@ DEVICE float lane_sum(u64 count, Term term) {
   return sum;
 }
 
+// The 256 threads of a block share a row: this is one of them.
+DEVICE u64 lane_of_block() { return threadIdx.x; }
+DEVICE u64 further_lanes_of_block() { return blockDim.x; }
+DEVICE u64 first_row_of_block() { return blockIdx.x; }
+DEVICE u64 further_rows_of_blocks() { return gridDim.x; }
+
+// `join` of `term(i)` below a count and a start, in 256 lanes that are joined in pairs. All threads of the row have it,
+// and have computed all terms by then.
+template <typename Term, typename Join>
+DEVICE float joined(u64 count, float start, Term term, Join join) {
+  __shared__ float lanes[256];
+  float own = start;
+  for (u64 index = threadIdx.x; index < count; index += 256) own = join(own, term(index));
+  __syncthreads();
+  lanes[threadIdx.x] = own;
+  for (u32 width = 128; width > 0; width /= 2) {
+    __syncthreads();
+    if (threadIdx.x < width) lanes[threadIdx.x] = join(lanes[threadIdx.x], lanes[threadIdx.x + width]);
+  }
+  __syncthreads();
+  return lanes[0];
+}
+
 #else
 
 #include <algorithm>
@@ -73,6 +96,21 @@ DEVICE float lane_sum(u64 count, Term term) {
   for (u64 index = 0; index < count; ++index) lanes[index % 16] += term(index);
   for (int width = 8; width > 0; width /= 2)
     for (int place = 0; place < width; ++place) lanes[place] += lanes[place + width];
+  return lanes[0];
+}
+
+DEVICE u64 lane_of_block() { return 0; }
+DEVICE u64 further_lanes_of_block() { return 1; }
+DEVICE u64 first_row_of_block() { return 0; }
+DEVICE u64 further_rows_of_blocks() { return 1; }
+
+template <typename Term, typename Join>
+DEVICE float joined(u64 count, float start, Term term, Join join) {
+  float lanes[256];
+  for (auto& lane : lanes) lane = start;
+  for (u64 index = 0; index < count; ++index) lanes[index % 256] = join(lanes[index % 256], term(index));
+  for (int width = 128; width > 0; width /= 2)
+    for (int place = 0; place < width; ++place) lanes[place] = join(lanes[place], lanes[place + width]);
   return lanes[0];
 }
 

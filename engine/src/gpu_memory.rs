@@ -88,15 +88,19 @@ fn brief_bytes(manifest: &Manifest, stage: Stage, has_kernels: bool) -> u64 {
     let size = manifest.training.dtype.size() as u64;
     let (addition, of_inner) = if has_kernels { (0, 4 * size) } else { (ADDITION, BACKWARD) };
     let backward = manifest.tokens_per_microbatch() * (of_inner * inner + 8 * hidden);
-    let loss = if stage == manifest.last_stage() { loss_bytes(manifest) } else { 0 };
+    let loss = if stage == manifest.last_stage() { loss_bytes(manifest, has_kernels) } else { 0 };
     (addition * largest).max(backward).max(loss)
 }
 
 /// A chunk of logits, and in f32 itself, its exponentials and its gradient; with the sum of the head's gradients.
-fn loss_bytes(manifest: &Manifest) -> u64 {
+fn loss_bytes(manifest: &Manifest, has_kernels: bool) -> u64 {
     let (vocabulary, size) = (u64::from(manifest.model.vocabulary), manifest.training.dtype.size());
     let rows = manifest.tokens_per_microbatch() as usize;
     let rows = chunk_rows(rows, vocabulary as usize * size) as u64;
+    if has_kernels {
+        // The gradient takes the place of the logits.
+        return rows * vocabulary * size as u64;
+    }
     let wide = if manifest.training.dtype == Dtype::F32 { 2 } else { 3 };
     rows * vocabulary * (size as u64 + 4 * wide)
 }

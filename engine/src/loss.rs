@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
+use crate::cuda::Kernels;
 use crate::error::Result;
 use crate::shim;
 
@@ -125,7 +126,7 @@ fn row_losses(
     scale: f64,
     with_gradients: bool,
 ) -> Result<Tensor> {
-    if logits.device() == Device::Cpu {
+    if Kernels::are_on(logits.device()) {
         return shim::cross_entropy(logits, targets, scale, with_gradients);
     }
     row_losses_of_any_device(logits, targets, scale, with_gradients)
@@ -167,7 +168,7 @@ fn chunks(rows: usize, row_bytes: usize) -> Vec<Range<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use tch::Reduction;
+    use tch::{Device, Reduction};
 
     use super::*;
     use crate::tensor::elements;

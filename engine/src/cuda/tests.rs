@@ -175,6 +175,14 @@ proptest! {
         gates::<f32>([rows, inner], seed)?;
         gates::<bf16>([rows, inner], seed)?;
     }
+
+    #[test]
+    fn losses_are_those_of_a_processor(
+        targets in prop::collection::vec(-1i64..3, 1..6), width in 3usize..700, seed in any::<u64>(),
+    ) {
+        losses::<f32>(&targets, width, seed, 1e-5)?;
+        losses::<bf16>(&targets, width, seed, 1e-2)?;
+    }
 }
 
 /// Numbers that follow from a seed.
@@ -230,6 +238,16 @@ unsafe extern "C" {
         first: usize,
         rows: usize,
         heads: *const c_void,
+    );
+    fn shoal_cross_entropy_rows(
+        bf16: bool,
+        logits: *mut c_void,
+        targets: *const i64,
+        losses: *mut f32,
+        rows: usize,
+        width: usize,
+        scale: f32,
+        with_gradients: bool,
     );
     fn shoal_swiglu_rows(
         bf16: bool,
@@ -443,5 +461,53 @@ fn gates<N: Number>([rows, inner]: [usize; 2], seed: u64) -> Result<(), TestCase
     on_processor(&named::<N>("swiglu_backward"), arguments);
     prop_assert_eq!(bits(&found), bits(&out));
     prop_assert_eq!(bits(&slopes_found), bits(&slopes));
+    Ok(())
+}
+
+/// A row's sum has other lanes on a GPU.
+fn losses<N: Number + Into<f32>>(
+    targets: &[i64],
+    width: usize,
+    seed: u64,
+    precision: f32,
+) -> Result<(), TestCaseError> {
+    let (rows, scale) = (targets.len(), 0.25);
+    let logits: Vec<N> = narrowed(&random(seed, rows * width));
+    let (mut by_loops, mut by_kernel) = (logits.clone(), logits);
+    let (mut expected, mut found) = (zeros::<f32>(rows), zeros::<f32>(rows));
+    // SAFETY: the tensors have these extents.
+    unsafe {
+        shoal_cross_entropy_rows(
+            N::IS_BF16,
+            by_loops.as_mut_ptr().cast(),
+            targets.as_ptr(),
+            expected.as_mut_ptr(),
+            rows,
+            width,
+            scale,
+            true,
+        );
+    }
+    let arguments = [
+        of_mut(&mut by_kernel),
+        Argument::Count(rows as u64),
+        Argument::Count(width as u64),
+        of(targets),
+        of_mut(&mut found),
+        Argument::Float(scale),
+        Argument::Bits(1),
+    ];
+    on_processor(&named::<N>("cross_entropy"), arguments);
+    for (found, expected) in found.iter().zip(&expected) {
+        prop_assert!(
+            (found - expected).abs() <= 1e-5 * (1.0 + expected.abs()),
+            "{found} {expected}"
+        );
+    }
+    for (found, expected) in by_kernel.into_iter().zip(by_loops) {
+        let (found, expected): (f32, f32) = (found.into(), expected.into());
+        let most = precision * expected.abs() + 1e-7;
+        prop_assert!((found - expected).abs() <= most, "{found} instead of {expected}");
+    }
     Ok(())
 }

@@ -15,6 +15,7 @@ namespace of_engine {
 #include "../../kernels/norm.cu"
 #include "../../kernels/rotary.cu"
 #include "../../kernels/swiglu.cu"
+#include "../../kernels/loss.cu"
 }  // namespace of_engine
 
 namespace {
@@ -70,6 +71,7 @@ const std::map<std::string, Run>& launches() {
       FLAT(shoal_adamw, 28),
       BOTH(rms_norm, 2, 0), BOTH(rms_norm_backward, 3, 0), BOTH(rms_norm_weight, 2, 0),
       BOTH(rotate, 2, 0), BOTH(rotate_backward, 2, 0), BOTH(swiglu, 3, 0), BOTH(swiglu_backward, 5, 0),
+      BOTH(cross_entropy, 2, 0),
   };
   return all;
 }

@@ -295,6 +295,11 @@ fn shards_come_from_a_mirror_when_no_peer_has_them() {
     assert_eq!(swarm.finish().hash(), alone.hash());
 }
 
+/// The run that `shoal init` writes, with two steps and no warm-up.
+fn two_steps(config: &str) -> String {
+    config.replace("epochs = 3 ", "steps = 2 ").replace("warmup_steps = ", "warmup_steps = 0 # ")
+}
+
 #[test]
 fn the_commands_of_a_fine_tuning_work_as_they_are() {
     let run = run_from("llama", "from");
@@ -313,7 +318,7 @@ fn the_commands_of_a_fine_tuning_work_as_they_are() {
     command.arg(&base).arg("--data").arg(&data).arg("-o").arg(&config);
     let _ = Process::start("init", command).end().success();
     let text = fs::read_to_string(&config).expect("written");
-    fs::write(&config, text.replace("epochs = 3 ", "steps = 2 ")).expect("room for a file");
+    fs::write(&config, two_steps(&text)).expect("room for a file");
     let trained = shoal_tests::run::local(&config, &run.path("tuned"));
     let mut command = shoal(["generate", "--prompt", "<|im_start|>user", "--tokens", "8"]);
     command.arg(trained.checkpoint());
@@ -330,7 +335,7 @@ fn the_commands_of_a_fine_tuning_work_as_they_are() {
     let _ = Process::start("init", command).end().success();
     let text = fs::read_to_string(&adapted).expect("written");
     assert!(text.contains("[lora]\nrank = 4\n"), "{text}");
-    fs::write(&adapted, text.replace("epochs = 3 ", "steps = 2 ")).expect("room for a file");
+    fs::write(&adapted, two_steps(&text)).expect("room for a file");
     assert_eq!(shoal_tests::run::local(&adapted, &run.path("adapters")).losses().len(), 2);
     let mut command = shoal(["data", "stats"]);
     command.arg(&data);
