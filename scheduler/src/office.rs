@@ -64,6 +64,8 @@ pub struct Office {
     holder: Option<Member>,
     /// The anchors that decide the next term.
     group: Option<AnchorGroup>,
+    /// The anchors that this peer's own log names, if it is an anchor.
+    own_log: Option<AnchorGroup>,
     /// The newest proof of each of the newest groups, for peers that know an earlier one.
     proofs: Vec<TermProof>,
     /// The issuer of the run, whose signature stands for any majority.
@@ -112,6 +114,12 @@ impl Office {
     /// Notes a peer that may be elected.
     pub fn add_anchor(&mut self, peer: PeerId) {
         self.anchors.insert(peer);
+    }
+
+    /// Notes the anchors that this peer's own log names now. The log may know of a change whose proof never came, because
+    /// the coordinator died with it.
+    pub fn follow_log(&mut self, group: Option<AnchorGroup>) {
+        self.own_log = group;
     }
 
     /// Whether a proof would say something new. Others need not be checked.
@@ -184,9 +192,12 @@ impl Office {
             None => {}
             Some(known) => {
                 let by_issuer = self.issuer.is_some_and(&signed);
-                let by_majority = known.is_majority(&signed);
-                let is_past = vote.group.place() < known.place();
-                if !by_issuer && (is_past || !by_majority) {
+                let later = self.own_log.as_ref().filter(|own| own.place() > known.place());
+                let by_majority = [Some(known), later]
+                    .into_iter()
+                    .flatten()
+                    .any(|known| vote.group.place() >= known.place() && known.is_majority(&signed));
+                if !by_issuer && !by_majority {
                     return Err(Unproven::Strangers(vote.term));
                 }
             }
@@ -361,6 +372,25 @@ mod tests {
         // The anchors of the past decide nothing any more.
         let past = proof(8, 1, ANCHORS, &[1, 2, 3]);
         assert_eq!(slept.believe(&past, true), Err(Unproven::Strangers(Term(8))));
+    }
+
+    #[test]
+    fn an_anchor_goes_on_with_the_group_of_its_own_log() {
+        let mut office = office();
+        // The proof of this change never came.
+        let next = proof(9, 5, (40, &[4, 5, 6]), &[5, 6]);
+        assert_eq!(office.believe(&next, false), Err(Unproven::Strangers(Term(9))));
+        let group = |number, voters: &[u8]| {
+            let voters = vec![voters.iter().copied().map(peer).collect()];
+            Some(AnchorGroup { history: 0, number, voters })
+        };
+        office.follow_log(group(1, &[4, 5, 6]));
+        assert!(office.believe(&next, false).is_err(), "an older log proves nothing");
+        office.follow_log(group(41, &[4, 5, 6]));
+        assert!(office.believe(&next, false).is_err(), "the group is older than the log's");
+        office.follow_log(group(40, &[4, 5, 6]));
+        assert_eq!(office.believe(&next, false), Ok(()));
+        assert_eq!(office.elected(), Some(peer(5)));
     }
 
     #[test]

@@ -234,6 +234,7 @@ impl Coordination {
 
     /// Takes in proofs of a coordinator's term. They count by their signatures, whoever sends them.
     pub(super) fn learn(&mut self, from: Member, proofs: Vec<TermProof>, out: &mut Effects) {
+        self.contact.follow_log(self.anchor_role.group());
         match self.contact.learn(from.peer, (self.run, &*self.keys), proofs) {
             Ok(()) => {
                 if let Some(leader) = self.contact.elected_peer() {

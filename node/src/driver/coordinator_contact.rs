@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use shoal_protocol::ids::{Incarnation, Member, PeerId, RunId, Term};
-use shoal_protocol::message::{Signatures, TermProof, View};
+use shoal_protocol::message::{AnchorGroup, Signatures, TermProof, View};
 use shoal_scheduler::office::{InOffice, NotBelieved, Office};
 
 /// How long a member waits for an unreachable coordinator.
@@ -52,6 +52,11 @@ impl CoordinatorContact {
     /// Returns the proofs that lead another peer to the newest term.
     pub(super) fn proofs(&self) -> &[TermProof] {
         self.office.proofs()
+    }
+
+    /// Notes the anchors that this peer's own log names, if it is an anchor.
+    pub(super) fn follow_log(&mut self, group: Option<AnchorGroup>) {
+        self.office.follow_log(group);
     }
 
     /// Takes in proofs of a term.
