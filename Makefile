@@ -63,10 +63,11 @@ demo: build
 
 # The first line builds the binary that the tests of whole swarms start. With examples, its features are those of the
 # tests' build, as both have the dev-dependencies: nothing is built twice.
+# Swarms wait for half of the time, so one more test runs than there are processors.
 test:
 	@scripts/setup.sh --tests
 	cargo build --workspace --bins --examples
-	cargo test --workspace
+	RUST_TEST_THREADS=$$(($$(nproc) + 1)) cargo test --workspace
 
 # The profile of the programs that `test-system`, `test-deployment` and `bench-smoke` run: that of `make test`, so that
 # they build nothing after it, or PROFILE=release.
