@@ -447,6 +447,7 @@ impl<'a> Work<'a> {
     /// The source of the template that is in use, if the model has another or none.
     fn foreign_template(&self, encoder: &Encoder) -> Option<String> {
         let source = encoder.template()?.source();
+        // One that cannot be read is none: the template in use is then kept.
         let own = ChatTemplate::find(&self.options.base, None).ok();
         (own.as_deref() != Some(source)).then(|| source.to_owned())
     }

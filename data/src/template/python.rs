@@ -1,6 +1,6 @@
 //! Filters and methods that Python's Jinja2 has, and the engine has not or computes in another way.
 
-use minijinja::value::{Kwargs, ValueKind};
+use minijinja::value::{ArgType, Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::{json, limits};
@@ -19,17 +19,21 @@ pub(super) fn call_method(
         let bytes = read.as_str().map_or_else(|| read.len().unwrap_or(0) * 16, str::len);
         limits::charge(state, bytes)?;
     }
-    match (value.as_str(), method, arguments) {
-        (Some(text), "removeprefix", [prefix]) if prefix.as_str().is_some() => {
-            let prefix = prefix.as_str().unwrap_or_default();
-            Ok(text.strip_prefix(prefix).unwrap_or(text).into())
+    let text = match arguments {
+        [argument] => argument.as_str(),
+        _ => None,
+    };
+    match (value.as_str(), method, text) {
+        (Some(own), "removeprefix", Some(prefix)) => {
+            Ok(own.strip_prefix(prefix).unwrap_or(own).into())
         }
-        (Some(text), "removesuffix", [suffix]) if suffix.as_str().is_some() => {
-            let suffix = suffix.as_str().unwrap_or_default();
-            Ok(text.strip_suffix(suffix).unwrap_or(text).into())
+        (Some(own), "removesuffix", Some(suffix)) => {
+            Ok(own.strip_suffix(suffix).unwrap_or(own).into())
         }
-        (Some(text), "title", []) => Ok(title(text).into()),
-        (Some(text), "splitlines", []) => Ok(lines(text).into_iter().map(Value::from).collect()),
+        (Some(own), "title", None) if arguments.is_empty() => Ok(title(own).into()),
+        (Some(own), "splitlines", None) if arguments.is_empty() => {
+            Ok(lines(own).into_iter().map(Value::from).collect())
+        }
         _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments),
     }
 }
@@ -80,10 +84,8 @@ pub(super) fn indent(
     first: Option<bool>,
     named: Kwargs,
 ) -> Result<String, Error> {
-    let width =
-        width.map_or_else(|| named.get::<Option<Value>>("width"), |width| Ok(Some(width)))?;
-    let first =
-        first.map_or_else(|| named.get::<Option<bool>>("first"), |first| Ok(Some(first)))?;
+    let width = given(width, &named, "width")?;
+    let first = given(first, &named, "first")?;
     let blank: Option<bool> = named.get("blank")?;
     named.assert_all_used()?;
     let before = match width {
@@ -115,35 +117,48 @@ pub(super) fn indent(
 
 /// The filter `float`: its default where a value is no number.
 pub(super) fn float(value: &Value, default: Option<f64>, named: Kwargs) -> Result<f64, Error> {
-    let default =
-        default.map_or_else(|| named.get::<Option<f64>>("default"), |given| Ok(Some(given)))?;
+    let default = given(default, &named, "default")?;
     named.assert_all_used()?;
-    let found = match value.as_str() {
-        Some(text) => text.trim().replace('_', "").parse().ok(),
+    Ok(number(value).unwrap_or(default.unwrap_or(0.0)))
+}
+
+/// An argument by its place or by its name.
+fn given<T>(placed: Option<T>, named: &Kwargs, name: &str) -> Result<Option<T>, Error>
+where
+    Option<T>: for<'a> ArgType<'a, Output = Option<T>>,
+{
+    match placed {
+        Some(placed) => Ok(Some(placed)),
+        None => named.get(name),
+    }
+}
+
+/// A number as Python's `float` reads it; `None` where it would fail.
+fn number(value: &Value) -> Option<f64> {
+    match value.as_str() {
+        Some(text) => digits(text).parse().ok(),
         None if value.kind() == ValueKind::Bool => Some(f64::from(value.is_true())),
         None => f64::try_from(value.clone()).ok(),
-    };
-    Ok(found.unwrap_or(default.unwrap_or(0.0)))
+    }
+}
+
+/// The digits of a number in a text, as Python reads them.
+fn digits(text: &str) -> String {
+    text.trim().replace('_', "")
 }
 
 /// The filter `int`: its default where a value is no number. The fraction of a number is left out.
 pub(super) fn int(value: &Value, default: Option<i64>, named: Kwargs) -> Result<Value, Error> {
-    let default =
-        default.map_or_else(|| named.get::<Option<i64>>("default"), |given| Ok(Some(given)))?;
+    let default = given(default, &named, "default")?;
     named.assert_all_used()?;
     if value.is_integer() {
         return Ok(value.clone());
     }
-    let text = value.as_str().map(|text| text.trim().replace('_', ""));
-    if let Some(whole) = text.as_ref().and_then(|text| text.parse::<i128>().ok()) {
+    if let Some(whole) = value.as_str().and_then(|text| digits(text).parse::<i128>().ok()) {
         return Ok(Value::from(whole));
     }
-    let number = match text {
-        Some(text) => text.parse::<f64>().ok(),
-        None if value.kind() == ValueKind::Bool => Some(f64::from(value.is_true())),
-        None => f64::try_from(value.clone()).ok(),
-    };
-    let whole = number.filter(|number| number.abs() < 2f64.powi(120)).map(|number| number as i128);
+    let whole =
+        number(value).filter(|number| number.abs() < 2f64.powi(120)).map(|number| number as i128);
     Ok(whole.map_or_else(|| Value::from(default.unwrap_or(0)), Value::from))
 }
 
