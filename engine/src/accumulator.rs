@@ -79,8 +79,8 @@ impl Accumulator {
         gradient: &[Piece],
         parameters: &[Parameter],
     ) -> Result<()> {
-        if let Some(kernels) = self.kernels(gradient)
-            && self.add_at_once(kernels, gradient)?
+        if let Some((kernels, launches)) = self.kernels(gradient)
+            && self.add_at_once(kernels, &launches)?
         {
             return Ok(());
         }
@@ -106,39 +106,35 @@ impl Accumulator {
         Ok(())
     }
 
-    /// This crate's kernels, if all is on one GPU that has them.
-    fn kernels(&self, gradient: &[Piece]) -> Option<&'static Kernels> {
+    /// The pieces with the kernels that add them, if all is on one GPU that has kernels.
+    fn kernels<'a>(&self, gradient: &'a [Piece]) -> Option<(&'static Kernels, Vec<Launch<'a>>)> {
         let device = self.lock().device();
         let kernels = Kernels::of(device)?;
-        let is_there = |piece: &Piece| match &piece.values {
-            Values::Dense(values) | Values::Columns(values, _) => {
-                values.device() == device && values.is_contiguous() && kernels_for(values).is_some()
+        let launch = |piece: &'a Piece| match &piece.values {
+            Values::Dense(values) | Values::Columns(values, _)
+                if values.device() == device && values.is_contiguous() =>
+            {
+                Some((piece, values, kernels_for(values)?))
             }
-            Values::Rows(_) => false,
+            _ => None,
         };
-        gradient.iter().all(is_there).then_some(kernels)
+        Some((kernels, gradient.iter().map(launch).collect::<Option<_>>()?))
     }
 
     /// Adds a gradient on a GPU; returns whether all of it is in range. If not, nothing is added. The host waits once.
-    fn add_at_once(&self, kernels: &Kernels, gradient: &[Piece]) -> Result<bool> {
+    fn add_at_once(&self, kernels: &Kernels, launches: &[Launch<'_>]) -> Result<bool> {
         let sums = self.lock();
         // The bits of the largest magnitude.
         let largest = Tensor::f_zeros([1], (Kind::Int, sums.device()))?;
         let limit = self.fixed_point.largest().to_bits();
-        let all = gradient.iter().filter_map(|piece| match &piece.values {
-            Values::Dense(values) | Values::Columns(values, _) => Some((piece, values)),
-            Values::Rows(_) => None,
-        });
-        for (_, values) in all.clone() {
-            let (name, _) = kernels_for(values).expect("`kernels` has asked");
+        for (_, values, [name, _]) in launches {
             let count = values.numel() as u64;
             let arguments =
                 [Argument::of(values, 0), Argument::Count(count), Argument::of(&largest, 0)];
             // SAFETY: the values are contiguous, and `largest` has an element.
             unsafe { kernels.launch(name, count, arguments) }?;
         }
-        for (piece, values) in all {
-            let (_, name) = kernels_for(values).expect("`kernels` has asked");
+        for (piece, values, [_, name]) in launches {
             let count = values.numel();
             let (width, row) = row_of(piece, values);
             let (place, stride) = self.locate(piece.offset, row);
@@ -273,11 +269,14 @@ impl Accumulator {
     }
 }
 
+/// A piece, its values, and the kernels for them.
+type Launch<'a> = (&'a Piece, &'a Tensor, [&'static str; 2]);
+
 /// The kernels for values of a dtype: of the search for the largest, and of the addition.
-fn kernels_for(values: &Tensor) -> Option<(&'static str, &'static str)> {
+fn kernels_for(values: &Tensor) -> Option<[&'static str; 2]> {
     match values.kind() {
-        Kind::BFloat16 => Some(("shoal_largest_bf16", "shoal_add_bf16")),
-        Kind::Float => Some(("shoal_largest_f32", "shoal_add_f32")),
+        Kind::BFloat16 => Some(["shoal_largest_bf16", "shoal_add_bf16"]),
+        Kind::Float => Some(["shoal_largest_f32", "shoal_add_f32"]),
         _ => None,
     }
 }
