@@ -126,7 +126,7 @@ widest! {
 /// Dimensions of a rotation, with the layout in csrc/fused.cpp.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Heads {
+pub(crate) struct Heads {
     tokens: usize,
     heads: usize,
     key_value_heads: usize,
@@ -363,7 +363,7 @@ macro_rules! by_kind {
 // addresses of live tensors with the given extents, and no two calls write the same rows.
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn shoal_rms_norm_rows(
+pub(crate) unsafe extern "C" fn shoal_rms_norm_rows(
     bf16: bool,
     x: *const c_void,
     weight: *const c_void,
@@ -387,7 +387,7 @@ unsafe extern "C" fn shoal_rms_norm_rows(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn shoal_rms_norm_backward_rows(
+pub(crate) unsafe extern "C" fn shoal_rms_norm_backward_rows(
     bf16: bool,
     gradient: *const c_void,
     x: *const c_void,
@@ -412,7 +412,7 @@ unsafe extern "C" fn shoal_rms_norm_backward_rows(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn shoal_rotate_rows(
+pub(crate) unsafe extern "C" fn shoal_rotate_rows(
     bf16: bool,
     mixed: *const c_void,
     parts: *const [*mut c_void; 3],
@@ -440,7 +440,7 @@ unsafe extern "C" fn shoal_rotate_rows(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn shoal_rotate_backward_rows(
+pub(crate) unsafe extern "C" fn shoal_rotate_backward_rows(
     bf16: bool,
     parts: *const [*const c_void; 3],
     mixed: *mut c_void,
@@ -464,7 +464,7 @@ unsafe extern "C" fn shoal_rotate_backward_rows(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn shoal_swiglu_rows(
+pub(crate) unsafe extern "C" fn shoal_swiglu_rows(
     bf16: bool,
     both: *const c_void,
     out: *mut c_void,
@@ -477,7 +477,7 @@ unsafe extern "C" fn shoal_swiglu_rows(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn shoal_swiglu_backward_rows(
+pub(crate) unsafe extern "C" fn shoal_swiglu_backward_rows(
     bf16: bool,
     gradient: *const c_void,
     both: *const c_void,
@@ -496,7 +496,7 @@ unsafe extern "C" fn shoal_swiglu_backward_rows(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn shoal_cross_entropy_rows(
+pub(crate) unsafe extern "C" fn shoal_cross_entropy_rows(
     bf16: bool,
     logits: *mut c_void,
     targets: *const c_void,

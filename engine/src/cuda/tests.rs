@@ -7,6 +7,10 @@ use proptest::prelude::*;
 
 use super::Argument;
 use crate::fixed_point::{FixedPoint, add_bf16, add_f32};
+use crate::fused::{
+    shoal_cross_entropy_rows, shoal_rms_norm_backward_rows, shoal_rms_norm_rows,
+    shoal_rotate_backward_rows, shoal_rotate_rows, shoal_swiglu_backward_rows, shoal_swiglu_rows,
+};
 use crate::testing::manifest;
 
 unsafe extern "C" {
@@ -195,75 +199,6 @@ fn random(seed: u64, count: usize) -> Vec<f32> {
         (state >> 40) as f32 / (1u64 << 24) as f32
     };
     (0..count).map(|_| (next() - 0.5) * 40.0 * next() * next()).collect()
-}
-
-unsafe extern "C" {
-    fn shoal_rms_norm_rows(
-        bf16: bool,
-        x: *const c_void,
-        weight: *const c_void,
-        y: *mut c_void,
-        scales: *mut c_void,
-        rows: usize,
-        width: usize,
-        epsilon: f32,
-        offset: f32,
-    );
-    fn shoal_rms_norm_backward_rows(
-        bf16: bool,
-        gradient: *const c_void,
-        x: *const c_void,
-        weight: *const c_void,
-        scales: *const c_void,
-        x_gradient: *mut c_void,
-        weight_gradient: *mut c_void,
-        rows: usize,
-        width: usize,
-        offset: f32,
-    );
-    fn shoal_rotate_rows(
-        bf16: bool,
-        mixed: *const c_void,
-        parts: *const [*mut c_void; 3],
-        angles: *const [*const c_void; 2],
-        first: usize,
-        rows: usize,
-        heads: *const c_void,
-    );
-    fn shoal_rotate_backward_rows(
-        bf16: bool,
-        parts: *const [*const c_void; 3],
-        mixed: *mut c_void,
-        angles: *const [*const c_void; 2],
-        first: usize,
-        rows: usize,
-        heads: *const c_void,
-    );
-    fn shoal_cross_entropy_rows(
-        bf16: bool,
-        logits: *mut c_void,
-        targets: *const i64,
-        losses: *mut f32,
-        rows: usize,
-        width: usize,
-        scale: f32,
-        with_gradients: bool,
-    );
-    fn shoal_swiglu_rows(
-        bf16: bool,
-        both: *const c_void,
-        out: *mut c_void,
-        rows: usize,
-        inner: usize,
-    );
-    fn shoal_swiglu_backward_rows(
-        bf16: bool,
-        gradient: *const c_void,
-        both: *const c_void,
-        both_gradient: *mut c_void,
-        rows: usize,
-        inner: usize,
-    );
 }
 
 fn norms<N: Number>(
@@ -480,8 +415,8 @@ fn losses<N: Number + Into<f32>>(
         shoal_cross_entropy_rows(
             N::IS_BF16,
             by_loops.as_mut_ptr().cast(),
-            targets.as_ptr(),
-            expected.as_mut_ptr(),
+            targets.as_ptr().cast(),
+            expected.as_mut_ptr().cast(),
             rows,
             width,
             scale,
