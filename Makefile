@@ -67,7 +67,7 @@ demo: build
 test:
 	@scripts/setup.sh --tests
 	cargo build --workspace --bins --examples
-	RUST_TEST_THREADS=$$(($$(nproc) + 1)) cargo test --workspace
+	RUST_TEST_THREADS=$$(($$(nproc) + 1)) cargo test --workspace --no-fail-fast
 
 # The profile of the programs that `test-system`, `test-deployment` and `bench-smoke` run: that of `make test`, so that
 # they build nothing after it, or PROFILE=release.

@@ -13,6 +13,8 @@ import model as models
 from sizes import size
 
 STEPS, LAST = size((500, 100), (2, 1))
+# That of the default configuration.
+WARMUP_STEPS = 20
 # A point of a plot is the mean of so many steps.
 SPAN = size(20, 1)
 COLOURS = ("#444444", "#4477aa", "#66ccee", "#228833", "#99bb33", "#117755", "#aa3377", "#ccbb44",
@@ -25,7 +27,9 @@ def train(shoal, data, values, edit=lambda text: text, keep=None):
     with contextlib.nullcontext(keep) if keep else tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         text = models.edit_toml(shoal.default, values)
         text = text.replace('# path = "text.txt"', f"path = {json.dumps(data)}")
-        pathlib.Path(folder, "run.toml").write_text(edit(text), encoding="utf-8")
+        # A warm-up is no longer than a run.
+        text = models.edit_toml(edit(text), {"optimizer": {"warmup_steps": size(WARMUP_STEPS, 1)}})
+        pathlib.Path(folder, "run.toml").write_text(text, encoding="utf-8")
         command = [shoal.binary, "local", "run.toml", "--out", "out", "--threads", "1", "--device", "cpu"]
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
         report = json.loads(pathlib.Path(folder, "out/report.json").read_text(encoding="utf-8"))

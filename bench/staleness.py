@@ -27,7 +27,7 @@ from sizes import size
 GOAL = 0.01
 SEEDS = size((1, 2, 3), (1,))
 DELAYS = size((0, 1), (0, 1))
-COMMON = ("warmup_steps = 20", "weight_decay = 0.1", "gradient_clip = 1.0")
+COMMON = (f"warmup_steps = {losses.WARMUP_STEPS}", "weight_decay = 0.1", "gradient_clip = 1.0")
 ADAM = ("beta1 = 0.9", "beta2 = 0.95", "epsilon = 1e-8")
 
 

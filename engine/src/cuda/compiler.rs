@@ -50,7 +50,13 @@ pub(super) fn compile(capability: i32) -> Result<Ptx> {
 
 /// Loads NVRTC from beside libtorch. Where it is not, the loader finds it on its own path or not at all.
 fn load() {
-    let Some(folder) = packages() else { return };
+    if let Some(folder) = packages() {
+        load_from(&folder);
+    }
+}
+
+/// Loads NVRTC from a Python's packages, if it is there.
+fn load_from(folder: &Path) {
     for name in LIBRARIES {
         let path = folder.join("nvidia/cu13/lib").join(name);
         let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { continue };
@@ -71,6 +77,13 @@ fn packages() -> Option<PathBuf> {
 mod tests {
     use super::*;
 
+    /// Those of the tests' Python, which has NVRTC too where libtorch was downloaded without it.
+    fn packages_of_tests() -> Vec<PathBuf> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/lib");
+        let versions = fs::read_dir(root).into_iter().flatten().flatten();
+        versions.map(|version| version.path().join("site-packages")).collect()
+    }
+
     /// The capabilities of the cards from 2018 on that libtorch serves.
     const CAPABILITIES: [i32; 7] = [75, 80, 86, 89, 90, 100, 120];
 
@@ -79,6 +92,9 @@ mod tests {
         // libtorch is loaded when it is first used.
         let _ = tch::Tensor::from(0.0);
         load();
+        for folder in packages_of_tests() {
+            load_from(&folder);
+        }
         // SAFETY: as in `compile`.
         if !unsafe { sys::is_culib_present() } {
             eprintln!("skipped: there is no NVRTC beside libtorch");

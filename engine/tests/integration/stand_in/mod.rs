@@ -8,8 +8,10 @@ mod checks;
 mod counts;
 mod peaks;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::{env, fs};
 
 /// Builds the stand-in, unless it is there. Returns its folder.
 fn folder() -> PathBuf {
@@ -20,14 +22,24 @@ fn folder() -> PathBuf {
     folder
 }
 
+/// Where such a process finds libraries: the stand-in, and NVRTC, which a libtorch of its own lacks and the tests'
+/// Python has.
+fn libraries() -> OsString {
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/lib");
+    let versions = fs::read_dir(python).into_iter().flatten().flatten();
+    let compilers = versions.map(|version| version.path().join("site-packages/nvidia/cu13/lib"));
+    env::join_paths([folder()].into_iter().chain(compilers))
+        .expect("no folder has a colon in its name")
+}
+
 /// A process that runs tests of this program on so many equal cards of the stand-in.
 fn tests(cards: usize, names: &[&str]) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    let mut command = Command::new(env::current_exe().expect("this program"));
     let devices: Vec<String> = (0..cards).map(|card| format!("cuda:{card}")).collect();
     command
         .args(names)
         .arg("--include-ignored")
-        .env("LD_LIBRARY_PATH", folder())
+        .env("LD_LIBRARY_PATH", libraries())
         .env("STAND_IN_CARDS", vec!["stand-in"; cards].join(","))
         .env("SHOAL_TEST_DEVICE", devices.join(","));
     command
