@@ -1,6 +1,6 @@
 """Measures Shoal beside PyTorch, prints the tables and writes results/latest.json.
 
-bench/run.sh builds the programs and calls this script.
+`make bench` builds the programs and calls this script.
 """
 
 import argparse
