@@ -11,11 +11,13 @@ mod chunk;
 mod data;
 mod demo;
 mod doctor;
+mod duration;
 mod finetune;
 mod generate;
 mod model;
 mod peer;
 mod plan;
+mod settings;
 mod simulate;
 pub(crate) mod watch;
 
@@ -31,7 +33,7 @@ pub use admission::{
 pub use checkpoint::{
     CheckpointArgs, CheckpointCommand, FetchArgs, FetchSource, ReshapeArgs, VerifyArgs,
 };
-pub use chunk::{ChunkCommand, ChunkGetArgs, ChunkLsArgs, ChunkVerifyArgs, ListFormat};
+pub use chunk::{ChunkCommand, ChunkGetArgs, ChunkLsArgs, ChunkVerifyArgs};
 use clap::{Args, Parser, Subcommand};
 pub use data::{DataCommand, DataPrepareArgs, DataShowArgs, DataStatsArgs};
 pub use demo::{DemoArgs, DtypeChoice, SlowPeer};
@@ -39,9 +41,9 @@ pub use doctor::DoctorArgs;
 pub use finetune::FinetuneArgs;
 pub use generate::{ChatArgs, GenerateArgs, SamplingArgs};
 pub use model::{DtypeArg, ExportArgs, ImportArgs, PushArgs};
-use peer::parse_seconds;
 pub use peer::{ComputeArgs, ComputeOptions, PeerArgs, PeerOptions};
 pub use plan::{PlanArgs, PlanOrder};
+pub use settings::{Refusal, parse};
 pub use shoal_engine::Devices;
 pub use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::Bytes;
@@ -170,7 +172,7 @@ pub struct StartArgs {
     #[arg(long, value_name = "N")]
     wait_for: Option<NonZeroUsize>,
     /// Folder for `checkpoint/` and `report.json`; default: a folder of the run in the data directory.
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
@@ -223,8 +225,9 @@ pub struct JoinArgs {
     /// the swarm.
     #[arg(long, conflicts_with_all = ["stage", "anchor", "archive"])]
     observer: bool,
-    /// Longest time to wait for a first peer that does not answer yet, or for the file with its address; 0: one attempt.
-    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = peer::parse_interval)]
+    /// Longest time to wait for a first peer that does not answer yet, or for the file with its address; `none`: one
+    /// attempt.
+    #[arg(long, value_name = "TIME", default_value = "5min", value_parser = duration::parse_duration_or_none)]
     wait: Duration,
     #[command(flatten)]
     peer: PeerArgs,
@@ -270,7 +273,7 @@ pub struct LocalArgs {
     #[arg(value_name = "run.toml")]
     config: PathBuf,
     /// Folder for `checkpoint/` and `report.json`.
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     out: PathBuf,
     #[command(flatten)]
     compute: ComputeArgs,
@@ -311,7 +314,10 @@ impl From<LocalArgs> for LocalOptions {
 pub struct InitArgs {
     /// File to write; must not exist.
     #[arg(short, long, value_name = "PATH", default_value = "run.toml")]
-    pub output: PathBuf,
+    pub out: PathBuf,
+    /// Write over a file that exists.
+    #[arg(long)]
+    pub force: bool,
     /// Start from the weights of this base (`shoal import`), with values for fine-tuning.
     #[arg(long, value_name = "BASE")]
     pub from: Option<PathBuf>,
@@ -350,9 +356,12 @@ pub struct ManArgs {
     pub dir: PathBuf,
 }
 
-/// `$XDG_DATA_HOME/shoal`, `~/.local/share/shoal`, or `.shoal` here.
+/// `$SHOAL_DATA_DIR`, `$XDG_DATA_HOME/shoal`, `~/.local/share/shoal`, or `.shoal` here.
 fn default_data_dir() -> PathBuf {
     let directory = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    if let Some(chosen) = directory("SHOAL_DATA_DIR") {
+        return PathBuf::from(chosen);
+    }
     directory("XDG_DATA_HOME")
         .map(PathBuf::from)
         .or_else(|| directory("HOME").map(|home| PathBuf::from(home).join(".local/share")))

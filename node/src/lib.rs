@@ -33,6 +33,7 @@ pub mod http;
 pub mod logging;
 mod memory;
 mod model_check;
+mod near_name;
 pub mod network;
 pub mod observers;
 pub mod open_step;

@@ -5,8 +5,7 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use shoal_node::cli::Cli;
+use shoal_node::cli::{self, Refusal};
 use shoal_node::commands::version;
 use shoal_node::exit::{Exit, one_line};
 use shoal_node::{commands, logging};
@@ -17,7 +16,14 @@ fn main() -> ExitCode {
         print!("{}", version::verbose());
         return ExitCode::SUCCESS;
     }
-    let cli = Cli::parse();
+    let cli = match cli::parse(std::env::args_os(), std::env::vars_os()) {
+        Ok(cli) => cli,
+        Err(Refusal::Arguments(refusal)) => refusal.exit(),
+        Err(refusal) => {
+            logging::report_failure(&one_line(&refusal.into()));
+            return Exit::Usage.into();
+        }
+    };
     let outcome = logging::start(cli.log_format, cli.log.as_deref())
         .and_then(|()| commands::run(cli.command, cli.log_format));
     match outcome {

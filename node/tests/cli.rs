@@ -197,7 +197,7 @@ fn plan_explains_a_placement_or_an_error_in_the_file() {
     let fleet = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/fleets/dt-fm-3.toml");
     let text = place.shoal_prints(&["plan", fleet]);
     assert!(text.contains("16.09 s of a step") && text.contains("All-reduces wait"), "{text}");
-    let plans = place.shoal_prints(&["plan", fleet, "-o", "json"]);
+    let plans = place.shoal_prints(&["plan", fleet, "--json"]);
     let plans: Value = serde_json::from_str(&plans).expect("JSON");
     assert_eq!(plans[0]["stages"].as_array().map(Vec::len), Some(8), "{plans}");
     place.shoal_fails(&["plan", "none.toml"], USAGE, &["none.toml"]);
@@ -321,7 +321,7 @@ fn an_invalid_run_is_refused_by_every_command() {
 #[test]
 fn doctor_says_what_a_machine_has_without_an_address() {
     let place = Place::new();
-    let flags = ["-o", "json", "--listen", "127.0.0.1:0", "--data-dir", "peer"];
+    let flags = ["--json", "--listen", "127.0.0.1:0", "--data-dir", "peer"];
     let printed = place.shoal_prints(&[&["doctor"], &flags[..]].concat());
     let findings: Vec<Value> = serde_json::from_str(&printed).expect("JSON");
     let says = |about: &str| {
@@ -395,7 +395,7 @@ fn a_data_directory_serves_one_peer() {
 fn files_of_a_data_directory_are_listed_fetched_and_verified() {
     let place = Place::new();
     let first = FirstPeer::start(&place);
-    let listed = place.shoal_prints(&["chunk", "ls", "--data-dir", "first", "-o", "json"]);
+    let listed = place.shoal_prints(&["chunk", "ls", "--data-dir", "first", "--json"]);
     let listed: Value = serde_json::from_str(&listed).expect("JSON");
     let text = &listed[0];
     assert_eq!((&text["kind"], &text["state"]), (&"text".into(), &"whole".into()));

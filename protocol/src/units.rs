@@ -82,14 +82,20 @@ impl FromStr for Bytes {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const EXPECTED: &str = "an amount is a whole number, alone or with KiB, MiB, GiB or TiB";
+        const EXPECTED: &str =
+            "an amount is a whole number, alone or with KiB, MiB, GiB, TiB, KB, MB, GB or TB";
         let text = text.trim();
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, unit) = text.split_at(digits);
-        let power = ["", "KiB", "MiB", "GiB", "TiB"].iter().position(|name| *name == unit.trim());
-        let power = u32::try_from(power.ok_or(EXPECTED)?).map_err(|_| EXPECTED)?;
+        let unit = unit.trim();
+        let power = |names: [&'static str; 5]| (0u32..).zip(names).find(|(_, name)| *name == unit);
+        let size = if let Some((power, _)) = power(["", "KiB", "MiB", "GiB", "TiB"]) {
+            1 << (10 * power)
+        } else {
+            1000u64.pow(power(["B", "KB", "MB", "GB", "TB"]).ok_or(EXPECTED)?.0)
+        };
         let number: u64 = number.parse().map_err(|_| EXPECTED)?;
-        number.checked_mul(1 << (10 * power)).map(Self).ok_or("an amount must be less than 16 EiB")
+        number.checked_mul(size).map(Self).ok_or("an amount must be less than 16 EiB")
     }
 }
 
@@ -254,7 +260,9 @@ mod tests {
         assert_eq!("17".parse(), Ok(Bytes(17)));
         assert_eq!("2 KiB".parse(), Ok(Bytes(2048)));
         assert_eq!("3MiB".parse(), Ok(Bytes::mebi(3)));
-        for wrong in ["", "MiB", "-1", "1.5GiB", "1 GB", "99999999999 TiB"] {
+        assert_eq!("5 GB".parse(), Ok(Bytes(5_000_000_000)));
+        assert_eq!("7B".parse(), Ok(Bytes(7)));
+        for wrong in ["", "MiB", "-1", "1.5GiB", "1 Gb", "99999999999 TiB", "99999999 TB"] {
             wrong.parse::<Bytes>().expect_err(wrong);
         }
     }

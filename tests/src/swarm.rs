@@ -159,7 +159,7 @@ impl Swarm {
     /// When it shows none.
     #[must_use]
     pub fn status(&self, index: usize) -> Value {
-        let text = self.ask(index, &["status", "-o", "json"]).success();
+        let text = self.ask(index, &["status", "--json"]).success();
         serde_json::from_str(&text).expect("JSON")
     }
 

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use shoal_protocol::ids::PeerId;
 use shoal_protocol::net::admission::TicketId;
 
-use super::{ListFormat, default_data_dir};
+use super::default_data_dir;
 use crate::admission::PeerChoice;
 
 /// The longest lifetime of a ticket.
@@ -50,9 +50,9 @@ pub struct InviteLsArgs {
     /// The data directory of the run's issuer; its peer may be running.
     #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
     pub data_dir: PathBuf,
-    /// Output format.
-    #[arg(short, long, value_enum, default_value_t = ListFormat::Text)]
-    pub output: ListFormat,
+    /// Print JSON instead of text for people.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `shoal invite revoke`

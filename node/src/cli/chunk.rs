@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use shoal_protocol::ids::ContentHash;
 
 use super::default_data_dir;
@@ -25,18 +25,9 @@ pub struct ChunkLsArgs {
     /// The data directory; a peer may be using it.
     #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
     pub data_dir: PathBuf,
-    /// Output format.
-    #[arg(short, long, value_enum, default_value_t = ListFormat::Text)]
-    pub output: ListFormat,
-}
-
-/// The format of a list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ListFormat {
-    /// For people.
-    Text,
-    /// JSON.
-    Json,
+    /// Print JSON instead of text for people.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `shoal chunk verify`

@@ -11,7 +11,7 @@ use shoal_protocol::codec::Codec;
 use shoal_protocol::manifest::Dtype;
 use shoal_protocol::units::{Bytes, Price};
 
-use super::parse_seconds;
+use super::duration::parse_duration;
 
 /// The dtype of the computation, as typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -87,9 +87,9 @@ pub struct DemoArgs {
     /// Number of anchors, which replicate the run's log: with three, the first peer may be killed too.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub anchors: usize,
-    /// Kill a random peer (`kill -9`) about every SECONDS, and start another. With fewer than three
+    /// Kill a random peer (`kill -9`) about every TIME, and start another. With fewer than three
     /// anchors the first peer is spared.
-    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub kill_every: Option<Duration>,
     /// Write loss, learning rate, gradient norm and throughput of each step of the swarm to this folder,
     /// for TensorBoard.

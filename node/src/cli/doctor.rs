@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{DEFAULT_PORT, Devices, ListFormat, default_data_dir};
+use super::{DEFAULT_PORT, Devices, default_data_dir};
 use crate::address::JoinAddress;
 
 /// `shoal doctor`
@@ -25,7 +25,7 @@ pub struct DoctorArgs {
     /// Devices to check, as those of a peer.
     #[arg(long, value_name = "DEVICES", default_value = "auto")]
     pub device: Devices,
-    /// Output format.
-    #[arg(short, long, value_enum, default_value_t = ListFormat::Text)]
-    pub output: ListFormat,
+    /// Print JSON instead of text for people.
+    #[arg(long)]
+    pub json: bool,
 }

@@ -12,6 +12,7 @@ use shoal_protocol::plain_name::{IslandName, PeerName};
 use shoal_protocol::units::{Bytes, Price};
 use shoal_scheduler::rebalance::Rebalance;
 
+use super::duration::{parse_duration, parse_duration_or_none};
 use super::{HttpAddress, default_data_dir};
 use crate::bucket::ArchivePlace;
 use crate::driver::{Leaving, PackingMode, ResourceLimits};
@@ -52,17 +53,6 @@ fn parse_stage(text: &str) -> Result<StageWish, &'static str> {
 fn parse_threads(text: &str) -> Result<NonZeroUsize, String> {
     let threads = text.parse().ok().filter(|threads: &NonZeroUsize| threads.get() <= THREADS);
     threads.ok_or_else(|| format!("threads are a number from 1 to {THREADS}"))
-}
-
-/// Reads a positive number of seconds, at most an hour.
-pub(super) fn parse_seconds(text: &str) -> Result<Duration, &'static str> {
-    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or("a number of seconds from 0.1 to 3600")
-}
-
-/// The same, or 0 for never.
-pub(super) fn parse_interval(text: &str) -> Result<Duration, &'static str> {
-    if text == "0" { Ok(Duration::ZERO) } else { parse_seconds(text) }
 }
 
 /// What the process computes with.
@@ -191,7 +181,7 @@ pub struct PeerArgs {
     #[arg(long, value_name = "DIR|URL")]
     archive: Option<ArchivePlace>,
     /// Longest time without progress after which the upload of a checkpoint to a bucket is given up.
-    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = parse_seconds)]
+    #[arg(long, value_name = "TIME", default_value = "10min", value_parser = parse_duration)]
     archive_patience: Duration,
     /// Web server with prepared data (https://HOST/PATH of a copy of its folder), asked for shards before other peers;
     /// repeatable.
@@ -201,15 +191,15 @@ pub struct PeerArgs {
     #[arg(long, value_name = "PATH")]
     preempt_file: Option<PathBuf>,
     /// Longest time to leave in order (SIGTERM, SIGINT, --preempt-file).
-    #[arg(long, value_name = "SECONDS", default_value = "25", value_parser = parse_seconds)]
+    #[arg(long, value_name = "TIME", default_value = "25s", value_parser = parse_duration)]
     drain_timeout: Duration,
     /// Interval at which this peer, as the coordinator, compares the stages and moves peers where that
-    /// makes the swarm faster; also soon after peers joined or left. 0: never.
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_interval)]
+    /// makes the swarm faster; also soon after peers joined or left; `none`: never.
+    #[arg(long, value_name = "TIME", default_value = "1min", value_parser = parse_duration_or_none)]
     rebalance: Duration,
     /// How long stages may be without a host before this peer, as the coordinator, gives them to peers beside their own,
     /// which then swap what their memory does not hold.
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     extend_after: Duration,
     /// Milliseconds to wait in each pass over a microbatch, to model a slow peer.
     #[arg(long, value_name = "MS", default_value_t = 0, hide = true)]

@@ -4,8 +4,6 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::ListFormat;
-
 /// What a better choice of devices has more of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PlanOrder {
@@ -27,7 +25,7 @@ pub struct PlanArgs {
     /// What the first choice has the most of, where the fleet has `[training]`.
     #[arg(long, value_enum, default_value_t = PlanOrder::Speed)]
     pub order: PlanOrder,
-    /// Output format.
-    #[arg(short, long, value_enum, default_value_t = ListFormat::Text)]
-    pub output: ListFormat,
+    /// Print JSON instead of text for people.
+    #[arg(long)]
+    pub json: bool,
 }

@@ -19,7 +19,7 @@ pub struct SimulateArgs {
     pub seeds: Option<Seeds>,
     /// Write the run's course over time to this file, and a picture of it beside it (FILE.svg).
     #[arg(short, long, value_name = "FILE.json", conflicts_with_all = ["seeds", "trace"])]
-    pub output: Option<PathBuf>,
+    pub out: Option<PathBuf>,
     /// Print every event to stderr.
     #[arg(long)]
     pub trace: bool,

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use clap::Args;
 
-use super::{ListFormat, default_data_dir};
+use super::default_data_dir;
 use crate::data_dir::shown_at;
 
 /// The HTTP address of a peer, if any: by default a loopback address.
@@ -81,9 +81,9 @@ pub struct StatusArgs {
     /// The peer.
     #[command(flatten)]
     pub node: NodeArgs,
-    /// Output format.
-    #[arg(short, long, value_enum, default_value_t = ListFormat::Text)]
-    pub output: ListFormat,
+    /// Print JSON instead of text for people.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `shoal plot`
@@ -97,7 +97,7 @@ pub struct PlotArgs {
     pub from: Option<PathBuf>,
     /// File for the picture.
     #[arg(short, long, value_name = "FILE.svg", default_value = "loss.svg")]
-    pub output: PathBuf,
+    pub out: PathBuf,
 }
 
 /// `shoal healthcheck`

@@ -11,7 +11,7 @@ use shoal_protocol::units::Bytes;
 use super::client::{self, Client};
 use super::training;
 use crate::address::JoinAddress;
-use crate::cli::{ChunkCommand, ChunkGetArgs, ListFormat};
+use crate::cli::{ChunkCommand, ChunkGetArgs};
 use crate::data_dir::Files;
 use crate::driver::chunks::{self, Chunk, Content, State};
 use crate::exit::{Exit, ExitWith};
@@ -23,7 +23,7 @@ use crate::terminal::outln;
 /// If there is no data directory, a file in it is damaged, or a file cannot be fetched.
 pub(super) fn run(command: ChunkCommand) -> anyhow::Result<()> {
     match command {
-        ChunkCommand::Ls(args) => list(&args.data_dir, args.output),
+        ChunkCommand::Ls(args) => list(&args.data_dir, args.json),
         ChunkCommand::Verify(args) => verify(&args.data_dir),
         ChunkCommand::Get(args) => training::runtime()?.block_on(get(&args)),
     }
@@ -38,11 +38,12 @@ fn held(data_dir: &Path) -> anyhow::Result<Vec<Chunk>> {
     Ok(chunks::list(data_dir))
 }
 
-fn list(data_dir: &Path, format: ListFormat) -> anyhow::Result<()> {
+fn list(data_dir: &Path, json: bool) -> anyhow::Result<()> {
     let all = held(data_dir)?;
-    match format {
-        ListFormat::Json => outln!("{}", serde_json::to_string_pretty(&all)?),
-        ListFormat::Text => all.iter().for_each(|chunk| outln!("{}", line(chunk))),
+    if json {
+        outln!("{}", serde_json::to_string_pretty(&all)?);
+    } else {
+        all.iter().for_each(|chunk| outln!("{}", line(chunk)));
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use super::client::{ANY_PORT, Caller, Client};
 use super::contact::JoinLine;
 use super::training;
 use crate::admission::{self, Store};
-use crate::cli::{DoctorArgs, ListFormat};
+use crate::cli::DoctorArgs;
 use crate::data_dir::{DataDir, Files};
 use crate::doctor::{self, Finding, Owner, State};
 use crate::exit::{Exit, ExitWith};
@@ -23,9 +23,10 @@ const PEERS: usize = 4;
 /// If a finding must be mended, or an argument is no address.
 pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     let findings = training::runtime()?.block_on(look(args))?;
-    match args.output {
-        ListFormat::Json => outln!("{}", serde_json::to_string_pretty(&findings)?),
-        ListFormat::Text => findings.iter().for_each(|finding| outln!("{finding}")),
+    if args.json {
+        outln!("{}", serde_json::to_string_pretty(&findings)?);
+    } else {
+        findings.iter().for_each(|finding| outln!("{finding}"));
     }
     let wrong = findings.iter().filter(|finding| finding.state == State::Wrong).count();
     if wrong > 0 {

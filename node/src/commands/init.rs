@@ -16,6 +16,7 @@ use crate::config::{RunConfig, TrainingEpochs, reads_bytes};
 use crate::epochs::Epochs;
 use crate::exit::{Exit, ExitWith};
 use crate::terminal::outln;
+use crate::whole_file;
 
 /// Writes the default run configuration. Never overwrites a file.
 ///
@@ -41,7 +42,11 @@ pub(super) fn run(args: &InitArgs) -> anyhow::Result<()> {
         }
         None => None,
     };
-    write_new(&config, &args.output)?;
+    if args.force {
+        write(&config, &args.out)?;
+    } else {
+        write_new(&config, &args.out)?;
+    }
     if let Some(epochs) = epochs {
         outln!("{}", epochs.line());
         epochs.warning().iter().for_each(|warning| outln!("warning: {warning}"));
@@ -73,19 +78,32 @@ fn check_prepared(config: &RunConfig, base: &Path, data: Option<&Path>) -> anyho
 }
 
 /// Writes a configuration to a file that does not exist, and prints how to train it.
-pub(super) fn write_new(config: &RunConfig, output: &Path) -> anyhow::Result<()> {
-    let path = output.display();
-    let created = OpenOptions::new().write(true).create_new(true).open(output);
+pub(super) fn write_new(config: &RunConfig, out: &Path) -> anyhow::Result<()> {
+    let path = out.display();
+    let created = OpenOptions::new().write(true).create_new(true).open(out);
     let mut file = match created {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            Err(anyhow!("{path} exists: remove it, or choose another name with -o"))
+            Err(anyhow!("{path} exists: choose another name with -o, or have `shoal init` write over it with --force"))
         }
         other => other.with_context(|| path.to_string()),
     }
     .exit_with(Exit::Usage)?;
     file.write_all(config.to_toml().as_bytes()).with_context(|| path.to_string())?;
-    outln!("wrote {path}; train it with `shoal start {path}` or `shoal local {path} --out DIR`");
+    say_written(out);
     Ok(())
+}
+
+/// Writes a configuration to a file in place of what it has, and prints how to train it.
+fn write(config: &RunConfig, out: &Path) -> anyhow::Result<()> {
+    whole_file::write(out, config.to_toml().as_bytes())
+        .with_context(|| out.display().to_string())?;
+    say_written(out);
+    Ok(())
+}
+
+fn say_written(run: &Path) {
+    let path = run.display();
+    outln!("wrote {path}; train it with `shoal start {path}` or `shoal local {path} --out DIR`");
 }
 
 /// Tokens of a sample, unless the model has fewer positions.

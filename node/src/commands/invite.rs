@@ -17,7 +17,7 @@ use super::training;
 use crate::admission::{self, Candidates, KeptRules, Store, TicketState, access_list_of};
 use crate::cli::{
     AnchorCommand, AnchorRemoveArgs, BanArgs, InviteAllowArgs, InviteCommand, InviteLsArgs,
-    InviteNewArgs, InviteRevokeArgs, Invited, ListFormat,
+    InviteNewArgs, InviteRevokeArgs, Invited,
 };
 use crate::data_dir::shown_at;
 use crate::exit::{Exit, ExitWith};
@@ -249,9 +249,10 @@ struct Listed {
 fn list(args: &InviteLsArgs) -> anyhow::Result<()> {
     let issuer = Issuer::open(&args.data_dir)?;
     let listed = listed(&issuer, UnixTime::now())?;
-    match args.output {
-        ListFormat::Json => outln!("{}", serde_json::to_string_pretty(&listed)?),
-        ListFormat::Text => out!("{}", table(&listed, UnixTime::now())?),
+    if args.json {
+        outln!("{}", serde_json::to_string_pretty(&listed)?);
+    } else {
+        out!("{}", table(&listed, UnixTime::now())?);
     }
     Ok(())
 }

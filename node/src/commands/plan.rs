@@ -17,7 +17,7 @@ use super::budget::{Choice, Searches, choices, order_by_cost};
 use super::fleet::Fleet;
 use super::machines::{self, machines};
 use super::spans::{self, spans};
-use crate::cli::{ListFormat, PlanArgs, PlanOrder};
+use crate::cli::{PlanArgs, PlanOrder};
 use crate::config::read_text;
 use crate::event_text::with_prefix;
 use crate::exit::{Exit, ExitWith};
@@ -34,9 +34,10 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let fleet = read(&args.fleet).exit_with(Exit::Usage)?;
     let Some(training) = fleet.training() else {
         let plans = plans(&fleet, args.seed).exit_with(Exit::Usage)?;
-        match args.output {
-            ListFormat::Json => outln!("{}", serde_json::to_string_pretty(&plans)?),
-            ListFormat::Text => out!("{}", text(&plans)),
+        if args.json {
+            outln!("{}", serde_json::to_string_pretty(&plans)?);
+        } else {
+            out!("{}", text(&plans));
         }
         return Ok(());
     };
@@ -52,12 +53,11 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     }
     let Some(best) = choices.first() else {
         // A stage fits nowhere: only swapped spans do, or machines.
-        match args.output {
-            ListFormat::Json => {
-                let all = json!({ "spans": spans, "machines": machines });
-                outln!("{}", serde_json::to_string_pretty(&all)?);
-            }
-            ListFormat::Text => out!("{}{}", spans::text(&spans), machines::text(&machines)),
+        if args.json {
+            let all = json!({ "spans": spans, "machines": machines });
+            outln!("{}", serde_json::to_string_pretty(&all)?);
+        } else {
+            out!("{}{}", spans::text(&spans), machines::text(&machines));
         }
         return Ok(());
     };
@@ -68,18 +68,15 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let counts: Vec<usize> = (0..fleet.regions()).map(counts).collect();
     let chosen = fleet.part(&counts).with_stages(best.stages);
     let plans = plans(&chosen, args.seed).exit_with(Exit::Usage)?;
-    match args.output {
-        ListFormat::Json => {
-            let all = json!({
-                "choices": choices, "spans": spans, "machines": machines, "plans": plans
-            });
-            outln!("{}", serde_json::to_string_pretty(&all)?);
-        }
-        ListFormat::Text => {
-            let advice = advice(&choices, training.budget);
-            let machines = machines::text(&machines);
-            out!("{advice}{}{machines}\n{}", spans::text(&spans), text(&plans));
-        }
+    if args.json {
+        let all = json!({
+            "choices": choices, "spans": spans, "machines": machines, "plans": plans
+        });
+        outln!("{}", serde_json::to_string_pretty(&all)?);
+    } else {
+        let advice = advice(&choices, training.budget);
+        let machines = machines::text(&machines);
+        out!("{advice}{}{machines}\n{}", spans::text(&spans), text(&plans));
     }
     Ok(())
 }

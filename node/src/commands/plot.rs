@@ -32,10 +32,10 @@ pub(super) fn run(args: &PlotArgs) -> anyhow::Result<()> {
         }
     };
     ensure!(!curve.training.is_empty(), "no step is committed yet: nothing to draw");
-    curve.write(&args.output)?;
+    curve.write(&args.out)?;
     progress::say(&format!(
         "{}: the loss over {} points",
-        args.output.display(),
+        args.out.display(),
         curve.training.len()
     ));
     Ok(())

@@ -33,7 +33,7 @@ pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     for seed in seeds {
         let scenario = described.scenario(seed);
         let mut timeline = Timeline::default();
-        let outcome = match (args.trace, &args.output) {
+        let outcome = match (args.trace, &args.out) {
             (true, _) => sim::run_traced(&scenario),
             (false, Some(_)) => sim::run_watched(&scenario, &mut timeline),
             (false, None) => sim::run(&scenario),
@@ -46,7 +46,7 @@ pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
             )
         })?;
         print_report(seed, &scenario, &report);
-        if let Some(path) = &args.output {
+        if let Some(path) = &args.out {
             Series::of(&timeline).write(path)?;
         }
     }

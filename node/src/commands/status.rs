@@ -3,7 +3,7 @@
 use std::fmt::{self, Write as _};
 
 use super::training;
-use crate::cli::{ListFormat, StatusArgs};
+use crate::cli::StatusArgs;
 use crate::http::client;
 use crate::status::Status;
 use crate::status::labels::{TITLES, age, rows_of, standing};
@@ -19,9 +19,10 @@ const NEWEST: usize = 12;
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<()> {
     let address = args.node.address()?;
     let status = training::runtime()?.block_on(client::status(address))?;
-    match args.output {
-        ListFormat::Json => outln!("{}", serde_json::to_string_pretty(&status)?),
-        ListFormat::Text => out!("{}", table(&status)?),
+    if args.json {
+        outln!("{}", serde_json::to_string_pretty(&status)?);
+    } else {
+        out!("{}", table(&status)?);
     }
     Ok(())
 }

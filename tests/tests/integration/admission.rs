@@ -35,7 +35,7 @@ fn printed(swarm: &Swarm, words: &[&str]) -> String {
 }
 
 fn listed(swarm: &Swarm) -> Json {
-    serde_json::from_str(&printed(swarm, &["invite", "ls", "-o", "json"])).expect("it is JSON")
+    serde_json::from_str(&printed(swarm, &["invite", "ls", "--json"])).expect("it is JSON")
 }
 
 /// The reason why peer number `index` is refused.

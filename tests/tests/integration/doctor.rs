@@ -14,7 +14,7 @@ use toml::Value;
 const WRONG: i32 = 1;
 
 fn doctor(data_dir: &Path, words: &[&str]) -> Outcome {
-    let mut command = shoal(["doctor", "-o", "json", "--device", "cpu"]);
+    let mut command = shoal(["doctor", "--json", "--device", "cpu"]);
     if !words.contains(&"--listen") {
         command.args(["--listen", "127.0.0.1:0"]);
     }

@@ -128,7 +128,7 @@ fn a_peer_learns_from_others_whether_its_port_is_reachable() {
     let run = Run::tiny(&[("training.steps", toml::Value::from(1_000_000))]);
     let (_peers, addresses) = outside(&homes, &run);
     let doctors = kinds.iter().enumerate().map(|(home, (nat, _))| {
-        let mut doctor = shoal(["doctor", "-o", "json", "--device", "cpu", "--listen"]);
+        let mut doctor = shoal(["doctor", "--json", "--device", "cpu", "--listen"]);
         doctor.arg(format!("0.0.0.0:{PORT}")).args(&addresses);
         doctor.arg("--data-dir").arg(run.path(&format!("doctor-{home}")));
         (nat, Process::start(&format!("doctor {nat:?}"), homes.within(home, &doctor)))
