@@ -19,6 +19,10 @@ pub struct PlanArgs {
     /// The fleet, its links and the model's traffic, as TOML; docs/guide/sizes.md has the keys.
     #[arg(value_name = "fleet.toml")]
     pub fleet: PathBuf,
+    /// Take the model and the batch of this run: the fleet then has `[device]` instead of `stages`, `activations`,
+    /// `gradient` and `[training]`.
+    #[arg(long = "for", value_name = "run.toml")]
+    pub run: Option<PathBuf>,
     /// Seed of the search.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,

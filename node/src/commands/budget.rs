@@ -12,6 +12,7 @@ use shoal_scheduler::planner::{
 use shoal_scheduler::rng::Rng;
 
 use super::fleet::{Fleet, FleetError, LAYERS};
+use super::run_work::RunWork;
 
 /// Effort of the search for one part of a fleet. It is small because many parts are searched.
 const EFFORT: Effort = Effort { population: 8, children: 16, exchanges: 512 };
@@ -54,6 +55,52 @@ pub(super) struct Training {
     /// 1 if a step's passes overlap the all-reduce of the step before.
     #[serde(default)]
     staleness: u8,
+}
+
+/// The `[device]` section of a fleet's file, which stands for `[training]` where a run is given.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DeviceFigures {
+    /// Floating-point operations a second that it reaches in passes.
+    flops: f64,
+    /// Seconds of a pass besides.
+    #[serde(default)]
+    overhead: f64,
+    /// Bytes of memory, and bytes per second, each way, of the link to the memory below it.
+    memory: Option<f64>,
+    host_link: Option<f64>,
+    /// The most that an hour may cost, in the currency of the prices.
+    budget: Option<f64>,
+}
+
+impl DeviceFigures {
+    /// The training of a run on such devices.
+    ///
+    /// # Errors
+    /// If a figure is out of range.
+    pub(super) fn training(&self, work: &RunWork) -> Result<Training, FleetError> {
+        if !(1e6..=1e20).contains(&self.flops) {
+            return Err(FleetError::Flops);
+        }
+        if work.is_adapted && self.host_link.is_some() {
+            return Err(FleetError::SwappedAdapters);
+        }
+        let training = Training {
+            tokens: work.tokens,
+            sequence: work.sequence,
+            forward: work.forward / self.flops,
+            backward: Some(work.backward / self.flops),
+            overhead: self.overhead,
+            state: work.state,
+            kept: work.kept,
+            memory: self.memory,
+            host_link: self.host_link,
+            layers: Some(work.layers),
+            budget: self.budget,
+            staleness: work.staleness,
+        };
+        training.check().map(|()| training)
+    }
 }
 
 impl Training {

@@ -10,7 +10,8 @@ use shoal_protocol::limits;
 use shoal_protocol::units::{Bytes, Rate};
 use shoal_scheduler::planner::{Device, Link, MAX_STAGES, Machine, Network, PlanError, Traffic};
 
-use super::budget::Training;
+use super::budget::{DeviceFigures, Training};
+use super::run_work::RunWork;
 
 /// Limits on a fleet. With this many devices the search takes half a minute.
 const DEVICES: usize = 256;
@@ -66,6 +67,27 @@ pub(super) enum FleetError {
         limits::STALENESS
     )]
     Training,
+    /// A key is missing.
+    #[error(
+        "`{0}` is missing: add it, or name a run with --for run.toml and describe its devices in [device]"
+    )]
+    Missing(&'static str),
+    /// A key is that of a fleet without a run.
+    #[error("`{0}` follows from the run of --for: remove it")]
+    Derived(&'static str),
+    /// There is a run, and nothing about the devices; or the other way round.
+    #[error(
+        "[device], with the `flops` that a device reaches in a second, comes together with --for run.toml"
+    )]
+    Device,
+    /// The speed of the devices is out of range.
+    #[error("[device] flops are operations a second, from 1e6 to 1e20")]
+    Flops,
+    /// Frozen weights below a device.
+    #[error(
+        "[device] host_link is not for adapters: the plan does not count swapped frozen weights"
+    )]
+    SwappedAdapters,
     /// An amount of traffic is out of range.
     #[error("activations and gradient are numbers of bytes from 0 to 1e18")]
     Traffic,
@@ -143,9 +165,70 @@ impl Between {
     }
 }
 
-/// The description of a fleet and of a model's traffic; docs/guide/sizes.md describes the keys.
+/// A file as it is; docs/guide/sizes.md describes the keys.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
+struct FleetFile {
+    stages: Option<Vec<usize>>,
+    activations: Option<f64>,
+    gradient: Option<f64>,
+    within: Line,
+    between: Option<Line>,
+    region: Vec<Region>,
+    #[serde(default)]
+    link: Vec<Between>,
+    training: Option<Training>,
+    device: Option<DeviceFigures>,
+}
+
+impl FleetFile {
+    /// The fleet with the work that its file describes.
+    fn alone(self) -> Result<Fleet, FleetError> {
+        if self.device.is_some() {
+            return Err(FleetError::Device);
+        }
+        Ok(Fleet {
+            stages: self.stages.ok_or(FleetError::Missing("stages"))?,
+            activations: self.activations.ok_or(FleetError::Missing("activations"))?,
+            gradient: self.gradient.ok_or(FleetError::Missing("gradient"))?,
+            within: self.within,
+            between: self.between,
+            region: self.region,
+            link: self.link,
+            training: self.training,
+        })
+    }
+
+    /// The fleet with the work of a run. Unless the file names numbers of stages, they are all that the layers and the
+    /// devices allow.
+    fn for_run(self, work: &RunWork) -> Result<Fleet, FleetError> {
+        let derived = [
+            ("activations", self.activations.is_some()),
+            ("gradient", self.gradient.is_some()),
+            ("[training]", self.training.is_some()),
+        ];
+        if let Some((key, _)) = derived.into_iter().find(|(_, given)| *given) {
+            return Err(FleetError::Derived(key));
+        }
+        let training = self.device.ok_or(FleetError::Device)?.training(work)?;
+        let devices: usize = self.region.iter().map(|region| region.devices.min(DEVICES)).sum();
+        let most = MAX_STAGES.min(work.layers).min(devices.max(1));
+        let all = || (1..=most).filter(|stages| devices.is_multiple_of(*stages)).collect();
+        Ok(Fleet {
+            stages: self.stages.unwrap_or_else(all),
+            activations: work.activations,
+            gradient: work.gradient,
+            within: self.within,
+            between: self.between,
+            region: self.region,
+            link: self.link,
+            training: Some(training),
+        })
+    }
+}
+
+/// A fleet, and the traffic of a model.
+#[derive(Debug, Clone)]
 pub(super) struct Fleet {
     /// Numbers of pipeline stages to choose from.
     stages: Vec<usize>,
@@ -158,7 +241,6 @@ pub(super) struct Fleet {
     /// The link between regions that have no link of their own.
     between: Option<Line>,
     region: Vec<Region>,
-    #[serde(default)]
     link: Vec<Between>,
     /// The work of a step, and the budget.
     training: Option<Training>,
@@ -170,7 +252,17 @@ impl Fleet {
     /// # Errors
     /// If the text describes no valid fleet.
     pub(super) fn parse(text: &str) -> Result<Self, FleetError> {
-        let fleet: Self = toml::from_str(text)?;
+        let fleet = toml::from_str::<FleetFile>(text)?.alone()?;
+        fleet.check()?;
+        Ok(fleet)
+    }
+
+    /// Parses a fleet that is to train a run.
+    ///
+    /// # Errors
+    /// If the text describes no valid fleet, or what follows from the run.
+    pub(super) fn for_run(text: &str, work: &RunWork) -> Result<Self, FleetError> {
+        let fleet = toml::from_str::<FleetFile>(text)?.for_run(work)?;
         fleet.check()?;
         Ok(fleet)
     }

@@ -31,6 +31,7 @@ mod model;
 mod plan;
 mod plot;
 mod reshape;
+mod run_work;
 pub(crate) mod scenario;
 pub mod simulate;
 mod spans;

@@ -16,9 +16,11 @@ use shoal_scheduler::rng::Rng;
 use super::budget::{Choice, Searches, choices, order_by_cost};
 use super::fleet::Fleet;
 use super::machines::{self, machines};
+use super::run_work::RunWork;
 use super::spans::{self, spans};
 use crate::cli::{PlanArgs, PlanOrder};
-use crate::config::read_text;
+use crate::config::{RunConfig, read_text};
+use crate::dataset;
 use crate::event_text::with_prefix;
 use crate::exit::{Exit, ExitWith};
 use crate::terminal::{out, outln};
@@ -31,7 +33,8 @@ const RANDOM: usize = 100;
 /// # Errors
 /// If the file describes no valid fleet, or the planner rejects it.
 pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
-    let fleet = read(&args.fleet).exit_with(Exit::Usage)?;
+    let work = args.run.as_deref().map(run_work).transpose()?;
+    let fleet = read(&args.fleet, work.as_ref()).exit_with(Exit::Usage)?;
     let Some(training) = fleet.training() else {
         let plans = plans(&fleet, args.seed).exit_with(Exit::Usage)?;
         if args.json {
@@ -61,11 +64,7 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
         }
         return Ok(());
     };
-    let counts = |region: usize| {
-        let named = best.devices.iter().find(|(name, _)| name == fleet.region(region));
-        named.map_or(0, |(_, count)| *count)
-    };
-    let counts: Vec<usize> = (0..fleet.regions()).map(counts).collect();
+    let counts: Vec<usize> = (0..fleet.regions()).map(|at| taken(&fleet, at, best)).collect();
     let chosen = fleet.part(&counts).with_stages(best.stages);
     let plans = plans(&chosen, args.seed).exit_with(Exit::Usage)?;
     if args.json {
@@ -77,6 +76,9 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
         let advice = advice(&choices, training.budget);
         let machines = machines::text(&machines);
         out!("{advice}{}{machines}\n{}", spans::text(&spans), text(&plans));
+        if let (Some(work), Some(plan)) = (work, plans.first()) {
+            out!("{}", to_do(&fleet, &work, best, plan));
+        }
     }
     Ok(())
 }
@@ -85,10 +87,66 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
 const NOTHING_FITS: &str = "no part of the fleet fits: raise the budget or the memory, allow other numbers of \
                             stages, or enlarge the step";
 
-fn read(path: &Path) -> anyhow::Result<Fleet> {
+fn read(path: &Path, work: Option<&RunWork>) -> anyhow::Result<Fleet> {
     let text = read_text(path, LARGEST_FLEET)
         .with_context(|| format!("cannot read the fleet {}", path.display()))?;
-    Fleet::parse(&text).with_context(|| format!("{} is not a valid fleet", path.display()))
+    let fleet = match work {
+        Some(work) => Fleet::for_run(&text, work),
+        None => Fleet::parse(&text),
+    };
+    fleet.with_context(|| format!("{} is not a valid fleet", path.display()))
+}
+
+/// The work of the run of a configuration.
+fn run_work(path: &Path) -> anyhow::Result<RunWork> {
+    let config = RunConfig::load(path).exit_with(Exit::Usage)?;
+    let scratch = tempfile::tempdir().context("there is no room for temporary files")?;
+    Ok(RunWork::of(&dataset::prepare(&config, scratch.path())?.manifest))
+}
+
+/// Devices of a region that a choice takes.
+fn taken(fleet: &Fleet, region: usize, best: &Choice) -> usize {
+    let named = best.devices.iter().find(|(name, _)| name == fleet.region(region));
+    named.map_or(0, |(_, count)| *count)
+}
+
+/// What to write and to type for the best choice, and which devices it leaves out.
+fn to_do(fleet: &Fleet, work: &RunWork, best: &Choice, plan: &Plan) -> String {
+    let mut text = String::new();
+    let Choice { stages, microbatch, .. } = best;
+    let size = microbatch / work.sequence;
+    let count = work.tokens / microbatch;
+    let _ = writeln!(
+        text,
+        "\nIn run.toml, [training]: stages = {stages}, microbatch_size = {size}, microbatches = {count}"
+    );
+    for (number, stage) in plan.stages.iter().enumerate() {
+        for (region, devices) in &stage.regions {
+            let _ = writeln!(
+                text,
+                "  each of {devices} devices in {region}: shoal join ADDRESS --stage {number}"
+            );
+        }
+    }
+    for region in 0..fleet.regions() {
+        let idle = fleet.devices_of(region) - taken(fleet, region, best);
+        if idle > 0 {
+            let (name, reason) = (fleet.region(region), idle_reason(fleet, region, best));
+            let _ = writeln!(text, "  {idle} devices in {name} are idle: {reason}");
+        }
+    }
+    text
+}
+
+/// Why a choice leaves devices of a region out.
+fn idle_reason(fleet: &Fleet, region: usize, best: &Choice) -> String {
+    let budget = fleet.training().and_then(|training| training.budget);
+    let more = fleet.price(region) * best.stages as f64;
+    if budget.is_some_and(|budget| best.price + more > budget) {
+        format!("{} more would exceed the budget", best.stages)
+    } else {
+        "links to them would make a step longer than they make it shorter".to_owned()
+    }
 }
 
 /// The most bytes of a file. 64 regions with a link for every pair fit.
@@ -384,6 +442,73 @@ mod tests {
         {
             assert!(text.contains(words), "{words}: {text}");
         }
+    }
+
+    /// Six devices in two places, of which a budget has room for four.
+    const FOR_A_RUN: &str = r#"
+within = { delay = 0.001, bandwidth = 1e9 }
+between = { delay = 0.05, bandwidth = 2e7 }
+region = [{ name = "near", devices = 4, price = 1.0 }, { name = "far", devices = 2, price = 2.0 }]
+[device]
+flops = 1e12
+memory = 8e9
+budget = 4.0
+"#;
+
+    #[test]
+    fn a_run_tells_what_a_fleet_computes() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let config = folder.path().join("run.toml");
+        let defaults = RunConfig::default();
+        std::fs::write(&config, defaults.to_toml()).expect("it can be written");
+        let work = run_work(&config).expect("the default configuration trains");
+        let (model, training) = (&defaults.model, &defaults.training);
+        let tokens = training.microbatches * training.microbatch_size * model.context;
+        assert_eq!((work.tokens, work.sequence), (tokens.into(), model.context.into()));
+        assert_eq!(work.layers, model.layers as usize);
+        assert!(work.backward == 2.0 * work.forward && work.kept > 0.0 && work.state > 0.0);
+
+        let fleet = Fleet::for_run(FOR_A_RUN, &work).expect("a fleet");
+        assert_eq!(fleet.stages().into_iter().max(), Some(model.layers.min(6) as usize));
+        let mut searches = Searches::new(&fleet, 1);
+        let training = fleet.training().expect("it follows from the run");
+        let choices = choices(&mut searches, training).expect("a choice");
+        let best = choices.first().expect("devices have room");
+        assert_eq!((taken(&fleet, 0, best), taken(&fleet, 1, best)), (4, 0));
+        let part = fleet.part(&[4, 0]).with_stages(best.stages);
+        let plans = super::plans(&part, 1).expect("a plan");
+        let text = to_do(&fleet, &work, best, &plans[0]);
+        for words in
+            ["shoal join ADDRESS --stage 0", "2 devices in far are idle", "exceed the budget"]
+        {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+    }
+
+    #[test]
+    fn what_follows_from_a_run_is_not_given_twice() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let config = folder.path().join("run.toml");
+        std::fs::write(&config, RunConfig::default().to_toml()).expect("it can be written");
+        let work = run_work(&config).expect("the default configuration trains");
+        let without_device = FOR_A_RUN.split("[device]").next().expect("a part").to_owned();
+        for (text, reason) in [
+            (format!("gradient = 1e9\n{FOR_A_RUN}"), "`gradient` follows from the run"),
+            (without_device.clone(), "--for run.toml"),
+            (FOR_A_RUN.replace("1e12", "0"), "flops are operations a second"),
+            (FOR_A_RUN.replace("8e9", "nan"), "sizes up to"),
+        ] {
+            let error = Fleet::for_run(&text, &work).expect_err(&text).to_string();
+            assert!(error.contains(reason), "{error}: {reason}");
+        }
+        let adapted = RunWork { is_adapted: true, ..work };
+        let swaps = FOR_A_RUN.replace("budget = 4.0", "host_link = 1e9");
+        let error = Fleet::for_run(&swaps, &adapted).expect_err("adapters").to_string();
+        assert!(error.contains("not for adapters"), "{error}");
+        let error = Fleet::parse(FOR_A_RUN).expect_err("no run").to_string();
+        assert!(error.contains("--for run.toml"), "{error}");
+        let error = Fleet::parse(&without_device).expect_err("no stages").to_string();
+        assert!(error.contains("`stages` is missing"), "{error}");
     }
 
     #[test]
