@@ -1,4 +1,5 @@
-"""Takes pictures of a run: the web page on a wide and on a small screen, and `shoal top`. Checks the page
+"""Takes pictures of a run: the web page on a wide and on a small screen, a moving one of it while a peer is killed, and
+`shoal top`. Checks the page
 as well: no error on the browser's console, no request to another server, nothing wider than the screen, an
 accessible name for every control, and use by keyboard alone.
 
@@ -20,11 +21,17 @@ import tempfile
 import time
 import urllib.request
 
+import animation
 import browser as browsers
 import terminal
 
 PATIENCE = 300.0
 LARGEST = 300_000
+# The moving picture: the page, its scale, the frames and the time between them. A peer is killed every six seconds.
+MOVING = (1280, 1335, 0.6)
+FRAMES = 10
+FRAME_SECONDS = 1.0
+LARGEST_MOVING = 1_500_000
 # The points of the loss curve from which a picture is taken.
 POINTS = 25
 SCREENS = [
@@ -95,11 +102,11 @@ def is_worth_a_picture(url):
     return gone and len(seen["curves"]["loss"]) >= POINTS and len(serving) == seen["run"]["stages"]
 
 
-def check_size(path):
+def check_size(path, largest=LARGEST):
     """Checks that a picture is small enough for the documentation."""
     size = path.stat().st_size
-    if size > LARGEST:
-        sys.exit(f"screenshots: {path} has {size} bytes, more than {LARGEST}")
+    if size > largest:
+        sys.exit(f"screenshots: {path} has {size} bytes, more than {largest}")
     say(f"{path}: {size} bytes")
 
 
@@ -123,6 +130,21 @@ def picture_page(page, url, out):
         sys.exit(f"screenshots: the page sent requests elsewhere: {elsewhere}")
     if page.errors:
         sys.exit("screenshots: errors on the page's console:\n" + "\n".join(page.errors))
+
+
+def picture_kill(page, url, out):
+    """Takes a moving picture of the page while peers are killed and others join."""
+    page.size(*MOVING)
+    page.open(url)
+    page.until("Number(document.body?.dataset.polls) >= 2")
+    frames, begun = [], time.monotonic()
+    for number in range(FRAMES):
+        # The time of a film passes; there is nothing to wait for.
+        time.sleep(max(0.0, begun + number * FRAME_SECONDS - time.monotonic()))
+        page.picture(out / "kill.png")
+        frames.append((out / "kill.png").read_bytes())
+    (out / "kill.png").write_bytes(animation.animated(frames, FRAME_SECONDS))
+    check_size(out / "kill.png", LARGEST_MOVING)
 
 
 def check_names(page):
@@ -221,6 +243,7 @@ def main():
             address = until("the observer", lambda: (home / "http").read_text().strip())
             url = f"http://{address}"
             until("a run with deaths", lambda: is_worth_a_picture(url))
+            picture_kill(page, url, options.out)
             picture_page(page, url, options.out)
             if shutil.which("tmux"):
                 picture_top(page, shoal, home, folder, options.out)

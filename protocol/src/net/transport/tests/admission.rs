@@ -199,8 +199,11 @@ async fn silent_connections_do_not_keep_others_out() {
         let pause = backoff.next().expect("it connects before the backoff ends");
         tokio::time::sleep(pause).await;
     }
+    // Each that was closed, was refused: at once, or for its silence.
     let counts = run.node.transport.gate().refusals();
-    assert!(counts[&Reason::Flood] + counts[&Reason::Slow] > 200, "{counts:?}");
+    let of = |reason| counts.get(&reason).copied().unwrap_or_default();
+    let closed = (silent.len() - open) as u64;
+    assert!(of(Reason::Flood) + of(Reason::Slow) >= closed, "{closed} closed: {counts:?}");
 }
 
 #[tokio::test]
