@@ -21,7 +21,7 @@ pub struct Payload {
 }
 
 /// One of the devices of a peer, counted from 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, bincode::Encode)]
 pub struct DeviceIndex(pub u16);
 
 impl DeviceIndex {

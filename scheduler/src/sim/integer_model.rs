@@ -26,7 +26,7 @@ pub(super) fn mix(words: &[u64]) -> u64 {
 }
 
 /// A stage's weights at a version and, if the manifest allows stale reads, at those before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode)]
 pub(super) struct Weights {
     pub(super) newest: u64,
     /// The newest first; `None` for those that no step reads.

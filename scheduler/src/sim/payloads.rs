@@ -26,6 +26,16 @@ impl Content {
     }
 }
 
+/// A tensor's content is in no trace, but its hash: it may be long.
+impl bincode::Encode for Content {
+    fn encode<E: bincode::enc::Encoder>(
+        &self,
+        encoder: &mut E,
+    ) -> Result<(), bincode::error::EncodeError> {
+        self.digest().encode(encoder)
+    }
+}
+
 /// One peer's tensors. Handles are never reused.
 #[derive(Debug, Default)]
 pub(super) struct Payloads {

@@ -6,9 +6,7 @@ use std::time::Duration;
 use shoal_protocol::ids::{ContentHash, Step};
 use shoal_protocol::message::MoveReason;
 use shoal_protocol::units::{Bytes, Moment};
-use shoal_protocol::wire;
 
-use super::integer_model::mix;
 use crate::action::{CoordinatorEvent, Fault};
 
 /// The result of a run of the simulator.
@@ -280,29 +278,5 @@ impl Report {
         let time = self.steps.entry(step).or_insert(new);
         time.last = time.last.max(to);
         time.busy += to.since(from);
-    }
-}
-
-/// Hash of all noted data, in order.
-#[derive(Debug, Default)]
-pub(super) struct Trace(u64);
-
-impl Trace {
-    pub(super) fn hash(&self) -> u64 {
-        self.0
-    }
-
-    pub(super) fn word(&mut self, word: u64) {
-        self.0 = mix(&[self.0, word]);
-    }
-
-    /// Notes a message in its wire format.
-    pub(super) fn message(&mut self, message: &impl wire::Encode) {
-        let bytes = wire::encode(message).expect("messages are under their cap");
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.word(u64::from_le_bytes(word));
-        }
     }
 }

@@ -88,7 +88,7 @@ pub struct Faults {
 }
 
 /// A fault.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode)]
 pub enum Fault {
     /// A peer dies, and restarts after a while if `restart` is set.
     Crash {

@@ -13,7 +13,7 @@ use crate::sim::payloads::Content;
 use crate::sim::scenario::Fault;
 
 /// An event at a moment.
-#[derive(Debug)]
+#[derive(Debug, bincode::Encode)]
 pub(super) enum Event {
     Start(Member),
     Arrives {
@@ -138,7 +138,7 @@ impl Event {
 }
 
 /// Data that one peer sends to another.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, bincode::Encode)]
 pub(super) enum Cargo {
     FromCoordinator(FromCoordinator),
     ToCoordinator(ToCoordinator),

@@ -12,10 +12,11 @@ use super::Held;
 use super::coverage_marks::Marks;
 use super::event::Event;
 use super::peer_index::index_of;
+use super::trace::Trace;
 use crate::action::{CoordinatorEvent, PeerEvent, PeerLoad};
 use crate::sim::engine::{Engine, Observed};
 use crate::sim::oracle::{self, Oracles, Violation};
-use crate::sim::report::{Report, Trace};
+use crate::sim::report::Report;
 use crate::sim::scenario::Scenario;
 use crate::sim::watch::{Seen, Watch};
 
