@@ -1,9 +1,13 @@
 // The built-in text, for runs that name no text: this project's documentation and sources in one
 // file, ordered by path.
 
-use std::fmt::Write;
-use std::fs;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+
+use flate2::Compression;
+use flate2::write::ZlibEncoder;
 
 /// Files and folders of the project in the text.
 const PARTS: [&str; 7] = [
@@ -16,7 +20,7 @@ const PARTS: [&str; 7] = [
     "node/src",
 ];
 
-/// Writes the text to `text.txt` in the build's output folder.
+/// Writes the text, compressed, to `text.zlib` in the build's output folder.
 pub(crate) fn embed() {
     let project = Path::new("..");
     let mut text = String::new();
@@ -33,7 +37,11 @@ pub(crate) fn embed() {
         }
     }
     let folder = std::env::var_os("OUT_DIR").expect("cargo sets it");
-    fs::write(Path::new(&folder).join("text.txt"), text).expect("the build's folder is writable");
+    let file = File::create(Path::new(&folder).join("text.zlib"));
+    let mut encoder =
+        ZlibEncoder::new(file.expect("the build's folder is writable"), Compression::best());
+    encoder.write_all(text.as_bytes()).expect("the build's folder is writable");
+    encoder.finish().expect("the build's folder is writable");
 }
 
 fn collect(path: &Path, files: &mut Vec<PathBuf>) {

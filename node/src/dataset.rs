@@ -1,9 +1,11 @@
 //! Converts a run configuration to the run's manifest, and finds the files that it names.
 
 use std::fs;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
+use flate2::read::ZlibDecoder;
 use shoal_data::prepared::{INDEX_FILE, Index, Shard};
 use shoal_engine::{BaseIndex, Checkpoint, base, data};
 use shoal_protocol::ids::ContentHash;
@@ -16,7 +18,16 @@ use crate::exit::{Exit, ExitWith};
 use crate::progress;
 
 /// The text of a run that names none: this project's documentation and sources.
-pub const BUILT_IN_TEXT: &str = include_str!(concat!(env!("OUT_DIR"), "/text.txt"));
+///
+/// # Panics
+/// Never: the build wrote it.
+#[must_use]
+pub fn built_in_text() -> Vec<u8> {
+    const COMPRESSED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/text.zlib"));
+    let mut text = Vec::new();
+    ZlibDecoder::new(COMPRESSED).read_to_end(&mut text).expect("the build compressed it");
+    text
+}
 
 /// A run's manifest and the files that it names, on this machine.
 #[derive(Debug, Clone)]
@@ -154,7 +165,7 @@ fn expect_length(path: &Path, bytes: u64, remedy: &str) -> anyhow::Result<()> {
 /// If it is missing or empty.
 pub fn text_of(config: &RunConfig) -> anyhow::Result<Vec<u8>> {
     match &config.data.path {
-        None => Ok(BUILT_IN_TEXT.as_bytes().to_vec()),
+        None => Ok(built_in_text()),
         Some(path) => data::read_text(path).context("no text to train on").exit_with(Exit::Usage),
     }
 }
@@ -187,7 +198,7 @@ mod tests {
         let tokens = dataset.manifest.text().expect("a text");
         assert!(tokens.count > 100_000, "{} tokens", tokens.count);
         let file = TokenFile::open(dataset.token_file().expect("there"), tokens).expect("whole");
-        assert_eq!(file.bytes(), BUILT_IN_TEXT.as_bytes());
+        assert_eq!(file.bytes(), built_in_text());
         let again = prepare(&RunConfig::default(), folder.path()).expect("prepared again");
         assert_eq!(again.manifest, dataset.manifest);
     }

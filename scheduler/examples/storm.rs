@@ -10,7 +10,7 @@ use shoal_protocol::ids::Stage;
 use shoal_protocol::message::{LogRecord, StageChoice, View};
 use shoal_protocol::units::{Bytes, Moment};
 use shoal_scheduler::action::CoordinatorEvent;
-use shoal_scheduler::rebalance::Rebalance;
+use shoal_scheduler::coordinator::placing::rebalance::Rebalance;
 use shoal_scheduler::sim::{
     self, ComputeScenario, Fault, NetworkScenario, PeerScenario, Scenario, Seen, Sort, Watch,
 };

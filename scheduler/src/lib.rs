@@ -7,26 +7,14 @@
 //! drives these types over real links, and [`sim`] drives the same types over modelled ones.
 
 pub mod action;
-pub mod anchors;
 pub mod coordinator;
-mod deadline;
-mod era_spans;
-mod ledger;
-pub mod locality;
-mod membership;
 pub mod office;
 mod paging;
 pub mod peer;
-pub mod placement;
-mod places;
 pub mod planner;
-pub mod rebalance;
 pub mod rng;
 mod robust_average;
 mod round;
 pub mod router;
 pub mod schedule;
 pub mod sim;
-mod span_length;
-pub mod stage_exchange;
-pub mod throughput;

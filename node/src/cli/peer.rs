@@ -10,7 +10,7 @@ use shoal_engine::{DeviceChoice, Devices, EngineError, threads_of_each};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::plain_name::{IslandName, PeerName};
 use shoal_protocol::units::{Bytes, Price};
-use shoal_scheduler::rebalance::Rebalance;
+use shoal_scheduler::coordinator::placing::rebalance::Rebalance;
 
 use super::duration::{parse_duration, parse_duration_or_none};
 use super::{HttpAddress, default_data_dir};

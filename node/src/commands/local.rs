@@ -7,7 +7,7 @@ use shoal_metrics::Metrics;
 use shoal_protocol::ids::{Incarnation, Member};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::net::identity::Identity;
-use shoal_scheduler::rebalance::Rebalance;
+use shoal_scheduler::coordinator::placing::rebalance::Rebalance;
 
 use super::training;
 use crate::cli::LocalOptions;

@@ -10,8 +10,8 @@ use shoal_protocol::decoder::Decoder;
 use shoal_protocol::ids::Stage;
 use shoal_protocol::limits;
 use shoal_protocol::message::{StageChoice, StageRoom};
+use shoal_scheduler::coordinator::placing::rebalance::Rebalance;
 use shoal_scheduler::peer::PeerLimits;
-use shoal_scheduler::rebalance::Rebalance;
 use shoal_scheduler::sim::{
     Clock, ComputeScenario, Fault, Faults, NetworkScenario, PeerScenario, Scenario,
     SnapshotScenario,

@@ -18,9 +18,9 @@ use shoal_protocol::net::transport::Transport;
 use shoal_protocol::units::Moment;
 use shoal_protocol::wire;
 use shoal_scheduler::action::{CoordinatorAction, CoordinatorInput};
+use shoal_scheduler::coordinator::placing::locality::Load;
+use shoal_scheduler::coordinator::placing::rebalance::Rebalance;
 use shoal_scheduler::coordinator::{Coordinator, CoordinatorConfig, round_patience};
-use shoal_scheduler::locality::Load;
-use shoal_scheduler::rebalance::Rebalance;
 use shoal_scheduler::router::Routing;
 use tokio::sync::mpsc;
 

@@ -16,7 +16,7 @@ use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{StageChoice, StageRoom};
 use shoal_protocol::units::Bytes;
-use shoal_scheduler::placement::NO_ROOM_ADVICE;
+use shoal_scheduler::coordinator::placing::placement::NO_ROOM_ADVICE;
 
 use super::spill::SpillFile;
 use crate::memory::HostMemory;

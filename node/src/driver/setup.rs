@@ -13,7 +13,7 @@ use shoal_protocol::message::{Founding, StageChoice};
 use shoal_protocol::net::transport::{Transport, TransportEvent};
 use shoal_protocol::plain_name::{IslandName, PeerName};
 use shoal_protocol::units::Price;
-use shoal_scheduler::rebalance::Rebalance;
+use shoal_scheduler::coordinator::placing::rebalance::Rebalance;
 use tokio::sync::mpsc;
 
 use super::archive::Archive;

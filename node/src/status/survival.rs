@@ -1,7 +1,7 @@
 //! The deaths that a run survives, in figures and as a sentence.
 
 use shoal_protocol::ids::Stage;
-use shoal_scheduler::anchors;
+use shoal_scheduler::coordinator::placing::anchors;
 
 use super::{MemberState, MemberStatus, RunStatus, SurvivalStatus};
 use crate::event_text::{counted, duration, listed};

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
-use shoal_scheduler::rebalance::Rebalance;
+use shoal_scheduler::coordinator::placing::rebalance::Rebalance;
 use shoal_scheduler::sim::{
     self, ComputeScenario, Fault, NetworkScenario, PeerScenario, Scenario, SpotTrace, SpotUnit,
 };

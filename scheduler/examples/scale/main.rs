@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
-use shoal_scheduler::rebalance::Rebalance;
+use shoal_scheduler::coordinator::placing::rebalance::Rebalance;
 use shoal_scheduler::sim::{
     self, ComputeScenario, Fault, NetworkScenario, PeerScenario, Scenario, Seen, Sort, Watch,
 };

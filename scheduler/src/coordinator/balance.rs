@@ -13,11 +13,11 @@ use super::context::Context;
 use super::members::Members;
 use super::spans::{self, SpanChanges, SpanLengths, Verdict};
 use super::work::Work;
-use crate::deadline::Estimate;
+use crate::coordinator::placing::rebalance::{self, Rebalance, Replica};
+use crate::coordinator::placing::stage_exchange::{CELL, exchange};
+use crate::coordinator::placing::throughput::{Estimates, Throughput};
+use crate::coordinator::work::deadline::Estimate;
 use crate::planner::Link;
-use crate::rebalance::{self, Rebalance, Replica};
-use crate::stage_exchange::{CELL, exchange};
-use crate::throughput::{Estimates, Throughput};
 
 /// Steps of a term before measured throughput causes migrations: the first passes are slow for other reasons.
 const STEPS: u64 = 3;

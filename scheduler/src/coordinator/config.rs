@@ -10,8 +10,8 @@ use shoal_protocol::ids::{Member, PeerId, Term};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::Founding;
 
-use crate::locality::Load;
-use crate::rebalance::Rebalance;
+use crate::coordinator::placing::locality::Load;
+use crate::coordinator::placing::rebalance::Rebalance;
 use crate::router::Routing;
 
 /// The time after which the first all-reduce of the smallest stage is tried again, and the slowest link on which

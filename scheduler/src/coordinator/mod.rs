@@ -18,7 +18,8 @@ mod census;
 mod config;
 mod context;
 mod lost_stage;
-mod members;
+pub(crate) mod members;
+pub mod placing;
 mod progress;
 mod rounds;
 mod spans;
@@ -27,7 +28,7 @@ mod steps;
 mod tests;
 mod transitions;
 mod weights;
-mod work;
+pub(crate) mod work;
 
 pub use config::{CoordinatorConfig, round_patience};
 use shoal_protocol::history::History;
@@ -44,7 +45,7 @@ use self::rounds::Rounds;
 use self::weights::Weights;
 use self::work::Work;
 use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput, LossCause};
-use crate::membership::Membership;
+use crate::coordinator::members::membership::Membership;
 
 /// The decisions of a run, made by one member at a time. Whatever must outlast the coordinator goes through the
 /// log before members learn of it.

@@ -1,5 +1,5 @@
 //! The lengths of spans in a running swarm: members that the coordinator may move change theirs where that makes steps
-//! shorter, by the model of [`crate::span_length`] and measured times.
+//! shorter, by the model of [`crate::coordinator::placing::span_length`] and measured times.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use shoal_protocol::units::Bytes;
 
 use super::balance::{may_change_span, staying};
 use super::context::Context;
-use crate::deadline::Estimate;
-use crate::span_length::{SpanCosts, windows};
-use crate::throughput::{Estimates, StageThroughputs};
+use crate::coordinator::placing::span_length::{SpanCosts, windows};
+use crate::coordinator::placing::throughput::{Estimates, StageThroughputs};
+use crate::coordinator::work::deadline::Estimate;
 
 /// Steps after a change by whose median it is judged. The first ones are longer, since peers get to know their new pace.
 const JUDGED: usize = 5;

@@ -8,7 +8,7 @@ use shoal_protocol::limits;
 use shoal_protocol::message::LinkEstimate;
 use shoal_protocol::units::Rate;
 
-use crate::locality::ONE_PLACE;
+use crate::coordinator::placing::locality::ONE_PLACE;
 
 /// An estimate is reported again when it changed by more than this factor, or shows that two peers are, or are not,
 /// at one place.

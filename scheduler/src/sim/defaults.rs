@@ -11,10 +11,10 @@ use shoal_protocol::units::Bytes;
 
 use super::peer_scenario::{Clock, ComputeScenario, PeerScenario};
 use super::scenario::{Faults, NO_EXTENSION, NetworkScenario, Scenario, SnapshotScenario};
+use crate::coordinator::placing::locality::Load;
+use crate::coordinator::placing::rebalance::Rebalance;
 use crate::coordinator::round_patience;
-use crate::locality::Load;
 use crate::peer::{PeerLimits, RoundCut};
-use crate::rebalance::Rebalance;
 use crate::round::{AHEAD, ahead, piece_bytes};
 use crate::router::Routing;
 

@@ -11,7 +11,7 @@ use super::{
     ComputeScenario, ElementBytes, Fault, Migrations, NetworkScenario, PeerScenario, Report,
     Scenario, TierScenario, run,
 };
-use crate::rebalance::Rebalance;
+use crate::coordinator::placing::rebalance::Rebalance;
 
 /// Stages with these numbers of replicas, which are equally fast at first and are rebalanced often.
 /// The replicas of a stage have consecutive indices.

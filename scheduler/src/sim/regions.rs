@@ -6,8 +6,8 @@ use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
 
 use super::{ComputeScenario, NetworkScenario, PeerScenario, Report, Scenario};
+use crate::coordinator::placing::rebalance::Rebalance;
 use crate::planner::cases::Case;
-use crate::rebalance::Rebalance;
 use crate::rng::Rng;
 use crate::router::Routing;
 

@@ -16,8 +16,8 @@ use shoal_protocol::units::Bytes;
 use super::drawn_peer::{devices, island, peer};
 use super::peer_scenario::{Clock, PeerScenario};
 use super::tiers::TierScenario;
+use crate::coordinator::placing::rebalance::Rebalance;
 use crate::peer::RoundCut;
-use crate::rebalance::Rebalance;
 use crate::rng::Rng;
 use crate::router::Routing;
 

@@ -11,7 +11,7 @@ use shoal_protocol::message::{MoveReason, StageChoice};
 use super::corruption::{Corruption, SumLie};
 use super::world::World;
 use super::*;
-use crate::rebalance::Rebalance;
+use crate::coordinator::placing::rebalance::Rebalance;
 
 /// Number of swarms without faults.
 const SEEDS: u64 = 600;

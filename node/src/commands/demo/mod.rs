@@ -142,7 +142,7 @@ fn configure(args: &DemoArgs) -> anyhow::Result<RunConfig> {
 fn lay_out(mut config: RunConfig, folder: &Folder) -> anyhow::Result<(Manifest, Vec<u32>)> {
     if config.data.path.is_none() {
         // The built-in text changes with the program; the folder's run must not.
-        fs::write(folder.join("text.txt"), dataset::BUILT_IN_TEXT)?;
+        fs::write(folder.join("text.txt"), dataset::built_in_text())?;
         config.data.path = Some("text.txt".into());
     }
     let path = folder.join("run.toml");

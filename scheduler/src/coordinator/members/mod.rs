@@ -3,6 +3,7 @@
 //! Registrations are in `registration`, changes of stage in `migration`, who stays away for a while in `absence`.
 
 mod absence;
+pub(crate) mod membership;
 mod migration;
 mod registration;
 
@@ -19,9 +20,9 @@ use self::absence::Absences;
 pub(super) use self::registration::{Registration, Terms, refuse};
 use super::{Out, event, send};
 use crate::action::{CoordinatorAction, CoordinatorEvent, LossCause, MoveObstacle};
-use crate::anchors;
-use crate::locality::LinkEstimates;
-use crate::membership::Membership;
+use crate::coordinator::members::membership::Membership;
+use crate::coordinator::placing::anchors;
+use crate::coordinator::placing::locality::LinkEstimates;
 use crate::paging;
 
 /// Reports that the last replica of a stage is unreachable, after which the reporter is expelled. If the

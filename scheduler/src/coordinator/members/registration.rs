@@ -7,9 +7,9 @@ use shoal_protocol::units::Moment;
 use super::super::{Out, event, send};
 use super::Members;
 use crate::action::{CoordinatorEvent, LossCause};
-use crate::locality::Load;
-use crate::membership::AdmissionError;
-use crate::throughput::Estimates;
+use crate::coordinator::members::membership::AdmissionError;
+use crate::coordinator::placing::locality::Load;
+use crate::coordinator::placing::throughput::Estimates;
 
 /// What an admission depends on besides the membership.
 #[derive(Debug)]

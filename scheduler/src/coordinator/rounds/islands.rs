@@ -6,7 +6,7 @@ use shoal_protocol::ids::{Member, PeerId};
 use shoal_protocol::message::RoundGroup;
 use shoal_protocol::plain_name::IslandName;
 
-use crate::locality::LinkEstimates;
+use crate::coordinator::placing::locality::LinkEstimates;
 
 /// Members that exchange data with each other, at most. An island of more is divided, and so are members without an
 /// island, into islands of about the square root of their number: each then has twice the root as partners.

@@ -26,8 +26,8 @@ use super::progress::Progress;
 use super::weights::Newcomers;
 use super::{Out, event};
 use crate::action::CoordinatorEvent;
-use crate::deadline::Estimate;
-use crate::ledger::Ledger;
+use crate::coordinator::work::deadline::Estimate;
+use crate::coordinator::work::ledger::Ledger;
 
 /// Doublings of a round's deadline at most.
 const DOUBLINGS: u32 = 6;

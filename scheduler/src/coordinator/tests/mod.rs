@@ -21,8 +21,8 @@ use shoal_protocol::units::{Bytes, Moment};
 
 use super::{Coordinator, CoordinatorConfig};
 use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput, LossCause};
-use crate::locality::Load;
-use crate::rebalance::Rebalance;
+use crate::coordinator::placing::locality::Load;
+use crate::coordinator::placing::rebalance::Rebalance;
 use crate::router::Routing;
 use crate::sim::Scenario;
 

@@ -4,6 +4,8 @@
 //! The work of a step is granted while the all-reduce of the step before still runs, so that offers,
 //! acceptances and claims are settled when the weights arrive.
 
+pub(crate) mod deadline;
+pub(crate) mod ledger;
 mod open_steps;
 mod replays;
 mod stealing;
@@ -23,9 +25,9 @@ use self::stragglers::Stragglers;
 use super::context::Context;
 use super::{Out, event, send};
 use crate::action::{CoordinatorEvent, LossCause, StepCounts};
-use crate::ledger::{ClaimAnswer, DoneAnswer, Ledger, Revoked};
+use crate::coordinator::placing::throughput::Estimates;
+use crate::coordinator::work::ledger::{ClaimAnswer, DoneAnswer, Ledger, Revoked};
 use crate::router::Routing;
-use crate::throughput::Estimates;
 
 /// The work of the open steps.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use shoal_protocol::units::Moment;
 use super::stragglers::Preference;
 use super::work_queue::{Standing, WorkQueue};
 use crate::action::StepCounts;
-use crate::deadline::Estimate;
-use crate::ledger::{ClaimAnswer, DoneAnswer, Grants, Ledger, Revoked};
+use crate::coordinator::work::deadline::Estimate;
+use crate::coordinator::work::ledger::{ClaimAnswer, DoneAnswer, Grants, Ledger, Revoked};
 use crate::router::{Router, Routing, Turn, is_early};
 
 /// Steps that one work request can name: those that can run and those whose work is granted before they end.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step};
 
-use crate::ledger::Ledger;
+use crate::coordinator::work::ledger::Ledger;
 
 /// Claims left of a step with which a member may get another's besides: in general, and when fewer
 /// microbatches are unheld than there are replicas at work.

@@ -13,9 +13,9 @@ use super::super::{Out, event, send};
 use super::open_steps::OpenSteps;
 use super::stealing::Stealing;
 use crate::action::{CoordinatorEvent, LossCause};
-use crate::deadline::Times;
-use crate::ledger::Ledger;
-use crate::throughput::{Estimates, ServiceTimes};
+use crate::coordinator::placing::throughput::{Estimates, ServiceTimes};
+use crate::coordinator::work::deadline::Times;
+use crate::coordinator::work::ledger::Ledger;
 
 /// Requests for a claim without an answer, a retry apart, after which the holder is expelled.
 const UNANSWERED: u32 = 8;

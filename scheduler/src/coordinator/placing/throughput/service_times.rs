@@ -9,7 +9,7 @@ use shoal_protocol::message::PassTimes;
 use shoal_protocol::units::Moment;
 
 use super::Throughput;
-use crate::deadline::believable;
+use crate::coordinator::work::deadline::believable;
 use crate::robust_average::median;
 
 /// Service time of a microbatch, in nanoseconds, while no member is measured.

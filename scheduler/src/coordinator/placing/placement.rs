@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use shoal_protocol::ids::{PeerId, Stage, StageSpan};
 use shoal_protocol::message::StageChoice;
 
-use crate::locality::Locality;
-use crate::throughput::StageThroughputs;
+use crate::coordinator::placing::locality::Locality;
+use crate::coordinator::placing::throughput::StageThroughputs;
 
 /// Why a newcomer cannot host the requested stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -132,8 +132,8 @@ mod tests {
     use shoal_protocol::units::{Bytes, Moment};
 
     use super::*;
-    use crate::locality::{LinkEstimates, Load};
-    use crate::throughput::{ServiceTimes, Throughput};
+    use crate::coordinator::placing::locality::{LinkEstimates, Load};
+    use crate::coordinator::placing::throughput::{ServiceTimes, Throughput};
 
     fn all(stages: u16) -> BTreeSet<Stage> {
         (0..stages).map(Stage).collect()

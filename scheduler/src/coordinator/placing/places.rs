@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use shoal_protocol::ids::PeerId;
 
-use crate::locality::{LinkEstimates, ONE_PLACE};
+use crate::coordinator::placing::locality::{LinkEstimates, ONE_PLACE};
 
 /// Peers that were at one place stay there up to so many times the round trip, so that busy machines do not seem to
 /// move.

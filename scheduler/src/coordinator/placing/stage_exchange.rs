@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 
 use shoal_protocol::ids::{Member, Stage};
 
-use crate::locality::{LinkEstimates, Load};
+use crate::coordinator::placing::locality::{LinkEstimates, Load};
+use crate::coordinator::placing::rebalance::Replica;
 use crate::planner::Link;
-use crate::rebalance::Replica;
 
 /// Members considered at a time: in a larger swarm a different subset each time.
 pub(crate) const CELL: usize = 64;

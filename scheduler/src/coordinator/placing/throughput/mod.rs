@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use shoal_protocol::ids::{Member, PeerId, Stage, StageSpan};
 
 pub use self::service_times::{Estimates, ServiceTimes};
-use crate::rebalance::SAME;
+use crate::coordinator::placing::rebalance::SAME;
 use crate::rng::mixed;
 
 /// Microbatches per million seconds, so that integers suffice.

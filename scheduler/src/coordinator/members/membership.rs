@@ -12,12 +12,12 @@ use shoal_protocol::message::{
     Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, ViewChange,
 };
 
-use crate::era_spans;
-use crate::locality::{LinkEstimates, Load, Locality};
+use crate::coordinator::placing::era_spans;
+use crate::coordinator::placing::locality::{LinkEstimates, Load, Locality};
+use crate::coordinator::placing::placement::{Offer, PlacementError, place};
+use crate::coordinator::placing::throughput::{Estimates, StageThroughputs};
 use crate::paging::CHANGED;
-use crate::placement::{Offer, PlacementError, place};
 use crate::rng::mixed;
-use crate::throughput::{Estimates, StageThroughputs};
 
 /// The members of a run, as the coordinator decides. The log makes the decisions durable.
 #[derive(Debug)]

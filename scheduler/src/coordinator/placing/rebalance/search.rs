@@ -216,7 +216,7 @@ mod tests {
     use shoal_protocol::ids::{Incarnation, PeerId};
 
     use super::*;
-    use crate::rebalance::{Plan, plan_near};
+    use crate::coordinator::placing::rebalance::{Plan, plan_near};
 
     fn member(number: u64) -> Member {
         let mut id = [0; 32];
