@@ -15,6 +15,7 @@ mod hostile;
 mod import_check;
 mod islands;
 mod metrics;
+mod mixtures;
 mod models;
 mod monitoring;
 mod optimizers;
