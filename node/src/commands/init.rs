@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use shoal_data::prepared::{INDEX_FILE, Index};
 use shoal_engine::BaseIndex;
-use shoal_protocol::manifest::{Adam, Base, Dtype, Lora, LoraTarget, Model, Rule, Schedule};
+use shoal_protocol::manifest::{
+    Adam, Base, Dtype, Lora, LoraTarget, Model, Prepared, Rule, Schedule,
+};
 
 use crate::cli::InitArgs;
 use crate::config::{RunConfig, SourceKeys, TrainingEpochs, reads_bytes};
@@ -79,7 +81,7 @@ fn mixture(args: &InitArgs, sources: &[String]) -> anyhow::Result<()> {
     if held_out == 0 {
         config.evaluation.every = 0;
     }
-    config.model.context = prepared.first().map_or(config.model.context, |data| data.context);
+    prepared.iter().for_each(|data| fit(&mut config, data));
     let rows = prepared.iter().map(|data| data.rows).sum();
     train_for(&mut config, (rows, held_out), args.epochs.map_or(EPOCHS, f64::from));
     config.check().exit_with(Exit::Usage)?;
@@ -173,15 +175,23 @@ fn choose_data(config: &mut RunConfig, data: &Path, epochs: Option<u32>) -> anyh
         return Ok(());
     }
     let index = Index::read(data).exit_with(Exit::Usage)?;
-    config.model.context = index.context;
     if index.held_out.is_empty() {
         config.evaluation.every = 0;
     }
     let prepared = index.prepared();
+    fit(config, &prepared);
     let rows = (prepared.rows, prepared.held_out_rows);
     train_for(config, rows, epochs.map_or(EPOCHS, f64::from));
     config.data.prepared = Some((data.to_owned(), prepared));
     Ok(())
+}
+
+/// Gives the model the samples of prepared data, and a new one its tokens.
+fn fit(config: &mut RunConfig, data: &Prepared) {
+    config.model.context = data.context;
+    if config.base.is_none() {
+        config.model.vocabulary = data.vocabulary;
+    }
 }
 
 /// Sets the passes over prepared data with these rows to train on and held-out rows, and what depends on their steps.
@@ -263,7 +273,7 @@ pub(super) fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use shoal_protocol::ids::ContentHash;
-    use shoal_protocol::manifest::{Data, Evaluation, Prepared};
+    use shoal_protocol::manifest::{Data, Evaluation};
 
     use super::*;
 

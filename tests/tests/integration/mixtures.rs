@@ -23,8 +23,8 @@ fn printable(byte: u8) -> char {
     char::from_u32(0x100 + before as u32).expect("at most U+0143")
 }
 
-/// Writes a model's folder with a tokenizer whose token `b` is the byte `b`, and another one of another version.
-fn base(folder: &Path, version: &str) {
+/// Writes a model's folder with a tokenizer whose token `b` is the byte `b`, whose end token has a name.
+fn base(folder: &Path, end: &str) {
     fs::create_dir_all(folder).expect("room for a folder");
     let vocabulary: BTreeMap<String, u8> =
         (0..=u8::MAX).map(|byte| (printable(byte).to_string(), byte)).collect();
@@ -32,11 +32,11 @@ fn base(folder: &Path, version: &str) {
         "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false,
     });
     let eos = json!({
-        "id": 256, "content": "<eos>", "single_word": false, "lstrip": false, "rstrip": false,
+        "id": 256, "content": end, "single_word": false, "lstrip": false, "rstrip": false,
         "normalized": false, "special": true,
     });
     let tokenizer = json!({
-        "version": version, "truncation": null, "padding": null, "added_tokens": [eos],
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [eos],
         "normalizer": null, "pre_tokenizer": bytes, "post_processor": null, "decoder": bytes,
         "model": {
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
@@ -49,7 +49,7 @@ fn base(folder: &Path, version: &str) {
     };
     write("tokenizer.json", &tokenizer);
     write("config.json", &json!({"vocab_size": VOCABULARY}));
-    write("tokenizer_config.json", &json!({"eos_token": "<eos>"}));
+    write("tokenizer_config.json", &json!({"eos_token": end}));
 }
 
 /// Prepares documents of one letter as a data set with this name.
@@ -73,7 +73,7 @@ fn mixed(weights: [f64; 2]) -> Run {
         ("checkpoint.every", 2.into()),
         ("model.vocabulary", i64::from(VOCABULARY).into()),
     ]);
-    base(&run.path("base"), "1.0");
+    base(&run.path("base"), "<eos>");
     prepare(&run, "web", "a", ("base", "32"));
     prepare(&run, "code", "b", ("base", "32"));
     let [web, code] = weights;
@@ -144,7 +144,7 @@ fn rows_come_from_the_sources_of_their_phase() {
 #[test]
 fn init_mixes_data_sets_and_refuses_those_that_do_not_go_together() {
     let run = mixed([0.5, 0.5]);
-    base(&run.path("other"), "1.1");
+    base(&run.path("other"), "<end>");
     prepare(&run, "foreign", "c", ("other", "32"));
     prepare(&run, "longer", "d", ("base", "40"));
     let init = |sources: &[&str]| {
