@@ -459,6 +459,7 @@ mod tests {
             "shoal start run.toml --threads 5000",
             "shoal start run.toml --listen localhost",
             "shoal join",
+            "shoal join @a --on-checkpoint true --on-checkpoint-limit 0",
             "shoal join @a --observer --stage 1",
             "shoal join @a --observer --anchor",
             "shoal start run.toml --http localhost",

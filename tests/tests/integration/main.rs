@@ -22,6 +22,7 @@ mod optimizers;
 mod recovery;
 mod reference;
 mod reshape;
+mod scores;
 mod spans;
 mod swapping;
 mod swarm;
