@@ -75,7 +75,7 @@ impl Batches {
 
     /// The index of a data set.
     #[must_use]
-    pub fn index(&self, source: usize) -> &Arc<Index> {
+    pub fn index_of(&self, source: usize) -> &Arc<Index> {
         &self.sources[source].index
     }
 

@@ -212,7 +212,7 @@ fn rows(args: &DataShowArgs, config: &RunConfig, manifest: &Manifest) -> anyhow:
     for BatchRow { shard, row } in batches.rows(Step(args.step), Microbatch(args.microbatch)) {
         let SourceShard { source, entry } = shard;
         let path = Shard::path_in(folders[source], entry);
-        let shard = Shard::open(&path, batches.index(source), entry);
+        let shard = Shard::open(&path, batches.index_of(source), entry);
         rows.push(shard.and_then(|shard| shard.row(row)).exit_with(Exit::Corrupt)?);
     }
     Ok(rows)

@@ -176,7 +176,7 @@ impl ShardCache {
         if !self.open.contains_key(&entry.hash) {
             let path = self.waits.wait(self.run_files.obtain_shard(source, entry))??;
             self.kept.insert(entry.hash);
-            let shard = Shard::open(&path, batches.index(source), entry)?;
+            let shard = Shard::open(&path, batches.index_of(source), entry)?;
             if let Err(error) = shard.check_hash() {
                 // Fetched again next time; the user's own files stay.
                 if self.run_files.own_shard(entry.hash) == path {

@@ -13,8 +13,9 @@ use nix::unistd::Pid;
 use shoal_protocol::ids::Step;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::background_results::{Background, FilesResult};
+use super::background_results::{Background, BackgroundResult, FilesResult};
 use crate::events::RunEvent;
 use crate::scores::{self, ScoreError, Scores};
 
@@ -68,8 +69,17 @@ pub(super) enum ScoringError {
 #[derive(Debug)]
 pub(super) struct ScoreQueue {
     command: Option<ScoreCommand>,
-    current: Option<(Step, Instant)>,
+    current: Option<Current>,
     waiting: VecDeque<(Step, PathBuf)>,
+}
+
+/// A checkpoint that is scored.
+#[derive(Debug)]
+struct Current {
+    version: Step,
+    began: Instant,
+    /// Ends the command with this life of the peer.
+    _ends: DropGuard,
 }
 
 impl ScoreQueue {
@@ -84,7 +94,7 @@ impl ScoreQueue {
     /// Whether a version's folder is read, or will be.
     pub(super) fn needs(&self, version: Step) -> bool {
         let waiting = self.waiting.iter().map(|(waiting, _)| *waiting);
-        self.current.iter().map(|(current, _)| *current).chain(waiting).any(|v| v == version)
+        self.current.iter().map(|current| current.version).chain(waiting).any(|v| v == version)
     }
 
     /// Scores a checkpoint, after those that wait. Returns the event of one that is left out.
@@ -109,7 +119,7 @@ impl ScoreQueue {
         background: &Background,
         outcome: Result<Scores, ScoringError>,
     ) -> Option<RunEvent> {
-        let (version, began) = self.current.take()?;
+        let Current { version, began, .. } = self.current.take()?;
         self.start_next(background);
         Some(match outcome {
             Ok(scores) => {
@@ -123,9 +133,12 @@ impl ScoreQueue {
     fn start_next(&mut self, background: &Background) {
         let Some(command) = self.command.clone().filter(|_| self.current.is_none()) else { return };
         let Some((version, folder)) = self.waiting.pop_front() else { return };
-        self.current = Some((version, Instant::now()));
+        let token = CancellationToken::new();
+        let _ends = token.clone().drop_guard();
+        self.current = Some(Current { version, began: Instant::now(), _ends });
         background.spawn(async move {
-            FilesResult::Scored { outcome: score(&command, version, &folder).await }
+            let scored = token.run_until_cancelled(score(&command, version, &folder)).await;
+            scored.map(|outcome| BackgroundResult::Files(FilesResult::Scored { outcome }))
         });
     }
 }
@@ -213,7 +226,6 @@ async fn end_of(output: Option<impl AsyncRead + Unpin>) -> std::io::Result<Vec<u
 
 #[cfg(test)]
 mod tests {
-    use super::super::background_results::BackgroundResult;
     use super::*;
 
     async fn scored(command: &str, seconds: f64) -> Result<Scores, ScoringError> {
@@ -244,18 +256,41 @@ mod tests {
         let pid = folder.path().join("pid");
         let slow = format!("sleep 600 & echo $! > '{}'; wait", pid.display());
         assert!(reason(scored(&slow, 0.5).await).contains("longer than 0.5 s"));
-        let pid: i32 =
-            std::fs::read_to_string(pid).expect("it began").trim().parse().expect("a number");
-        let proc = format!("/proc/{pid}/stat");
-        let ended = || match std::fs::read_to_string(&proc) {
-            Err(_) => true,
-            Ok(stat) => stat.contains(") Z"),
-        };
+        until_ended(pid_in(&pid).expect("it began")).await;
+    }
+
+    /// The process whose number is in a file, once it is there.
+    fn pid_in(path: &Path) -> Option<i32> {
+        std::fs::read_to_string(path).ok()?.trim().parse().ok()
+    }
+
+    /// Waits until a process is gone, or waits for its parent.
+    async fn until_ended(pid: i32) {
+        let stat = format!("/proc/{pid}/stat");
+        let runs = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z"));
         let until = Instant::now() + Duration::from_secs(30);
-        while !ended() {
+        while runs() {
             assert!(Instant::now() < until, "process {pid} goes on");
             tokio::task::yield_now().await;
         }
+    }
+
+    #[tokio::test]
+    async fn a_command_ends_with_the_life_of_its_peer() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pid = folder.path().join("pid");
+        let command = format!("sleep 600 & echo $! > '{}'; wait", pid.display());
+        let limit = Duration::from_secs(600);
+        let mut queue = ScoreQueue::new(Some(ScoreCommand { command, limit }));
+        let background = Background::new();
+        assert_eq!(queue.add(&background, Step(1), PathBuf::from("/none")), None);
+        let until = Instant::now() + Duration::from_secs(30);
+        while pid_in(&pid).is_none() {
+            assert!(Instant::now() < until, "the command does not begin");
+            tokio::task::yield_now().await;
+        }
+        drop(queue);
+        until_ended(pid_in(&pid).expect("it began")).await;
     }
 
     #[tokio::test]

@@ -175,6 +175,12 @@ pub enum MixtureError {
     },
 }
 
+impl From<MixtureError> for ManifestError {
+    fn from(error: MixtureError) -> Self {
+        Self::Mixture(Box::new(error))
+    }
+}
+
 impl Mixture {
     /// The weights of the first phase.
     #[must_use]

@@ -336,7 +336,7 @@ pub enum ManifestError {
     },
     /// A mixture that cannot be drawn from.
     #[error(transparent)]
-    Mixture(#[from] MixtureError),
+    Mixture(Box<MixtureError>),
     /// The bytes are not the encoding of a manifest.
     #[error("not a run manifest: {0}")]
     Wire(#[from] wire::WireError),
