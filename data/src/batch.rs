@@ -8,6 +8,7 @@ use shoal_protocol::label::Label;
 use shoal_protocol::manifest::{Manifest, Prepared, SampleNumbers};
 
 use crate::class::Class;
+use crate::draw::{Draw, Drawn};
 use crate::order::{Order, RowPlace};
 use crate::pack::Row;
 use crate::prepared::{Index, ShardEntry};
@@ -17,11 +18,12 @@ use crate::prepared::{Index, ShardEntry};
 /// Training samples are numbered through the run, `(step · M + microbatch) · B + row`, where B is all that a
 /// virtual worker reads in a step if there are workers, and through the runs that go on from it
 /// ([`SampleNumbers`]); held-out microbatches have numbers from M on and read the held-out rows in order, the same
-/// in every evaluation.
+/// in every evaluation. Of several data sets, [`Draw`] says from which one a sample is, and the how many-th of it.
 #[derive(Debug, Clone)]
 pub struct Batches {
-    index: Arc<Index>,
-    order: Order,
+    draw: Draw,
+    /// The data sets, in the manifest's order.
+    sources: Vec<Source>,
     /// Rows of a microbatch to train on, and of one that is held out.
     rows: u64,
     held_out_rows: u64,
@@ -29,13 +31,41 @@ pub struct Batches {
     numbers: SampleNumbers,
 }
 
+/// One data set of a run.
+#[derive(Debug, Clone)]
+struct Source {
+    index: Arc<Index>,
+    order: Order,
+}
+
+/// A row of a microbatch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchRow<'a> {
+    /// The shard.
+    pub shard: SourceShard<'a>,
+    /// The row of the shard.
+    pub row: u64,
+}
+
+/// A shard of one of a run's data sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SourceShard<'a> {
+    /// Position of the data set among those of the manifest.
+    pub source: usize,
+    /// Its entry in the index of that data set.
+    pub entry: &'a ShardEntry,
+}
+
 impl Batches {
-    /// The microbatches of a run on this data.
+    /// The microbatches of a run on prepared data, with the index of each of the manifest's data sets in their order.
     #[must_use]
-    pub fn new(manifest: &Manifest, index: Arc<Index>) -> Self {
+    pub fn new(manifest: &Manifest, indexes: Vec<Index>) -> Self {
+        let seed = manifest.training.seed;
+        let source =
+            |index: Index| Source { order: Order::new(seed, &index), index: Arc::new(index) };
         Self {
-            order: Order::new(manifest.training.seed, &index),
-            index,
+            draw: Draw::new(manifest),
+            sources: indexes.into_iter().map(source).collect(),
             rows: manifest.samples_of(Microbatch(0)),
             held_out_rows: u64::from(manifest.training.microbatch_size),
             microbatches: u64::from(manifest.training.microbatches),
@@ -43,16 +73,15 @@ impl Batches {
         }
     }
 
-    /// The data's index.
+    /// The index of a data set.
     #[must_use]
-    pub fn index(&self) -> &Arc<Index> {
-        &self.index
+    pub fn index_of(&self, source: usize) -> &Arc<Index> {
+        &self.sources[source].index
     }
 
-    /// The rows of a microbatch: each the shard and its row. Empty for a held-out microbatch if the
-    /// data holds nothing out.
+    /// The rows of a microbatch. Empty for a held-out microbatch if the data holds nothing out.
     #[must_use]
-    pub fn rows(&self, step: Step, microbatch: Microbatch) -> Vec<(&ShardEntry, u64)> {
+    pub fn rows(&self, step: Step, microbatch: Microbatch) -> Vec<BatchRow<'_>> {
         let trains = u64::from(microbatch.0) < self.microbatches;
         self.rows_of(step, microbatch, 0..if trains { self.rows } else { self.held_out_rows })
     }
@@ -64,28 +93,49 @@ impl Batches {
         step: Step,
         microbatch: Microbatch,
         rows: Range<u64>,
-    ) -> Vec<(&ShardEntry, u64)> {
+    ) -> Vec<BatchRow<'_>> {
         let number = u64::from(microbatch.0);
-        let (shards, first) = match number.checked_sub(self.microbatches) {
-            Some(held_out) => (&self.index.held_out, held_out * self.held_out_rows),
-            None => (&self.index.train, self.numbers.first_of(step, number)),
+        let row = |row: u64| match number.checked_sub(self.microbatches) {
+            Some(held_out) => self.held_out(held_out * self.held_out_rows + row),
+            None => Some(self.training(self.numbers.first_of(step, number) + row)),
         };
-        let place = |sample| -> Option<RowPlace> {
-            match number < self.microbatches {
-                true => Some(self.order.training(sample)),
-                false => self.order.held_out(sample),
-            }
-        };
-        let places = rows.map(|row| first + row).filter_map(place);
-        places.map(|RowPlace { shard, row }| (&shards[shard], row)).collect()
+        rows.filter_map(row).collect()
     }
 
-    /// The shards that some steps read, in the order of first use.
+    fn training(&self, sample: u64) -> BatchRow<'_> {
+        let Drawn { source, sample } = self.draw.training(sample);
+        let Source { index, order } = &self.sources[source];
+        let RowPlace { shard, row } = order.training(sample);
+        BatchRow { shard: SourceShard { source, entry: &index.train[shard] }, row }
+    }
+
+    fn held_out(&self, number: u64) -> Option<BatchRow<'_>> {
+        let Drawn { source, sample } = self.draw.held_out(number);
+        let Source { index, order } = &self.sources[source];
+        let RowPlace { shard, row } = order.held_out(sample)?;
+        Some(BatchRow { shard: SourceShard { source, entry: &index.held_out[shard] }, row })
+    }
+
+    /// The shards that some steps read: of each data set in the order of first use, and of several data sets in turn.
     #[must_use]
-    pub fn shards(&self, from: Step, steps: u64) -> Vec<&ShardEntry> {
-        let samples = steps.saturating_mul(self.numbers.per_step());
-        let ahead = self.order.shards_ahead(self.numbers.first_of(from, 0), samples);
-        ahead.into_iter().map(|shard| &self.index.train[shard]).collect()
+    pub fn shards(&self, from: Step, steps: u64) -> Vec<SourceShard<'_>> {
+        let first = self.numbers.first_of(from, 0);
+        let end = first.saturating_add(steps.saturating_mul(self.numbers.per_step()));
+        let counts = self.draw.counts(first).into_iter().zip(self.draw.counts(end));
+        let mut ahead = Vec::new();
+        for (source, (Source { index, order }, (first, end))) in
+            self.sources.iter().zip(counts).enumerate()
+        {
+            let shards = order.shards_ahead(first, end - first).into_iter().enumerate();
+            ahead.extend(
+                shards.map(|(turn, shard)| {
+                    (turn, SourceShard { source, entry: &index.train[shard] })
+                }),
+            );
+        }
+        // A stable sort keeps the order of the data sets within a turn.
+        ahead.sort_by_key(|(turn, _)| *turn);
+        ahead.into_iter().map(|(_, shard)| shard).collect()
     }
 }
 

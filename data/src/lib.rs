@@ -3,12 +3,14 @@
 //! In the order of the data's journey: [`source`] reads rows of files, [`document`] turns a row
 //! into tokens with the [`tokenizer`] and the chat [`template`] of a model's folder, [`pack`] puts
 //! documents into rows of equal length, [`prepared`] is their format on disk, [`mod@prepare`] runs all
-//! of these on every core, [`order`] is the order in which a run reads the rows, [`batch`]
-//! makes its microbatches of them, and [`stats`] shows them.
+//! of these on every core, [`draw`] says which of several data sets a sample is from, [`order`] is the
+//! order in which a run reads the rows of each, [`batch`] makes its microbatches of them, and [`stats`]
+//! shows them.
 
 pub mod batch;
 mod class;
 pub mod document;
+pub mod draw;
 pub mod order;
 pub mod pack;
 pub mod prepare;

@@ -4,6 +4,7 @@
 use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge};
 
 use crate::by_device::{OfDevices, TensorMemory};
+use crate::by_name::ByName;
 use crate::by_stage::{Hosted, StagePeers};
 use crate::family::Family;
 use crate::labels::{
@@ -242,5 +243,11 @@ group! {
         failures: IntCounter = "shoal_checkpoint_failures_total";
         /// Failed attempts to upload a checkpoint to the bucket of this peer.
         upload_failures: IntCounter = "shoal_checkpoint_upload_failures_total";
+        /// Scores of the newest checkpoint that this peer scored with the command of `--on-checkpoint`, by their name.
+        scores: ByName = "shoal_checkpoint_score";
+        /// Version of that checkpoint.
+        scored_step: IntGauge = "shoal_checkpoint_scored_step";
+        /// Checkpoints for which that command gave no scores.
+        score_failures: IntCounter = "shoal_checkpoint_score_failures_total";
     }
 }

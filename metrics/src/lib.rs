@@ -6,6 +6,7 @@
 //! `monitoring` generates the reference and the dashboards from it.
 
 mod by_device;
+mod by_name;
 mod by_stage;
 mod family;
 pub mod groups;
@@ -16,6 +17,7 @@ mod registry;
 mod table;
 
 pub use by_device::{OfDevices, TensorMemory};
+pub use by_name::ByName;
 pub use by_stage::{Hosted, StagePeers};
 pub use family::Family;
 pub use labels::{

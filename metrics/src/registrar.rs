@@ -8,6 +8,7 @@ use prometheus::{
 };
 
 use crate::by_device::{OfDevices, TensorMemory};
+use crate::by_name::ByName;
 use crate::by_stage::{Hosted, StagePeers};
 use crate::peer_info::PeerInfo;
 use crate::table::Spec;
@@ -72,6 +73,10 @@ impl Registrar {
 
     pub(crate) fn peer_info(&self, spec: &Spec) -> Result<PeerInfo> {
         self.add(IntGaugeVec::new(options(spec), spec.labels)).map(PeerInfo)
+    }
+
+    pub(crate) fn by_name(&self, spec: &Spec) -> Result<ByName> {
+        self.add(GaugeVec::new(options(spec), spec.labels)).map(ByName)
     }
 
     pub(crate) fn hosted(&self, spec: &Spec) -> Result<Hosted> {

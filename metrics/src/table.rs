@@ -4,6 +4,7 @@
 use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge, Result};
 
 use crate::by_device::{OfDevices, TensorMemory};
+use crate::by_name::ByName;
 use crate::by_stage::{Hosted, StagePeers};
 use crate::family::Family;
 use crate::labels::Label;
@@ -131,6 +132,7 @@ metric!(Gauge, Gauge, &[], unknown);
 metric!(Histogram, Histogram, &[], histogram, first);
 metric!(StagePeers, Gauge, StagePeers::LABELS, peers_by_stage);
 metric!(PeerInfo, Gauge, PeerInfo::LABELS, peer_info);
+metric!(ByName, Gauge, ByName::LABELS, by_name);
 metric!(Hosted, Gauge, Hosted::LABELS, hosted);
 metric!(OfDevices, Gauge, OfDevices::LABELS, of_devices);
 metric!(TensorMemory, Gauge, TensorMemory::LABELS, tensor_memory);

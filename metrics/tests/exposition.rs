@@ -35,6 +35,8 @@ fn filled() -> Metrics {
     metrics.node.state.choose(NodeState::Joining);
     metrics.node.state.choose(NodeState::Serving);
     metrics.node.hosted.set(1, true);
+    metrics.checkpoints.scores.set([("gone", 1.0)]);
+    metrics.checkpoints.scores.set([("accuracy", 0.5)]);
     metrics.node.info.set("other", "JrKP92", "");
     metrics.node.info.set("gpu-7", "JrKP92", "us-east-1");
     metrics

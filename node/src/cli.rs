@@ -324,9 +324,9 @@ pub struct InitArgs {
     /// Train adapters of this rank beside the frozen weights of the base (LoRA).
     #[arg(long, value_name = "RANK", requires = "from", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub lora: Option<u32>,
-    /// Data to train on: prepared data (`shoal data prepare`), or a text file or a folder of text files.
-    #[arg(long, value_name = "DATA")]
-    pub data: Option<PathBuf>,
+    /// Data to train on: prepared data (`shoal data prepare`), or a text file or a folder of text files; of several prepared data sets, each with its weight (web=0.7 code=0.3).
+    #[arg(long, value_name = "DATA", num_args = 1..)]
+    pub data: Vec<String>,
     /// Train for this number of passes over prepared data, in steps of a size that suits it.
     #[arg(long, value_name = "N", requires = "data", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub epochs: Option<u32>,
@@ -468,6 +468,7 @@ mod tests {
             "shoal start run.toml --threads 5000",
             "shoal start run.toml --listen localhost",
             "shoal join",
+            "shoal join @a --on-checkpoint true --on-checkpoint-limit 0",
             "shoal join @a --observer --stage 1",
             "shoal join @a --observer --anchor",
             "shoal start run.toml --http localhost",

@@ -30,15 +30,15 @@ use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
     Adam, Admission, AdmissionMode, Base, Block, Checkpoint, Codecs, Data, Dtype, Evaluation, Lora,
-    Manifest, ManifestError, Model, Optimizer, Prepared, Rule, Schedule, TokenWidth, Tokenizer,
-    Tokens, Training,
+    Manifest, ManifestError, Model, Optimizer, Rule, Schedule, TokenWidth, Tokenizer, Tokens,
+    Training,
 };
 use shoal_protocol::units::Bytes;
 use toml::Spanned;
 
 use self::data_section::DataSection;
-pub use self::data_section::DataSource;
-pub(crate) use self::data_section::reads_bytes;
+pub use self::data_section::{DataSource, MixtureSource};
+pub(crate) use self::data_section::{PreparedFolder, SourceKeys, mix, reads_bytes};
 use self::model_section::ModelSection;
 pub use self::outer_section::Outer;
 use self::start_section::StartSection;
@@ -125,8 +125,8 @@ pub(crate) trait Sources {
     /// A checkpoint that a run goes on from.
     fn checkpoint(&self, folder: &Path) -> Result<StartSource, String>;
 
-    /// What a manifest says of prepared data.
-    fn prepared(&self, folder: &Path) -> Result<Prepared, String>;
+    /// What is to be known of prepared data.
+    fn prepared(&self, folder: &Path) -> Result<PreparedFolder, String>;
 }
 
 /// The line of a place in a text, from 1.
@@ -193,7 +193,7 @@ impl RunConfig {
         let place = file.data.span();
         let data =
             file.data.into_inner().resolve(folder, sources).map_err(malformed(place.clone()))?;
-        if data.prepared.is_none() && model.loads_weights() && !reads_bytes(&model) {
+        if data.folders().is_empty() && model.loads_weights() && !reads_bytes(&model) {
             let base = base.as_deref().unwrap_or(Path::new("BASE"));
             return Err(malformed(place)(data_section::not_prepared(
                 base,
@@ -260,8 +260,8 @@ impl RunConfig {
 
     /// The manifest with the prepared data, or more tokens of text than any run needs.
     fn with_enough_tokens(&self) -> Result<Manifest, ManifestError> {
-        if let Some((_, prepared)) = &self.data.prepared {
-            return self.with_data(Data::Prepared(prepared.clone()));
+        if let Some(data) = self.data.rows() {
+            return self.with_data(data);
         }
         let tokenizer = self.data.tokenizer;
         let (hash, width) = (ContentHash([0; 32]), TokenWidth::U8);
@@ -434,7 +434,7 @@ impl Sources for NoSources {
         Err(format!("{} is not read", folder.display()))
     }
 
-    fn prepared(&self, folder: &Path) -> Result<Prepared, String> {
+    fn prepared(&self, folder: &Path) -> Result<PreparedFolder, String> {
         Err(format!("{} is not read", folder.display()))
     }
 }

@@ -4,9 +4,12 @@ use std::path::Path;
 
 use shoal_data::prepared::Index;
 use shoal_engine::{BaseIndex, Checkpoint};
-use shoal_protocol::manifest::{Base, Model, Prepared};
+use shoal_protocol::ids::ContentHash;
+use shoal_protocol::manifest::{Base, Model};
 
-use crate::config::{ConfigError, RunConfig, Sources, StartSource, read_capped};
+use crate::config::{
+    ConfigError, PreparedFolder, RunConfig, SourceKeys, Sources, StartSource, mix, read_capped,
+};
 
 /// Reads folders of the disk.
 struct OnDisk;
@@ -25,9 +28,14 @@ impl Sources for OnDisk {
         Ok(StartSource { folder, checkpoint, bytes, step, manifest })
     }
 
-    fn prepared(&self, folder: &Path) -> Result<Prepared, String> {
+    fn prepared(&self, folder: &Path) -> Result<PreparedFolder, String> {
         let index = Index::read(folder).map_err(|error| error.to_string())?;
-        Ok(index.prepared())
+        Ok(PreparedFolder {
+            prepared: index.prepared(),
+            tokenizer: index.tokenizer,
+            eos: index.eos,
+            chat_template: index.chat_template.map(|source| ContentHash::of(source.as_bytes())),
+        })
     }
 }
 
@@ -40,6 +48,15 @@ impl RunConfig {
     /// range.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         Self::parse(&read_capped(path)?, path, &OnDisk)
+    }
+
+    /// Trains on a mixture of prepared data.
+    ///
+    /// # Errors
+    /// If a folder cannot be read, or the data sets do not go together.
+    pub(crate) fn mix(&mut self, sources: Vec<SourceKeys>) -> Result<(), String> {
+        self.data = mix(sources, Vec::new(), Path::new(""), &OnDisk)?;
+        Ok(())
     }
 
     /// Goes on from the checkpoint in a folder.

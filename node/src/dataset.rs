@@ -13,7 +13,7 @@ use shoal_protocol::manifest::{Base, Data, Manifest, Tokens};
 
 use crate::config::{RunConfig, TrainingEpochs};
 use crate::data_dir::{self, Files};
-use crate::epochs::Epochs;
+use crate::epochs;
 use crate::exit::{Exit, ExitWith};
 use crate::progress;
 
@@ -62,18 +62,24 @@ impl Dataset {
 /// Those of [`prepare`].
 pub fn prepare_to_train(config: &RunConfig, folder: &Path) -> anyhow::Result<Dataset> {
     let dataset = prepare(config, folder)?;
-    let epochs = Epochs::of(&dataset.manifest);
-    let warning = epochs.warning().filter(|_| config.data.prepared.is_some());
+    let (numbers, mut warnings) = epochs::lines(&dataset.manifest);
+    if config.data.folders().is_empty() {
+        warnings.clear();
+    }
     if let TrainingEpochs::Overruled(number) = config.epochs {
         let steps = config.training.steps;
         progress::say(&format!(
             "training.steps = {steps} counts, and training.epochs = {number} does not: remove one of them"
         ));
     }
-    if config.epochs != TrainingEpochs::None || warning.is_some() {
-        progress::say(&epochs.line());
+    // How much of each source is read follows from the data alone.
+    if config.epochs != TrainingEpochs::None
+        || !warnings.is_empty()
+        || config.data.mixture.is_some()
+    {
+        numbers.iter().for_each(|line| progress::say(line));
     }
-    if let Some(warning) = warning {
+    for warning in warnings {
         progress::say(&format!("warning: {warning}"));
     }
     Ok(dataset)
@@ -89,11 +95,11 @@ pub fn prepare(config: &RunConfig, folder: &Path) -> anyhow::Result<Dataset> {
     let base = config.base.as_deref().map(BaseIndex::read).transpose().exit_with(Exit::Usage)?;
     let mut files = base_files(config, base.as_ref())?;
     files.extend(start_files(config)?);
-    let data = match &config.data.prepared {
-        Some((folder, prepared)) => {
-            files.extend(prepared_files(base.as_ref(), folder)?);
-            Data::Prepared(prepared.clone())
-        }
+    for folder in config.data.folders() {
+        files.extend(prepared_files(base.as_ref(), folder)?);
+    }
+    let data = match config.data.rows() {
+        Some(data) => data,
         None => {
             let text = text_of(config)?;
             let (tokens, token_file) = store(&text, config, folder)?;

@@ -5,6 +5,7 @@ use shoal_protocol::plain_name::PeerName;
 
 use crate::events::RunEvent;
 use crate::open_step::OpenStep;
+use crate::scores;
 
 /// Describes an event on one line; `None` for an event that is not shown to people.
 pub(crate) fn describe(event: &RunEvent) -> Option<String> {
@@ -21,9 +22,10 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         | RunEvent::Moved { .. } => return describe_move(event),
         RunEvent::Serving { version: 0 } => return None,
         RunEvent::Serving { version } => format!("caught up at version {version} of the weights"),
-        RunEvent::Checkpoint { .. } | RunEvent::Uploaded { .. } | RunEvent::Continued { .. } => {
-            return describe_checkpoint(event);
-        }
+        RunEvent::Checkpoint { .. }
+        | RunEvent::Scored { .. }
+        | RunEvent::Uploaded { .. }
+        | RunEvent::Continued { .. } => return describe_checkpoint(event),
         RunEvent::Lost { peer, name, span, how } if span.is_empty() => {
             format!("{}, which hosted nothing, is gone: {how}", title(*peer, name.as_ref()))
         }
@@ -52,6 +54,7 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         ),
         RunEvent::FewAnchors { .. }
         | RunEvent::UploadFailed { .. }
+        | RunEvent::ScoreFailed { .. }
         | RunEvent::CoordinatorUnreachable { .. }
         | RunEvent::CoordinatorReachable
         | RunEvent::AwaitsPeers { .. }
@@ -102,6 +105,9 @@ fn describe_checkpoint(event: &RunEvent) -> Option<String> {
             "version {version} of the weights saved in {directory} ({:.8})",
             hash.to_string()
         ),
+        RunEvent::Scored { version, scores, seconds } => {
+            format!("version {version} scored {} in {seconds:.0} s", scores::describe(scores))
+        }
         RunEvent::Uploaded { version, archive } => {
             format!("version {version} of the weights is in {archive}")
         }
@@ -122,6 +128,9 @@ fn describe_notice(event: &RunEvent) -> Option<String> {
         RunEvent::UploadFailed { version, archive, reason } => format!(
             "version {version} of the weights is not in {archive} yet: {reason}; training goes on, and the upload is \
              tried again"
+        ),
+        RunEvent::ScoreFailed { version, reason } => format!(
+            "version {version} of the weights has no scores: the command of --on-checkpoint: {reason}; training goes on"
         ),
         RunEvent::CoordinatorUnreachable { wait_seconds } => format!(
             "the coordinator cannot be reached: waiting for it, at most {} minutes; if it ended, \
@@ -287,6 +296,7 @@ mod tests {
             RunEvent::Checkpoint { version, directory: text(), hash: ContentHash([1; 32]) },
             RunEvent::Uploaded { version, archive: text() },
             RunEvent::UploadFailed { version, archive: text(), reason: text() },
+            RunEvent::ScoreFailed { version, reason: text() },
             RunEvent::Continued { version, archive: text() },
             RunEvent::Lost { peer, name: None, span, how: text() },
             RunEvent::ConnectionRefused {

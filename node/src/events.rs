@@ -11,6 +11,7 @@ use shoal_protocol::plain_name::PeerName;
 
 use crate::open_step::OpenStep;
 use crate::reachability::OwnPort;
+use crate::scores::Scores;
 
 /// An event that this process observed. `--events` writes each one as a line of JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -131,6 +132,22 @@ pub enum RunEvent {
         directory: String,
         /// Hash of the weights.
         hash: ContentHash,
+    },
+    /// The command of `--on-checkpoint` printed numbers about a checkpoint.
+    Scored {
+        /// The version of the weights.
+        version: u64,
+        /// The numbers, by name.
+        scores: Scores,
+        /// Seconds that the command took.
+        seconds: f64,
+    },
+    /// The command of `--on-checkpoint` gave no numbers for a checkpoint. The run goes on, and so do later scores.
+    ScoreFailed {
+        /// The version of the weights.
+        version: u64,
+        /// The reason.
+        reason: String,
     },
     /// A bucket has a whole checkpoint.
     Uploaded {
@@ -279,6 +296,7 @@ impl RunEvent {
             self,
             Self::FewAnchors { .. }
                 | Self::UploadFailed { .. }
+                | Self::ScoreFailed { .. }
                 | Self::CoordinatorUnreachable { .. }
                 | Self::CoordinatorReachable
                 | Self::AwaitsPeers { .. }

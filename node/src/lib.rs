@@ -44,6 +44,7 @@ mod port_map;
 pub mod progress;
 mod reachability;
 pub mod report;
+pub mod scores;
 pub mod signals;
 pub mod status;
 pub mod tensorboard;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::{ContentHash, PeerId, RunId};
 
 use crate::events::{RunEvent, StepReport};
+use crate::scores::Scores;
 
 /// The figures of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -46,6 +47,9 @@ pub struct Report {
     /// Hashes of all complete checkpoints by version. A version has several if a rewind led to
     /// different bits.
     pub checkpoints: BTreeMap<u64, BTreeSet<ContentHash>>,
+    /// Scores of checkpoints by version, as the command of `--on-checkpoint` printed them; absent without one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub scores: BTreeMap<u64, Scores>,
     /// Hash of the reference's weights, if a single process trained the same run.
     pub reference_hash: Option<ContentHash>,
     /// The highest counts reported for each step, by any peer.
@@ -157,6 +161,10 @@ impl Report {
                     self.checkpoint_hash = Some(*hash);
                 }
             }
+            // A version that is computed again after a rewind has the same bits.
+            RunEvent::Scored { version, scores, .. } => {
+                self.scores.insert(*version, scores.clone());
+            }
             RunEvent::Rewound { version, .. } => self.rewind(*version),
             RunEvent::Killed { .. } => self.kills += 1,
             RunEvent::Moves { .. } => self.moves += 1,
@@ -164,6 +172,7 @@ impl Report {
             | RunEvent::LongStep(_)
             | RunEvent::Uploaded { .. }
             | RunEvent::UploadFailed { .. }
+            | RunEvent::ScoreFailed { .. }
             | RunEvent::Continued { .. }
             | RunEvent::Moved { .. }
             | RunEvent::MoveBegun { .. }

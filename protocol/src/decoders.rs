@@ -17,8 +17,8 @@ use crate::ids::{
     PeerId, Stage, StageSpan, Step, Term, WeightGroup,
 };
 use crate::limits;
-use crate::manifest::example::small;
-use crate::manifest::{Manifest, Start};
+use crate::manifest::example::{mixture, small};
+use crate::manifest::{Data, Manifest, Start};
 use crate::message::{
     AnchorGroup, Candidate, Duties, Envelope, FromCoordinator, LinkEstimate, MemberRecord, Mended,
     Message, Move, MoveReason, RoundGroupChange, RoundGroupMember, RoundId, SavedCheckpoint,
@@ -201,7 +201,8 @@ fn manifests() -> Vec<Vec<u8>> {
     let checkpoint = ContentHash([6; 32]);
     let start = Start { checkpoint, bytes: 900, step: Step(4), samples: 64 };
     let later = Manifest { start: Some(start), ..small() };
-    vec![small().to_bytes(), coded.to_bytes(), later.to_bytes()]
+    let mixed = Manifest { data: Data::Mixture(mixture()), ..small() };
+    vec![small().to_bytes(), coded.to_bytes(), later.to_bytes(), mixed.to_bytes()]
 }
 
 fn manifest(bytes: &[u8]) {

@@ -98,6 +98,12 @@ pub const PROBED_MEMBERS: usize = 8;
 /// A run's manifest as TOML or on the wire.
 pub const MANIFEST: Bytes = Bytes(64 << 10);
 
+/// Data sets that a run mixes.
+pub const MIXTURE_SOURCES: usize = 64;
+
+/// Changes of a mixture in a run.
+pub const MIXTURE_PHASES: usize = 64;
+
 /// The index of prepared data.
 pub const DATA_INDEX: Bytes = Bytes::mebi(64);
 

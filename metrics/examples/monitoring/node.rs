@@ -246,10 +246,22 @@ const PANELS: &[Panel] = &[
             ("not spilled", r#"shoal_spill_failures_total{instance="$instance"}"#),
             ("checkpoints failed", r#"shoal_checkpoint_failures_total{instance="$instance"}"#),
             (
+                "checkpoints without scores",
+                r#"shoal_checkpoint_score_failures_total{instance="$instance"}"#,
+            ),
+            (
                 "checkpoint uploads failed",
                 r#"shoal_checkpoint_upload_failures_total{instance="$instance"}"#,
             ),
             ("logged: {{level}}", r#"shoal_log_messages_total{instance="$instance"}"#),
+        ],
+    ),
+    curves(
+        "Scores of checkpoints",
+        None,
+        &[
+            ("{{name}}", r#"shoal_checkpoint_score{instance="$instance"}"#),
+            ("of version", r#"shoal_checkpoint_scored_step{instance="$instance"}"#),
         ],
     ),
     curves(

@@ -17,7 +17,7 @@ pub enum DataCommand {
     Prepare(DataPrepareArgs),
     /// Print one microbatch: token ids and labels as JSON, or text with masks.
     Show(DataShowArgs),
-    /// Print numbers of prepared data: rows, targets, padding, lengths of documents.
+    /// Print numbers of prepared data: rows, targets, padding, lengths of documents; of a run, by source.
     Stats(DataStatsArgs),
 }
 
@@ -88,7 +88,7 @@ pub struct DataShowArgs {
 /// `shoal data stats`
 #[derive(Debug, Clone, Args)]
 pub struct DataStatsArgs {
-    /// Folder of prepared data.
+    /// Folder of prepared data, or a run's configuration: each of its data sets, with its share and epochs.
     #[arg(value_name = "DATA")]
     pub data: PathBuf,
     /// Rows to read at most, for the lengths of documents.

@@ -15,7 +15,7 @@ use shoal_scheduler::coordinator::placing::rebalance::Rebalance;
 use super::duration::{parse_duration, parse_duration_or_none};
 use super::{HttpAddress, default_data_dir};
 use crate::bucket::ArchivePlace;
-use crate::driver::{Leaving, PackingMode, ResourceLimits};
+use crate::driver::{Leaving, PackingMode, ResourceLimits, ScoreCommand};
 use crate::network::{Congestion, LinkOptions};
 use crate::observers::EventSink;
 
@@ -183,6 +183,14 @@ pub struct PeerArgs {
     /// Longest time without progress after which the upload of a checkpoint to a bucket is given up.
     #[arg(long, value_name = "TIME", default_value = "10min", value_parser = parse_duration)]
     archive_patience: Duration,
+    /// Shell command that scores each whole checkpoint: it gets its folder as $1 and SHOAL_CHECKPOINT, its version as
+    /// SHOAL_VERSION, and prints a JSON object of numbers as its last line. Status, web page, metrics and events of this
+    /// peer have the numbers. A peer without an archive, such as an observer, fetches checkpoints for it.
+    #[arg(long, value_name = "CMD")]
+    on_checkpoint: Option<String>,
+    /// Longest time of that command for one checkpoint.
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
+    on_checkpoint_limit: Duration,
     /// Web server with prepared data (https://HOST/PATH of a copy of its folder), asked for shards before other peers;
     /// repeatable.
     #[arg(long = "mirror", value_name = "URL")]
@@ -237,6 +245,8 @@ pub struct PeerOptions {
     pub archive: Option<ArchivePlace>,
     /// How long an upload makes no progress before it is given up.
     pub archive_patience: Duration,
+    /// Scores each whole checkpoint.
+    pub on_checkpoint: Option<ScoreCommand>,
     /// Web servers with prepared data.
     pub mirrors: Vec<String>,
     /// When and how to leave before the run is over.
@@ -281,6 +291,9 @@ impl PeerArgs {
             anchor: self.anchor,
             archive: self.archive,
             archive_patience: self.archive_patience,
+            on_checkpoint: self
+                .on_checkpoint
+                .map(|command| ScoreCommand { command, limit: self.on_checkpoint_limit }),
             mirrors: self.mirrors,
             leaving: Leaving { preempt_file: self.preempt_file, drain_timeout: self.drain_timeout },
             rebalance: Rebalance::every_so_often(self.rebalance),

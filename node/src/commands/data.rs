@@ -2,11 +2,10 @@
 
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::anyhow;
 use serde::Serialize;
-use shoal_data::batch::{Batches, encode_rows};
+use shoal_data::batch::{BatchRow, Batches, SourceShard, encode_rows};
 use shoal_data::pack::Row;
 use shoal_data::prepare::{default_held_out, prepare_noting};
 use shoal_data::prepared::{Index, Shard};
@@ -23,6 +22,7 @@ use super::{data_notes, hub};
 use crate::cli::{DataCommand, DataPrepareArgs, DataShowArgs, DataStatsArgs};
 use crate::config::RunConfig;
 use crate::dataset::{self, Dataset};
+use crate::epochs::{Epochs, SourceEpochs};
 use crate::exit::{Exit, ExitWith};
 use crate::progress;
 use crate::terminal::outln;
@@ -201,14 +201,18 @@ fn batch(args: &DataShowArgs, config: &RunConfig, dataset: &Dataset) -> anyhow::
 
 /// The rows of a microbatch of prepared data.
 fn rows(args: &DataShowArgs, config: &RunConfig, manifest: &Manifest) -> anyhow::Result<Vec<Row>> {
-    let prepared = config.data.prepared.as_ref();
-    let problem = || anyhow!("the run trains on plain text: show it without --text");
-    let (folder, _) = prepared.ok_or_else(problem).exit_with(Exit::Usage)?;
-    let index = Arc::new(Index::read(folder).exit_with(Exit::Usage)?);
-    let batches = Batches::new(manifest, index);
+    let folders = config.data.folders();
+    if folders.is_empty() {
+        let problem = anyhow!("the run trains on plain text: show it without --text");
+        return Err(problem).exit_with(Exit::Usage);
+    }
+    let indexes = folders.iter().map(|folder| Index::read(folder)).collect::<Result<_, _>>();
+    let batches = Batches::new(manifest, indexes.exit_with(Exit::Usage)?);
     let mut rows = Vec::new();
-    for (entry, row) in batches.rows(Step(args.step), Microbatch(args.microbatch)) {
-        let shard = Shard::open(&Shard::path_in(folder, entry), batches.index(), entry);
+    for BatchRow { shard, row } in batches.rows(Step(args.step), Microbatch(args.microbatch)) {
+        let SourceShard { source, entry } = shard;
+        let path = Shard::path_in(folders[source], entry);
+        let shard = Shard::open(&path, batches.index_of(source), entry);
         rows.push(shard.and_then(|shard| shard.row(row)).exit_with(Exit::Corrupt)?);
     }
     Ok(rows)
@@ -226,8 +230,28 @@ fn show_text(args: &DataShowArgs, config: &RunConfig, manifest: &Manifest) -> an
     Ok(())
 }
 
+/// Prints the numbers of prepared data, or of all that a run draws from.
 fn stats(args: &DataStatsArgs) -> anyhow::Result<()> {
-    let index = Index::read(&args.data).exit_with(Exit::Usage)?;
+    if !args.data.is_file() {
+        return folder_stats(&args.data, args.rows);
+    }
+    let config = RunConfig::load(&args.data).exit_with(Exit::Usage)?;
+    let problem = || anyhow!("{} names no prepared data", args.data.display());
+    let data = config.data.rows().ok_or_else(problem).exit_with(Exit::Usage)?;
+    let manifest = config.resolve(data).exit_with(Exit::Usage)?;
+    let mut lines = SourceEpochs::of(&manifest).into_iter();
+    for folder in config.data.folders() {
+        match lines.next() {
+            Some(source) => outln!("{}: {}", folder.display(), source.line()),
+            None => outln!("{}: {}", folder.display(), Epochs::of(&manifest).line()),
+        }
+        folder_stats(folder, args.rows)?;
+    }
+    Ok(())
+}
+
+fn folder_stats(folder: &Path, rows: u64) -> anyhow::Result<()> {
+    let index = Index::read(folder).exit_with(Exit::Usage)?;
     outln!(
         "{} rows of {} tokens, packed {}; vocabulary {}",
         index.train_totals.rows,
@@ -256,7 +280,7 @@ fn stats(args: &DataStatsArgs) -> anyhow::Result<()> {
             totals.padded
         );
     }
-    let stats = read_stats(&args.data, &index, args.rows)?;
+    let stats = read_stats(folder, &index, rows)?;
     let lengths = &stats.documents;
     outln!(
         "of {} rows: documents of {:.0} tokens on average, {} at most; {} rows without a target",

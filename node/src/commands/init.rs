@@ -8,12 +8,12 @@ use anyhow::{Context, anyhow};
 use shoal_data::prepared::{INDEX_FILE, Index};
 use shoal_engine::BaseIndex;
 use shoal_protocol::manifest::{
-    Adam, Base, Data, Dtype, Lora, LoraTarget, Model, Prepared, Rule, Schedule,
+    Adam, Base, Dtype, Lora, LoraTarget, Model, Prepared, Rule, Schedule,
 };
 
 use crate::cli::InitArgs;
-use crate::config::{RunConfig, TrainingEpochs, reads_bytes};
-use crate::epochs::Epochs;
+use crate::config::{RunConfig, SourceKeys, TrainingEpochs, reads_bytes};
+use crate::epochs;
 use crate::exit::{Exit, ExitWith};
 use crate::terminal::outln;
 use crate::whole_file;
@@ -23,7 +23,11 @@ use crate::whole_file;
 /// # Errors
 /// If the file exists or cannot be written, or a base is to train on data that is not prepared for it.
 pub(super) fn run(args: &InitArgs) -> anyhow::Result<()> {
-    let data = args.data.as_deref();
+    let data = match &args.data[..] {
+        [] => None,
+        [alone] if weighted(alone)?.is_none() => Some(Path::new(alone)),
+        several => return mixture(args, several),
+    };
     let mut config = match &args.from {
         Some(folder) => {
             let config = fine_tuning(folder, args.lora)?;
@@ -35,23 +39,70 @@ pub(super) fn run(args: &InitArgs) -> anyhow::Result<()> {
     if let Some(data) = data {
         choose_data(&mut config, &absolute(data)?, args.epochs)?;
     }
-    let epochs = match &config.data.prepared {
-        Some((_, prepared)) => {
-            let data = Data::Prepared(prepared.clone());
-            Some(Epochs::of(&config.resolve(data).exit_with(Exit::Usage)?))
-        }
-        None => None,
-    };
+    write_and_count(&config, args)
+}
+
+/// Writes the configuration, and prints how often the run sees prepared data.
+fn write_and_count(config: &RunConfig, args: &InitArgs) -> anyhow::Result<()> {
+    let manifest = config.data.rows().map(|data| config.resolve(data).exit_with(Exit::Usage));
+    let manifest = manifest.transpose()?;
     if args.force {
-        write(&config, &args.out)?;
+        write(config, &args.out)?;
     } else {
-        write_new(&config, &args.out)?;
+        write_new(config, &args.out)?;
     }
-    if let Some(epochs) = epochs {
-        outln!("{}", epochs.line());
-        epochs.warning().iter().for_each(|warning| outln!("warning: {warning}"));
+    if let Some(manifest) = manifest {
+        let (numbers, warnings) = epochs::lines(&manifest);
+        numbers.iter().for_each(|line| outln!("{line}"));
+        warnings.iter().for_each(|warning| outln!("warning: {warning}"));
     }
     Ok(())
+}
+
+/// Writes the configuration of a run on several data sets.
+fn mixture(args: &InitArgs, sources: &[String]) -> anyhow::Result<()> {
+    let mut config = match &args.from {
+        Some(folder) => fine_tuning(folder, args.lora)?,
+        None => RunConfig::default(),
+    };
+    let mut keys = Vec::new();
+    for source in sources {
+        let Some((folder, weight)) = weighted(source)? else {
+            let problem = "of several data sets each has a weight: --data web=0.7 code=0.3";
+            return Err(anyhow!("{source} has no weight: {problem}")).exit_with(Exit::Usage);
+        };
+        keys.push(SourceKeys { name: None, prepared: absolute(folder)?, weight });
+    }
+    config.mix(keys).map_err(|reason| anyhow!(reason)).exit_with(Exit::Usage)?;
+    let Some(data) = config.data.rows() else { return Ok(()) };
+    let prepared = data.prepared();
+    let held_out = data.mixture().map_or_else(
+        || prepared.iter().map(|data| data.held_out_rows).sum(),
+        |mixture| {
+            let drawn = prepared.iter().zip(mixture.held_out_weights());
+            drawn.filter(|(_, weight)| weight.0 > 0).map(|(data, _)| data.held_out_rows).sum()
+        },
+    );
+    if held_out == 0 {
+        config.evaluation.every = 0;
+    }
+    prepared.iter().for_each(|data| fit(&mut config, data));
+    let rows = prepared.iter().map(|data| data.rows).sum();
+    train_for(&mut config, (rows, held_out), args.epochs.map_or(EPOCHS, f64::from));
+    config.check().exit_with(Exit::Usage)?;
+    write_and_count(&config, args)
+}
+
+/// The folder and the weight of `FOLDER=WEIGHT`. A path that exists as it is has no weight.
+fn weighted(source: &str) -> anyhow::Result<Option<(&Path, f64)>> {
+    if Path::new(source).exists() {
+        return Ok(None);
+    }
+    let Some((folder, weight)) = source.rsplit_once('=') else { return Ok(None) };
+    let parsed = weight.parse().ok();
+    let problem = || anyhow!("--data {source}: {weight:?} is no weight; give a number such as 0.7");
+    let weight = parsed.ok_or_else(problem).exit_with(Exit::Usage)?;
+    Ok(Some((Path::new(folder), weight)))
 }
 
 /// Refuses to train a base on text whose bytes would pass for its tokens.
@@ -142,28 +193,35 @@ fn choose_data(config: &mut RunConfig, data: &Path, epochs: Option<u32>) -> anyh
         return Ok(());
     }
     let index = Index::read(data).exit_with(Exit::Usage)?;
-    config.model.context = index.context;
     if index.held_out.is_empty() {
         config.evaluation.every = 0;
     }
     let prepared = index.prepared();
-    train_for(config, &prepared, epochs.map_or(EPOCHS, f64::from));
+    fit(config, &prepared);
+    let rows = (prepared.rows, prepared.held_out_rows);
+    train_for(config, rows, epochs.map_or(EPOCHS, f64::from));
     config.data.prepared = Some((data.to_owned(), prepared));
     Ok(())
 }
 
-/// Sets the passes over prepared data, and what depends on their steps.
-fn train_for(config: &mut RunConfig, prepared: &Prepared, epochs: f64) {
+/// Gives the model the samples of prepared data, and a new one its tokens.
+fn fit(config: &mut RunConfig, data: &Prepared) {
+    config.model.context = data.context;
+    if config.base.is_none() {
+        config.model.vocabulary = data.vocabulary;
+    }
+}
+
+/// Sets the passes over prepared data with these rows to train on and held-out rows, and what depends on their steps.
+fn train_for(config: &mut RunConfig, (rows, held_out_rows): (u64, u64), epochs: f64) {
     let training = &mut config.training;
     // Of few samples, smaller steps: a step that takes all of them learns little in an epoch.
     let size = u64::from(training.microbatch_size);
-    while training.microbatches > 2
-        && u64::from(training.microbatches) * size * STEPS > prepared.rows
-    {
+    while training.microbatches > 2 && u64::from(training.microbatches) * size * STEPS > rows {
         training.microbatches /= 2;
     }
     let per_step = u64::from(training.microbatches) * size;
-    let steps = (epochs * prepared.rows as f64 / per_step as f64).ceil() as u64;
+    let steps = (epochs * rows as f64 / per_step as f64).ceil() as u64;
     config.epochs = TrainingEpochs::Of(epochs);
     training.steps = 0;
     // A short run warms up within its steps.
@@ -173,7 +231,7 @@ fn train_for(config: &mut RunConfig, prepared: &Prepared, epochs: f64) {
         let last = steps.saturating_sub(1).max(1);
         let parts = (1..EVALUATIONS).rev().find(|parts| last.is_multiple_of(*parts)).unwrap_or(1);
         evaluation.every = last / parts;
-        let held_out = prepared.held_out_rows.div_ceil(size);
+        let held_out = held_out_rows.div_ceil(size);
         evaluation.microbatches = u64::from(evaluation.microbatches).min(held_out) as u32;
     }
 }
@@ -233,7 +291,7 @@ pub(super) fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use shoal_protocol::ids::ContentHash;
-    use shoal_protocol::manifest::Evaluation;
+    use shoal_protocol::manifest::{Data, Evaluation};
 
     use super::*;
 
@@ -245,7 +303,7 @@ mod tests {
         let (index, context) = (ContentHash([0; 32]), config.model.context);
         let vocabulary = config.model.vocabulary;
         let prepared = Prepared { index, bytes: 1, rows, held_out_rows, context, vocabulary };
-        train_for(&mut config, &prepared, epochs);
+        train_for(&mut config, (rows, held_out_rows), epochs);
         let manifest = config.resolve(Data::Prepared(prepared)).expect("a valid run");
         (config, manifest.training.steps)
     }

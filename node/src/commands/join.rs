@@ -219,6 +219,7 @@ async fn take_part(
             extend_after: options.extend_after,
             archive,
             archive_patience: options.archive_patience,
+            on_checkpoint: options.on_checkpoint.clone(),
             founding: None,
             coordinator: Some(coordinator),
         },
@@ -247,7 +248,10 @@ async fn open_archive(
         let folder = home.path().join("runs").join(manifest.run_id().to_string());
         return Ok(Some(Archive::in_bucket(folder, bucket.clone())));
     }
-    let Some(ArchivePlace::Folder(folder)) = &options.archive else { return Ok(None) };
+    let Some(ArchivePlace::Folder(folder)) = &options.archive else {
+        let folder = home.path().join("runs").join(manifest.run_id().to_string());
+        return Ok(options.on_checkpoint.is_some().then(|| Archive::in_passing(folder)));
+    };
     refuse_another_run(folder, manifest).exit_with(Exit::Usage)?;
     writable::check(folder, manifest).exit_with(Exit::Usage)?;
     Ok(Some(Archive::in_folder(folder.clone())))

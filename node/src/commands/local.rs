@@ -65,6 +65,7 @@ pub fn run(options: LocalOptions) -> anyhow::Result<()> {
             extend_after: std::time::Duration::MAX,
             archive: Some(Archive::in_folder(out.clone())),
             archive_patience: std::time::Duration::ZERO,
+            on_checkpoint: None,
             founding: None,
             coordinator: None,
         },

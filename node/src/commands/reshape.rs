@@ -57,9 +57,10 @@ fn reshape(config: &mut RunConfig, args: &ReshapeArgs) -> anyhow::Result<()> {
     }
     let folder = absolute(&args.checkpoint)?;
     config.go_on_from(&folder).map_err(|reason| anyhow!(reason)).exit_with(Exit::Corrupt)?;
-    let prepared = config.data.prepared.as_mut().map(|(folder, _)| folder);
-    let paths: [Option<&mut PathBuf>; 3] =
-        [config.base.as_mut(), config.data.path.as_mut(), prepared];
+    for path in config.data.folders_mut() {
+        *path = absolute(path)?;
+    }
+    let paths: [Option<&mut PathBuf>; 2] = [config.base.as_mut(), config.data.path.as_mut()];
     for path in paths.into_iter().flatten() {
         *path = absolute(path)?;
     }

@@ -298,6 +298,7 @@ async fn take_part(
             extend_after: options.extend_after,
             archive: Some(archive.clone()),
             archive_patience: options.archive_patience,
+            on_checkpoint: options.on_checkpoint.clone(),
             founding: founding.clone(),
             coordinator: None,
         },

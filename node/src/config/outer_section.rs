@@ -81,6 +81,8 @@ impl Outer {
             });
         }
         training.steps = syncs(training.steps);
+        manifest.count_phases_in_syncs(every)?;
+        let training = &mut manifest.training;
         let microbatches = std::mem::replace(&mut training.microbatches, workers);
         manifest.evaluation.every = syncs(manifest.evaluation.every);
         manifest.checkpoint.every = syncs(manifest.checkpoint.every);

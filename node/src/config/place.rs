@@ -11,6 +11,7 @@ pub(super) fn line_of_error(text: &str, error: &ManifestError) -> Option<usize> 
         ManifestError::MoreStagesThanLayers { .. } => "training.stages",
         ManifestError::NothingHeldOut { .. } => "evaluation.every",
         ManifestError::BoundaryOfOneStage => "model.boundary",
+        ManifestError::Mixture(_) => "data.sources",
         _ => return None,
     };
     line_of_key(text, key)

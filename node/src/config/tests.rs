@@ -2,7 +2,8 @@
 
 use shoal_protocol::ids::PeerId;
 use shoal_protocol::manifest::{
-    AdmissionMode, Boundary, BoundaryKind, DistanceCodec, GradientRounding, InnerMoments, Sgd,
+    AdmissionMode, Boundary, BoundaryKind, DistanceCodec, GradientRounding, InnerMoments, Prepared,
+    Sgd,
 };
 
 use super::*;

@@ -8,7 +8,7 @@ use crate::bucket::Bucket;
 #[derive(Debug, Clone)]
 pub struct Archive {
     folder: PathBuf,
-    /// Whether checkpoints stay in the folder. If not, they stay until the bucket has them.
+    /// Whether checkpoints stay in the folder. If not, they stay until the bucket has them, or they are scored.
     keeps: bool,
     bucket: Option<Bucket>,
 }
@@ -18,6 +18,11 @@ impl Archive {
     #[must_use]
     pub fn in_folder(folder: PathBuf) -> Self {
         Self { folder, keeps: true, bucket: None }
+    }
+
+    /// A folder that has checkpoints for a while.
+    pub(crate) fn in_passing(folder: PathBuf) -> Self {
+        Self { folder, keeps: false, bucket: None }
     }
 
     /// An archive in a bucket. Checkpoints are assembled in a folder on the way there.

@@ -6,7 +6,9 @@ use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use super::checkpoint_collect::Collected;
+use super::score_queue::ScoringError;
 use crate::bucket::BucketError;
+use crate::scores::Scores;
 
 /// Results that wait for the event loop at most; a task with one more waits for room.
 const QUEUE: usize = 64;
@@ -31,6 +33,8 @@ pub(super) enum FilesResult {
     Archived { version: Step, outcome: anyhow::Result<Collected> },
     /// An attempt to bring a checkpoint into a bucket, in which so many requests succeeded.
     Uploaded { sent: u64, outcome: Result<(), BucketError> },
+    /// The scores of a checkpoint, or why there are none.
+    Scored { outcome: Result<Scores, ScoringError> },
     /// A copy of a checkpoint's stage, kept for others.
     Kept { version: Step, stage: Stage, outcome: anyhow::Result<()> },
     /// A stage of a snapshot, fetched for this peer.

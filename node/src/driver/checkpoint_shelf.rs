@@ -21,6 +21,7 @@ use super::effect::{Effect, Effects};
 use super::resume::{
     self, FETCHED, KEPT, UPLOADS, checkpoint_folder, forget_archived, newest_archived, part_folder,
 };
+use super::score_queue::ScoreQueue;
 use super::setup::RoleSetup;
 use super::shutdown::Ending;
 use super::upload_queue::{Attempt, UploadQueue};
@@ -44,6 +45,8 @@ pub(super) struct CheckpointShelf {
     archive_fails: bool,
     /// Checkpoints on their way into a bucket.
     uploads: UploadQueue,
+    /// Checkpoints that a command of the user scores.
+    scores: ScoreQueue,
 }
 
 impl CheckpointShelf {
@@ -57,6 +60,7 @@ impl CheckpointShelf {
             collecting: BTreeSet::new(),
             archive_fails: false,
             uploads: UploadQueue::new(role.archive_patience),
+            scores: ScoreQueue::new(role.on_checkpoint.clone()),
         }
     }
 
@@ -66,6 +70,11 @@ impl CheckpointShelf {
 
     pub(super) fn is_archiving(&self) -> bool {
         !self.collecting.is_empty() || !self.uploads.is_empty()
+    }
+
+    /// Returns whether a checkpoint is on its way here, into a bucket, or to its scores.
+    pub(super) fn is_busy(&self) -> bool {
+        self.is_archiving() || !self.scores.is_empty()
     }
 
     /// Returns why the bucket lacks the run's last checkpoint, if its upload was given up.
@@ -125,7 +134,8 @@ impl CheckpointShelf {
         let every = context.manifest.checkpoint.every;
         let keeps = |version: Step| archive.keeps() && every > 0 && version.0.is_multiple_of(every);
         let used = |version| {
-            keeps(version) || self.uploads.needs(version) || self.collecting.contains(&version)
+            let read = self.uploads.needs(version) || self.scores.needs(version);
+            read || keeps(version) || self.collecting.contains(&version)
         };
         forget_archived(archive.folder(), &context.files, oldest, used);
         // The coordinator sends the last one again until an archive has it.
@@ -159,8 +169,12 @@ impl CheckpointShelf {
                             out.push(PeerInput::Archived { version }.into());
                         }
                         self.upload(context, background, version);
-                        let (version, directory) = (version.0, directory.display().to_string());
-                        out.push(RunEvent::Checkpoint { version, directory, hash }.into());
+                        let (number, shown) = (version.0, directory.display().to_string());
+                        let event =
+                            RunEvent::Checkpoint { version: number, directory: shown, hash };
+                        out.push(event.into());
+                        let left_out = self.scores.add(background, version, directory);
+                        out.extend(left_out.map(Effect::Note));
                     }
                     Err(error) => {
                         let error = format!("{error:#}");
@@ -173,6 +187,9 @@ impl CheckpointShelf {
                         }
                     }
                 }
+            }
+            FilesResult::Scored { outcome } => {
+                out.extend(self.scores.finished(background, outcome).map(Effect::Note));
             }
             FilesResult::Uploaded { sent, outcome } => {
                 self.uploaded(context, background, (sent, outcome), out);

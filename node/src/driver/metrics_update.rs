@@ -23,6 +23,7 @@ use super::anchor_role::AnchorRole;
 use super::payload::LogUse;
 use crate::events::StepReport;
 use crate::reachability::{Mapping, OwnPort};
+use crate::scores::Scores;
 use crate::status::SurvivalStatus;
 
 /// Digits of a run's id in labels, enough to distinguish runs.
@@ -327,6 +328,18 @@ impl MetricsUpdate {
     /// Counts a failed attempt to upload a checkpoint.
     pub(crate) fn upload_failed(&self) {
         self.metrics.checkpoints.upload_failures.inc();
+    }
+
+    /// Sets the scores of a checkpoint.
+    pub(crate) fn scored(&self, version: u64, scores: &Scores) {
+        let checkpoints = &self.metrics.checkpoints;
+        checkpoints.scores.set(scores.iter().map(|(name, score)| (name.as_str(), *score)));
+        checkpoints.scored_step.set(gauge(version));
+    }
+
+    /// Counts a checkpoint without scores.
+    pub(crate) fn score_failed(&self) {
+        self.metrics.checkpoints.score_failures.inc();
     }
 
     /// Counts a checkpoint that could not be archived.

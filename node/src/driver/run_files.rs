@@ -108,20 +108,20 @@ impl RunFiles {
     /// # Errors
     /// When no holder gives it.
     pub(crate) async fn obtain_data(&self) -> anyhow::Result<()> {
-        let (hash, length, path, what, mirrored) = match &self.manifest.data {
-            Data::Text(tokens) => {
-                let length = tokens.count.saturating_mul(tokens.width.size() as u64);
-                let path = self.place(TOKENS, tokens.hash, "tokens");
-                forget_others(&self.data_dir.join(TOKENS), &path);
-                (tokens.hash, length, path, "the text", None)
-            }
-            Data::Prepared(data) => {
-                let path = self.place(SHARDS, data.index, "json");
-                let mirrored = Some(INDEX_FILE.to_owned());
-                (data.index, data.bytes, path, "the index of the data", mirrored)
-            }
-        };
-        self.obtain(&[Stage(0)], Wanted { hash, length, path: &path, what, mirrored }).await
+        if let Data::Text(tokens) = &self.manifest.data {
+            let length = tokens.count.saturating_mul(tokens.width.size() as u64);
+            let (hash, path) = (tokens.hash, self.place(TOKENS, tokens.hash, "tokens"));
+            forget_others(&self.data_dir.join(TOKENS), &path);
+            let wanted = Wanted { hash, length, path: &path, what: "the text", mirrored: None };
+            self.obtain(&[Stage(0)], wanted).await?;
+        }
+        for (source, data) in self.manifest.data.prepared().into_iter().enumerate() {
+            let (hash, length, what) = (data.index, data.bytes, "the index of the data");
+            let path = self.place(SHARDS, data.index, "json");
+            let mirrored = Some(self.mirrored(source, INDEX_FILE));
+            self.obtain(&[Stage(0)], Wanted { hash, length, path: &path, what, mirrored }).await?;
+        }
+        Ok(())
     }
 
     /// Opens the samples.
@@ -136,8 +136,11 @@ impl RunFiles {
                 self.files.offer(tokens.hash, path);
                 Ok(Samples::Text(shoal_engine::Samples::new(&self.manifest, file)))
             }
-            Data::Prepared(data) => {
-                let batches = Batches::new(&self.manifest, Arc::new(self.open_index(data)?));
+            Data::Prepared(_) | Data::Mixture(_) => {
+                let indexes = self.manifest.data.prepared().into_iter();
+                let indexes =
+                    indexes.map(|data| self.open_index(data)).collect::<Result<_, _>>()?;
+                let batches = Batches::new(&self.manifest, indexes);
                 let samples = PreparedSamples::new(batches, self.clone(), waits.clone());
                 Ok(Samples::Prepared(Box::new(samples)))
             }
@@ -160,7 +163,8 @@ impl RunFiles {
     /// # Errors
     /// Like [`Self::obtain_data`] and [`Self::open_samples`].
     pub(crate) async fn obtain_chat_template(&self) -> anyhow::Result<Option<String>> {
-        let Data::Prepared(data) = &self.manifest.data else { return Ok(None) };
+        // All data sets of a mixture have one template.
+        let Some(data) = self.manifest.data.prepared().into_iter().next() else { return Ok(None) };
         self.obtain_data().await?;
         Ok(self.open_index(data)?.chat_template)
     }
@@ -175,13 +179,23 @@ impl RunFiles {
         self.place(SHARDS, hash, "shard").exists()
     }
 
-    /// Fetches a shard, unless it is here, and returns its path.
+    /// The path in a mirror of a file of a data set: of a mixture, a mirror has a folder for each source.
+    fn mirrored(&self, source: usize, file: &str) -> String {
+        let named = self.manifest.data.mixture().and_then(|mixture| mixture.sources.get(source));
+        named.map_or_else(|| file.to_owned(), |source| format!("{}/{file}", source.name))
+    }
+
+    /// Fetches a shard of a data set, unless it is here, and returns its path.
     ///
     /// # Errors
     /// When no holder gives it.
-    pub(super) async fn obtain_shard(&self, entry: &ShardEntry) -> anyhow::Result<PathBuf> {
-        let Data::Prepared(data) = &self.manifest.data else {
-            anyhow::bail!("the run has a token file and no shards");
+    pub(super) async fn obtain_shard(
+        &self,
+        source: usize,
+        entry: &ShardEntry,
+    ) -> anyhow::Result<PathBuf> {
+        let Some(data) = self.manifest.data.prepared().into_iter().nth(source) else {
+            anyhow::bail!("the run has no data set {source} with shards");
         };
         let (context, vocabulary) = (data.context, data.vocabulary);
         let layout = Layout { context, width: Layout::width_of(vocabulary), vocabulary };
@@ -189,7 +203,7 @@ impl RunFiles {
         let path = self.place(SHARDS, entry.hash, "shard");
         let what = "a shard of the data";
         let hash = entry.hash;
-        let mirrored = Some(format!("{SHARDS_FOLDER}/{hash}.shard"));
+        let mirrored = Some(self.mirrored(source, &format!("{SHARDS_FOLDER}/{hash}.shard")));
         self.obtain(&[Stage(0)], Wanted { hash, length, path: &path, what, mirrored }).await?;
         Ok(path)
     }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use bytes::Bytes;
-use shoal_data::batch::{Batches, encode_rows};
+use shoal_data::batch::{BatchRow, Batches, SourceShard, encode_rows};
 use shoal_data::prepared::{Shard, ShardEntry};
 use shoal_engine::Batch;
 use shoal_protocol::ids::{ContentHash, Microbatch, Step};
@@ -78,14 +78,13 @@ impl PreparedSamples {
     ) -> anyhow::Result<Batch> {
         if self.step.is_none_or(|newest| newest < step) {
             self.step = Some(step);
-            let ahead: Vec<ShardEntry> =
-                self.batches.shards(step, STEPS_AHEAD).into_iter().cloned().collect();
-            self.shards.expect(ahead);
+            let ahead = self.batches.shards(step, STEPS_AHEAD).into_iter();
+            self.shards.expect(ahead.map(|shard| (shard.source, shard.entry.clone())).collect());
         }
         self.shards.fetch_next();
         let mut read = Vec::new();
-        for (entry, row) in self.batches.rows_of(step, microbatch, rows) {
-            read.push(self.shards.open(entry, &self.batches)?.row(row)?);
+        for BatchRow { shard, row } in self.batches.rows_of(step, microbatch, rows) {
+            read.push(self.shards.open(shard, &self.batches)?.row(row)?);
         }
         let encoded = encode_rows(&read);
         Ok(Batch { inputs: Bytes::from(encoded.inputs), labels: Bytes::from(encoded.labels) })
@@ -99,8 +98,8 @@ struct ShardCache {
     waits: EngineWaits,
     /// Shards in memory, which were checked.
     open: BTreeMap<ContentHash, Shard>,
-    /// Shards to fetch ahead of their use, one after another.
-    ahead: VecDeque<ShardEntry>,
+    /// Shards to fetch ahead of their use, one after another, each with the number of its data set.
+    ahead: VecDeque<(usize, ShardEntry)>,
     /// The shard that is being fetched ahead.
     fetching: Option<ContentHash>,
     /// Its task, which ends with this value. A failed fetch is tried again at the use.
@@ -111,8 +110,8 @@ struct ShardCache {
 
 impl ShardCache {
     /// Plans to fetch shards that are read soon, and drops those that are not.
-    fn expect(&mut self, ahead: Vec<ShardEntry>) {
-        let needed: BTreeSet<ContentHash> = ahead.iter().map(|entry| entry.hash).collect();
+    fn expect(&mut self, ahead: Vec<(usize, ShardEntry)>) {
+        let needed: BTreeSet<ContentHash> = ahead.iter().map(|(_, entry)| entry.hash).collect();
         self.open.retain(|hash, _| needed.contains(hash));
         self.kept.extend(&needed);
         self.remove_old(&needed);
@@ -125,7 +124,7 @@ impl ShardCache {
             self.fetching = None;
         }
         while self.fetching.is_none()
-            && let Some(entry) = self.ahead.pop_front()
+            && let Some((source, entry)) = self.ahead.pop_front()
         {
             if self.run_files.has_shard(entry.hash) {
                 continue;
@@ -133,7 +132,7 @@ impl ShardCache {
             self.fetching = Some(entry.hash);
             let run_files = self.run_files.clone();
             let fetch = async move {
-                if let Err(error) = run_files.obtain_shard(&entry).await {
+                if let Err(error) = run_files.obtain_shard(source, &entry).await {
                     let error = format!("{error:#}");
                     tracing::warn!(shard = %entry.hash, error, "not fetched ahead");
                 }
@@ -168,15 +167,16 @@ impl ShardCache {
     }
 
     /// A shard, fetched if it is not here.
-    fn open(&mut self, entry: &ShardEntry, batches: &Batches) -> anyhow::Result<&Shard> {
+    fn open(&mut self, shard: SourceShard<'_>, batches: &Batches) -> anyhow::Result<&Shard> {
+        let SourceShard { source, entry } = shard;
         if self.fetching == Some(entry.hash) {
             self.waits.wait(self.task.join_next())?;
             self.fetching = None;
         }
         if !self.open.contains_key(&entry.hash) {
-            let path = self.waits.wait(self.run_files.obtain_shard(entry))??;
+            let path = self.waits.wait(self.run_files.obtain_shard(source, entry))??;
             self.kept.insert(entry.hash);
-            let shard = Shard::open(&path, batches.index(), entry)?;
+            let shard = Shard::open(&path, batches.index_of(source), entry)?;
             if let Err(error) = shard.check_hash() {
                 // Fetched again next time; the user's own files stay.
                 if self.run_files.own_shard(entry.hash) == path {

@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use super::archive::Archive;
 use super::packer::PackingMode;
 use super::resource_budget::ResourceLimits;
+use super::score_queue::ScoreCommand;
 use crate::data_dir::Files;
 use crate::port_map::PortMap;
 
@@ -105,6 +106,8 @@ pub struct RoleSetup {
     pub archive: Option<Archive>,
     /// How long the upload of a checkpoint makes no progress before it is given up.
     pub archive_patience: Duration,
+    /// Scores each checkpoint that arrives in the archive.
+    pub on_checkpoint: Option<ScoreCommand>,
     /// The expected coordinator; `None` for the founder of the run.
     pub coordinator: Option<Member>,
 }

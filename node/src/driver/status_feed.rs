@@ -77,6 +77,11 @@ impl<'a> StatusFeed<'a> {
 
     /// Reports an event of the run.
     pub(super) fn note(&mut self, event: &RunEvent) {
+        match event {
+            RunEvent::Scored { version, scores, .. } => self.metrics.scored(*version, scores),
+            RunEvent::ScoreFailed { .. } => self.metrics.score_failed(),
+            _ => {}
+        }
         self.observer.note(event);
     }
 

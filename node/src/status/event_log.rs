@@ -9,8 +9,8 @@ use super::diff::changes;
 use super::downsampled_series::Series;
 use super::survival::survival;
 use super::{
-    CostStatus, Curves, NodeState, Observation, RunStatus, Status, StatusEvent, SurvivalStatus,
-    Tone, TrainingStatus,
+    CostStatus, Curves, NodeState, Observation, RunStatus, ScoredStatus, Status, StatusEvent,
+    SurvivalStatus, Tone, TrainingStatus,
 };
 use crate::event_text::describe;
 use crate::events::{RunEvent, StepReport};
@@ -51,6 +51,8 @@ pub(super) struct EventLog {
     ended: Option<String>,
     /// Version and hash of the newest checkpoint that this node assembled.
     saved: Option<(u64, ContentHash)>,
+    /// The newest checkpoint that this node scored.
+    scored: Option<ScoredStatus>,
     observation: Observation,
 }
 
@@ -93,10 +95,16 @@ impl EventLog {
                     self.saved = Some((*version, *hash));
                 }
             }
+            RunEvent::Scored { version, scores, .. } => {
+                if self.scored.as_ref().is_none_or(|newest| newest.version <= *version) {
+                    self.scored = Some(ScoredStatus { version: *version, scores: scores.clone() });
+                }
+            }
             RunEvent::Finished { .. } | RunEvent::Stopped { .. } => self.ended.clone_from(&text),
             RunEvent::Listening { .. }
             | RunEvent::Uploaded { .. }
             | RunEvent::UploadFailed { .. }
+            | RunEvent::ScoreFailed { .. }
             | RunEvent::Continued { .. }
             | RunEvent::ConnectionRefused { .. }
             | RunEvent::OwnPort(_)
@@ -165,6 +173,7 @@ impl EventLog {
             training,
             survival,
             cost: self.cost(),
+            scored: self.scored.clone(),
             curves: Curves {
                 loss: self.loss.points(),
                 held_out_loss: self.held_out_loss.points(),
@@ -266,9 +275,10 @@ fn plain(text: &str) -> String {
 
 fn tone(event: &RunEvent) -> Tone {
     match event {
-        RunEvent::Serving { .. } | RunEvent::Checkpoint { .. } | RunEvent::Finished { .. } => {
-            Tone::Good
-        }
+        RunEvent::Serving { .. }
+        | RunEvent::Checkpoint { .. }
+        | RunEvent::Scored { .. }
+        | RunEvent::Finished { .. } => Tone::Good,
         RunEvent::Paused { .. } | RunEvent::StageLost { .. } | RunEvent::Stopped { .. } => {
             Tone::Bad
         }

@@ -106,6 +106,7 @@ pub(crate) fn status() -> Status {
             seconds_left: Some(80.0),
         },
         survival: Some(survival()),
+        scored: None,
         cost: Some(CostStatus {
             per_hour: 0.35,
             total: 1.5,

@@ -5,6 +5,7 @@ use shoal_protocol::units::Bytes;
 
 use super::{CostStatus, MemberStatus, OwnPort, Status};
 use crate::event_text::{currency, duration, open_step, title, with_prefix};
+use crate::scores;
 
 /// Seconds of a step from which on its microbatches are shown.
 const LONG_STEP: f64 = 10.0;
@@ -99,6 +100,9 @@ pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
         let line = format!("version {}{}", checkpoint.version, hash.unwrap_or_default());
         lines.push(("checkpoint", line));
     }
+    lines.extend(status.scored.as_ref().map(|scored| {
+        ("scores", format!("version {}: {}", scored.version, scores::describe(&scored.scores)))
+    }));
     if status.node.own_port != OwnPort::Unknown {
         lines.push(("UDP port", status.node.own_port.to_string()));
     }

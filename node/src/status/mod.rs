@@ -16,8 +16,8 @@ mod watch;
 
 pub use self::snapshot::{
     CheckpointStatus, CostStatus, Curves, LinkStatus, LoadStatus, MemberState, MemberStatus,
-    MoveStatus, NodeState, NodeStatus, Point, RunStatus, Status, StatusEvent, SurvivalStatus, Tone,
-    TrafficStatus, TrainingStatus,
+    MoveStatus, NodeState, NodeStatus, Point, RunStatus, ScoredStatus, Status, StatusEvent,
+    SurvivalStatus, Tone, TrafficStatus, TrainingStatus,
 };
 pub use self::watch::{Health, StatusWatch};
 pub use crate::reachability::{Mapping, OwnPort};

@@ -13,6 +13,7 @@ use shoal_protocol::units::Price;
 
 use crate::open_step::OpenStep;
 use crate::reachability::OwnPort;
+use crate::scores::Scores;
 
 /// A node's knowledge of its run at one moment. Amounts are in base units: seconds and bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -35,6 +36,9 @@ pub struct Status {
     /// The cost of the run, if a member has a price.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<CostStatus>,
+    /// The scores of the newest checkpoint that this node scored (`--on-checkpoint`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scored: Option<ScoredStatus>,
     /// The history of the training figures.
     pub curves: Curves,
     /// Recent events, oldest first.
@@ -223,6 +227,15 @@ pub struct TrainingStatus {
     /// Duration of the steps until the run is over, by the newest ones.
     #[serde(default)]
     pub seconds_left: Option<f64>,
+}
+
+/// The scores of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ScoredStatus {
+    /// The version of the weights.
+    pub version: u64,
+    /// The numbers that the command of `--on-checkpoint` printed.
+    pub scores: Scores,
 }
 
 /// The cost of a run in the currency of `--price`, since this node first saw a member with a price.

@@ -20,6 +20,7 @@ use prost::Message;
 use self::message::Event;
 use self::record::record;
 use crate::events::{RunEvent, StepReport};
+use crate::scores::Scores;
 
 /// The names of the scalars.
 const LOSS: &str = "train/loss";
@@ -27,6 +28,9 @@ const LEARNING_RATE: &str = "train/learning_rate";
 const GRADIENT_NORM: &str = "train/gradient_norm";
 const THROUGHPUT: &str = "throughput/tokens_per_second";
 const HELD_OUT_LOSS: &str = "held_out/loss";
+
+/// The start of the names of scores.
+const SCORES: &str = "score/";
 
 /// The start of a file's name. A time in seconds since 1970 follows.
 const PREFIX: &str = "events.out.tfevents.";
@@ -96,6 +100,7 @@ impl TensorBoard {
             RunEvent::Started { .. } => self.serves = false,
             RunEvent::Serving { .. } => self.serves = true,
             RunEvent::Committed(step) => self.step(step),
+            RunEvent::Scored { version, scores, .. } => self.scored(*version, scores),
             _ => {}
         }
     }
@@ -110,6 +115,14 @@ impl TensorBoard {
         bytes.extend(record(&Event::scalars(now, step.step, &scalars).encode_to_vec()));
         self.newest = Some(step.step);
         self.write(&bytes);
+    }
+
+    /// Scores have the version's number as their step: by then later steps are written.
+    fn scored(&mut self, version: u64, scores: &Scores) {
+        let named: Vec<(String, f64)> =
+            scores.iter().map(|(name, score)| (format!("{SCORES}{name}"), *score)).collect();
+        let named: Vec<(&str, f64)> = named.iter().map(|(tag, score)| (&**tag, *score)).collect();
+        self.write(&record(&Event::scalars(since_1970(), version, &named).encode_to_vec()));
     }
 
     fn scalars(&self, step: &StepReport) -> Vec<(&'static str, f64)> {

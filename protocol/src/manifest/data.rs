@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Manifest, ManifestError, within};
+use super::{Manifest, ManifestError, Mixture, within};
 use crate::ids::ContentHash;
 use crate::limits;
 
@@ -14,6 +14,8 @@ pub enum Data {
     Text(Tokens),
     /// Rows that `shoal data prepare` packed, with masks and documents.
     Prepared(Prepared),
+    /// Several of these, by weights.
+    Mixture(Mixture),
 }
 
 /// Prepared data, by content.
@@ -110,7 +112,7 @@ impl Manifest {
     pub fn text(&self) -> Option<&Tokens> {
         match &self.data {
             Data::Text(tokens) => Some(tokens),
-            Data::Prepared(_) => None,
+            Data::Prepared(_) | Data::Mixture(_) => None,
         }
     }
 
@@ -132,10 +134,19 @@ impl Manifest {
         match &self.data {
             Data::Text(tokens) => self.check_tokens(tokens),
             Data::Prepared(prepared) => self.check_prepared(prepared),
+            Data::Mixture(mixture) => self.check_mixture(mixture),
         }
     }
 
     fn check_prepared(&self, prepared: &Prepared) -> Result<(), ManifestError> {
+        self.check_rows(prepared)?;
+        if self.evaluation.every > 0 && prepared.held_out_rows == 0 {
+            return Err(ManifestError::NothingHeldOut { every: self.evaluation.every });
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_rows(&self, prepared: &Prepared) -> Result<(), ManifestError> {
         let context = prepared.context;
         within("model.context (of prepared data)", self.model.context, context..=context)?;
         let least = prepared.vocabulary;
@@ -146,11 +157,7 @@ impl Manifest {
         )?;
         within("rows of the data", prepared.rows, 1..=1 << 50)?;
         within("held-out rows of the data", prepared.held_out_rows, 0..=1 << 50)?;
-        within("bytes of the data's index", prepared.bytes, 1..=limits::DATA_INDEX.0)?;
-        if self.evaluation.every > 0 && prepared.held_out_rows == 0 {
-            return Err(ManifestError::NothingHeldOut { every: self.evaluation.every });
-        }
-        Ok(())
+        within("bytes of the data's index", prepared.bytes, 1..=limits::DATA_INDEX.0)
     }
 
     fn check_tokens(&self, tokens: &Tokens) -> Result<(), ManifestError> {

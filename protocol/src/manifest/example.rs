@@ -1,10 +1,11 @@
 //! An example manifest for tests, the simulator and fuzzing.
 
 use super::{
-    Adam, Admission, Block, Checkpoint, Codecs, Data, Dtype, Evaluation, Manifest, Model,
-    Optimizer, Rule, Schedule, TokenWidth, Tokenizer, Tokens, Training,
+    Adam, Admission, Block, Checkpoint, Codecs, Data, Dtype, Evaluation, Manifest, MixedSource,
+    Mixture, Model, Optimizer, Phase, Prepared, Rule, Schedule, TokenWidth, Tokenizer, Tokens,
+    Training, Weight,
 };
-use crate::ids::ContentHash;
+use crate::ids::{ContentHash, Step};
 
 /// A small run. Its token file does not exist.
 #[must_use]
@@ -53,6 +54,27 @@ pub fn small() -> Manifest {
         lora: None,
         start: None,
         inner: None,
+    }
+}
+
+/// Two prepared data sets that do not exist, mixed in another way from step 6 on.
+#[must_use]
+pub fn mixture() -> Mixture {
+    let source = |(name, number, weight): (&str, u8, u64)| MixedSource {
+        name: name.to_owned(),
+        data: Prepared {
+            index: ContentHash([number; 32]),
+            bytes: 900,
+            rows: 1000,
+            held_out_rows: 20,
+            context: 16,
+            vocabulary: 256,
+        },
+        weight: Weight(weight),
+    };
+    Mixture {
+        sources: [("web", 1, 700_000), ("code", 2, 300_000)].map(source).to_vec(),
+        phases: vec![Phase { from: Step(6), weights: vec![Weight(1), Weight(3)] }],
     }
 }
 

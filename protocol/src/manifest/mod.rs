@@ -11,6 +11,7 @@ mod data;
 pub mod example;
 mod inner;
 mod lora;
+mod mixture;
 mod model;
 mod optimizer;
 mod slices;
@@ -37,6 +38,7 @@ pub use codecs::{ChunkPacking, Codecs, GradientRounding};
 pub use data::{Data, Prepared, TokenWidth, Tokenizer, Tokens};
 pub use inner::{DistanceCodec, InnerLoop, InnerMoments, NOTE};
 pub use lora::{Lora, LoraTarget};
+pub use mixture::{MixedSource, Mixture, MixtureError, Phase, Weight};
 pub use model::{Base, Model};
 pub use optimizer::{
     Adafactor, Adam, Lars, Lion, Muon, Optimizer, RateScale, Rule, Schedule, Sgd, UnknownKey,
@@ -332,6 +334,9 @@ pub enum ManifestError {
         /// Steps of the checkpoint.
         done: u64,
     },
+    /// A mixture that cannot be drawn from.
+    #[error(transparent)]
+    Mixture(Box<MixtureError>),
     /// The bytes are not the encoding of a manifest.
     #[error("not a run manifest: {0}")]
     Wire(#[from] wire::WireError),

@@ -43,6 +43,16 @@ impl SampleNumbers {
         self.first_sample.saturating_add(before)
     }
 
+    /// Number of the first sample of a step that may be before the run's first: of an earlier run, which had as many
+    /// samples a step, or 0 if the samples count anew since.
+    #[must_use]
+    pub fn first_of_step(&self, step: Step) -> u64 {
+        match self.first_step.0.checked_sub(step.0) {
+            None => self.first_of(step, 0),
+            Some(steps) => self.first_sample.saturating_sub(steps.saturating_mul(self.per_step)),
+        }
+    }
+
     /// Samples of one step.
     #[must_use]
     pub const fn per_step(&self) -> u64 {
@@ -91,7 +101,11 @@ impl Manifest {
     pub fn samples_after(&self, earlier: &Self, step: Step) -> u64 {
         let order = |manifest: &Self| {
             let held_out = manifest.held_out_tokens();
-            (manifest.training.seed, manifest.data.clone(), manifest.model.context, held_out)
+            // A phase begins at a step, so the samples before it depend on the samples of a step.
+            let phases = manifest.data.mixture().is_some_and(|mixture| !mixture.phases.is_empty());
+            let per_step = phases.then(|| manifest.sample_numbers().per_step());
+            let (seed, data) = (manifest.training.seed, manifest.data.clone());
+            (seed, data, manifest.model.context, held_out, per_step)
         };
         match order(self) == order(earlier) {
             true => earlier.sample_numbers().first_of(step, 0),
@@ -198,8 +212,8 @@ impl Model {
 
 #[cfg(test)]
 mod tests {
-    use super::super::example::small;
-    use super::super::{Lion, Lora, LoraTarget};
+    use super::super::example::{mixture, small};
+    use super::super::{Data, Lion, Lora, LoraTarget};
     use super::*;
 
     fn start(step: u64, samples: u64) -> Option<Start> {
@@ -239,6 +253,17 @@ mod tests {
         let mut later = earlier.clone();
         later.training.seed += 1;
         assert_eq!(later.samples_after(&earlier, Step(6)), 0);
+        let earlier = Manifest { data: Data::Mixture(mixture()), ..earlier };
+        let mut later = earlier.clone();
+        assert_eq!(later.samples_after(&earlier, Step(8)), 8 * 16);
+        later.start = start(8, 8 * 16);
+        assert_eq!(later.sample_numbers().first_of_step(Step(6)), 6 * 16, "a phase of before");
+        // With other samples a step, the phases of before begin at other samples.
+        later.training.microbatches = 3;
+        assert_eq!(later.samples_after(&earlier, Step(8)), 0);
+        later.start = start(8, 0);
+        assert_eq!(later.sample_numbers().first_of_step(Step(6)), 0);
+        let earlier = small();
         let mut later = earlier.clone();
         later.evaluation.held_out = 0.2;
         assert_eq!(later.samples_after(&earlier, Step(6)), 0);

@@ -161,7 +161,7 @@ impl<'a> Driver<'a> {
     fn outcome(&mut self) -> anyhow::Result<Option<Outcome>> {
         let anchor_role = self.coordination.anchor_role();
         let completed = || anchor_role.has_completed(&self.context);
-        let ending = self.shutdown.take_ending(self.checkpoints.is_archiving(), completed);
+        let ending = self.shutdown.take_ending(self.checkpoints.is_busy(), completed);
         let Some(ending) = ending else { return Ok(None) };
         let outcome = ending.outcome(completed)?;
         if matches!(outcome, Outcome::Finished | Outcome::Complete) {
