@@ -5,6 +5,7 @@
 //! here either. What this engine does not compute as `transformers` does is refused by its key and value.
 
 mod config;
+mod experts;
 mod keys;
 mod rope;
 pub(crate) mod tensors;
@@ -16,6 +17,7 @@ use shoal_protocol::manifest::{
 };
 
 use self::config::Config;
+use self::experts::Mixture;
 use self::keys::Keys;
 use self::rope::{Positions, Rules};
 use crate::base_error::ConfigJsonError;
@@ -50,13 +52,15 @@ pub(crate) enum Naming {
     Phi3,
     NeoX,
     Gpt2,
+    /// Llama's, with names of its own for experts.
+    Mixtral,
 }
 
 impl Naming {
     /// What stands before the names of the model's tensors in one with a head.
     pub(crate) fn prefix(self) -> &'static str {
         match self {
-            Self::Llama | Self::Phi3 => "model.",
+            Self::Llama | Self::Phi3 | Self::Mixtral => "model.",
             Self::NeoX => "gpt_neox.",
             Self::Gpt2 => "transformer.",
         }
@@ -70,8 +74,12 @@ enum Layers {
     Full,
     /// `layer_types`, or else all layers have a window, if `sliding_window` is not null.
     Windowed,
+    /// All layers have a window, if `use_sliding_window`.
+    WindowedIf,
     /// `layer_types`, or the last layers by `max_window_layers`, if `use_sliding_window`.
     Qwen,
+    /// As Qwen, but of the first layers by `max_window_layers` every other one.
+    Qwen2Moe,
     /// As Qwen, and no rotation where `no_rope_layers` has 0.
     SmolLm3,
     /// Windows with a rotary embedding of their own in all but every sixth layer.
@@ -92,6 +100,7 @@ struct Family {
     attention_output_biased: Biased,
     feed_forward_biased: Biased,
     ungated: bool,
+    experts: Option<Mixture>,
     layers: Layers,
     /// Positions: a rotary embedding, or a table of trained ones.
     positions: Positions,
@@ -108,12 +117,13 @@ const LLAMA: Family = Family {
     attention_output_biased: Biased::Key("attention_bias"),
     feed_forward_biased: Biased::Key("mlp_bias"),
     ungated: false,
+    experts: None,
     layers: Layers::Full,
     positions: Positions::Rotary(rope::PLAIN),
     naming: Naming::Llama,
 };
 
-const FAMILIES: [Family; 10] = [
+const FAMILIES: [Family; 14] = [
     LLAMA,
     Family {
         model_type: "mistral",
@@ -200,6 +210,44 @@ const FAMILIES: [Family; 10] = [
         naming: Naming::Gpt2,
         ..LLAMA
     },
+    Family {
+        model_type: "mixtral",
+        keys: keys::MIXTRAL,
+        query_key_value_biased: Biased::Never,
+        attention_output_biased: Biased::Never,
+        feed_forward_biased: Biased::Never,
+        experts: Some(experts::MIXTRAL),
+        layers: Layers::Windowed,
+        naming: Naming::Mixtral,
+        ..LLAMA
+    },
+    Family {
+        model_type: "qwen2_moe",
+        keys: keys::QWEN2_MOE,
+        query_key_value_biased: Biased::Key("qkv_bias"),
+        attention_output_biased: Biased::Never,
+        feed_forward_biased: Biased::Never,
+        experts: Some(experts::QWEN2_MOE),
+        layers: Layers::Qwen2Moe,
+        ..LLAMA
+    },
+    Family {
+        model_type: "qwen3_moe",
+        keys: keys::QWEN3_MOE,
+        query_key_norm: QueryKeyNorm::Head,
+        feed_forward_biased: Biased::Never,
+        experts: Some(experts::QWEN3_MOE),
+        layers: Layers::WindowedIf,
+        ..LLAMA
+    },
+    Family {
+        model_type: "olmoe",
+        keys: keys::OLMOE,
+        query_key_norm: QueryKeyNorm::All,
+        feed_forward_biased: Biased::Never,
+        experts: Some(experts::OLMOE),
+        ..LLAMA
+    },
 ];
 
 /// The families that can be imported, as in `model_type`.
@@ -261,6 +309,10 @@ impl Family {
             Norm::Rms | Norm::RmsPlusOne => "rms_norm_eps",
         };
         let mut block = self.block(config, head_size, hidden)?;
+        block.experts = match self.experts {
+            Some(mixture) => mixture.read(config, layers)?,
+            None => None,
+        };
         self.fill_layers(config, &mut block, layers, (head_size, positions))?;
         let is_trained = matches!(self.positions, Positions::Trained);
         block.learned_positions = is_trained.then_some(positions);
@@ -317,6 +369,7 @@ impl Family {
             },
             activation: self.activation(config)?,
             ungated: self.ungated,
+            experts: None,
             attention_scale,
             embedding_scale: gemma.then_some(f64::from(hidden).sqrt()),
             learned_positions: None,
@@ -380,14 +433,20 @@ impl Family {
     ) -> Result<Vec<Option<u32>>, ConfigJsonError> {
         let count = layers as usize;
         let mut window = config.optional_number("sliding_window")?;
-        if matches!(self.layers, Layers::Qwen | Layers::SmolLm3)
-            && !config.flag("use_sliding_window")?
-        {
+        let is_off = match self.layers {
+            Layers::Qwen | Layers::Qwen2Moe | Layers::SmolLm3 | Layers::WindowedIf => {
+                !config.flag("use_sliding_window")?
+            }
+            Layers::Full | Layers::Windowed | Layers::Gemma3 => false,
+        };
+        if is_off {
             window = None;
         }
         let applies: Vec<bool> = match self.layers {
             Layers::Full => return Ok(vec![None; count]),
-            Layers::Windowed => config.sliding_layers(layers, |_| window.is_some())?,
+            Layers::Windowed | Layers::WindowedIf => {
+                config.sliding_layers(layers, |_| window.is_some())?
+            }
             Layers::SmolLm3 => {
                 let rotates = config.rotating_layers(layers)?;
                 let unrotated = |layer| window.is_some() && !rotates[layer as usize];
@@ -396,6 +455,11 @@ impl Family {
             Layers::Qwen => {
                 let from = config.number("max_window_layers")?;
                 config.sliding_layers(layers, |layer| window.is_some() && layer >= from)?
+            }
+            Layers::Qwen2Moe => {
+                let end = config.number("max_window_layers")?;
+                let has = |layer: u32| window.is_some() && layer.is_multiple_of(2) && layer < end;
+                config.sliding_layers(layers, has)?
             }
             Layers::Gemma3 => {
                 let period = config.size("sliding_window_pattern", u32::MAX)?;

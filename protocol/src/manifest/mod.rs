@@ -9,6 +9,7 @@ mod boundary;
 mod codecs;
 mod data;
 pub mod example;
+mod experts;
 mod inner;
 mod lora;
 mod model;
@@ -35,6 +36,7 @@ pub use block::{
 pub use boundary::{Boundary, BoundaryKind};
 pub use codecs::{ChunkPacking, Codecs, GradientRounding};
 pub use data::{Data, Prepared, TokenWidth, Tokenizer, Tokens};
+pub use experts::{Balance, Experts, Router};
 pub use inner::{DistanceCodec, InnerLoop, InnerMoments, NOTE};
 pub use lora::{Lora, LoraTarget};
 pub use model::{Base, Model};
