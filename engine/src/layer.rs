@@ -5,9 +5,9 @@ use tch::{Device, Tensor};
 
 use crate::adapter::{Adapter, AdapterSlices};
 use crate::error::Result;
-use crate::experts::ExpertsShape;
 use crate::own_slices::OwnSlices;
 use crate::rotary::Angles;
+use crate::routing::ExpertsShape;
 
 /// The weights of a norm.
 #[derive(Debug)]

@@ -188,12 +188,13 @@ pub(crate) fn inner_width(model: &Model, layer: u32) -> u64 {
 
 /// Bytes beside the inner values that a backward pass reads of a layer's experts, for each token, where a number of passes
 /// has so many: the inputs and outputs of those that the token has; the shares of all experts in f32 as computed and as
-/// sorted, with their numbers; and of each choice its weight in f32 and both its places.
+/// sorted, with their numbers; and of each choice its weight in f32 and both its places. Each slice has them all.
 pub(crate) fn routed_bytes(model: &Model, layer: u32, size: u64) -> u64 {
     let Some(experts) = model.experts_of(layer) else { return 0 };
     let (each, hidden) = (u64::from(experts.per_token), u64::from(model.hidden));
     let shared = experts.shared_intermediate.map_or(0, |_| size * hidden + 8);
-    each * (2 * size * hidden + 4 + 16) + shared + (4 + 4 + 8) * u64::from(experts.count)
+    let routed = each * (2 * size * hidden + 4 + 16) + (4 + 4 + 8) * u64::from(experts.count);
+    u64::from(model.slices) * (routed + shared)
 }
 
 /// Elements of the largest matrix of a layer's feed-forward block that has one gradient.

@@ -83,6 +83,7 @@ mod pipelined_worker;
 mod product;
 mod projection;
 mod rotary;
+mod routing;
 mod safetensors_file;
 mod samples;
 mod sampling;

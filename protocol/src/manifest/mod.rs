@@ -12,6 +12,7 @@ pub mod example;
 mod experts;
 mod inner;
 mod lora;
+mod mixture;
 mod model;
 mod optimizer;
 mod slices;
