@@ -187,7 +187,7 @@ fn fine_tuning(folder: &Path, rank: Option<u32>) -> anyhow::Result<RunConfig> {
     let (ungated, has_experts) = (block.ungated, block.experts.is_some());
     let exists = |target: &LoraTarget| {
         let is_absent = ungated && *target == LoraTarget::GateProj;
-        !is_absent && !(has_experts && target.is_feed_forward())
+        !(is_absent || has_experts && target.is_feed_forward())
     };
     let targets = LoraTarget::ALL.into_iter().filter(exists).collect();
     // A scale of twice the rank is what most recipes take.

@@ -61,6 +61,10 @@ pub(super) fn draw(family: &str, seed: u64, positions: usize, dice: &mut Dice) -
     if !["gpt_neox", "gpt2"].contains(&family) {
         config["head_dim"] = dice.from(&[8, 12]).into();
     }
+    if family == "olmoe" {
+        // Windows of it are refused.
+        config["sliding_window"] = Value::Null;
+    }
     let mut ropes = ropes();
     let count = ropes.len();
     ropes.rotate_left(seed as usize % count);
