@@ -15,7 +15,8 @@ import sys
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 from transformers import modeling_rope_utils
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gemma3_text", "gpt_neox", "gpt2"]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gemma3_text", "gpt_neox", "gpt2", "mixtral",
+            "qwen2_moe", "qwen3_moe", "olmoe"]
 # Of all models: labels, outputs and the like, which change no logits.
 GENERAL = {field.name for field in dataclasses.fields(PreTrainedConfig)}
 OTHER = re.compile(r"""(?:kwargs\.(?:pop|get)\(|getattr\((?:self\.)?config, |getattr\(self, )["']([a-z_]+)["']""")
@@ -29,7 +30,7 @@ def others(kind, model):
         mixin = inspect.getsource(modeling_rope_utils.RotaryEmbeddingConfigMixin)
         sources += [mixin, 'getattr(self, "rope_scaling") getattr(self, "rope_theta")']
         sources += ['getattr(self, "original_max_position_embeddings")']
-    return {name for source in sources for name in OTHER.findall(source)} | set(kind.attribute_map)
+    return {name for source in sources for name in OTHER.findall(source)} | set(kind.attribute_map) | set(kind.attribute_map.values())
 
 
 def main():

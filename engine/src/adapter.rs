@@ -1,18 +1,11 @@
 //! Low-rank adapters beside the frozen matrices of a layer (Hu et al., arXiv 2106.09685).
 
-use shoal_protocol::manifest::{Lora, LoraTarget, Model};
+use shoal_protocol::manifest::{Lora, LoraTarget};
 use tch::Tensor;
 
 use crate::error::Result;
+use crate::layer_table::Joined;
 use crate::own_slices::OwnSlices;
-
-/// The targets that are parts of one matrix, since they read the same input.
-pub(crate) const JOINED: [&[LoraTarget]; 4] = [
-    &[LoraTarget::QProj, LoraTarget::KProj, LoraTarget::VProj],
-    &[LoraTarget::OProj],
-    &[LoraTarget::GateProj, LoraTarget::UpProj],
-    &[LoraTarget::DownProj],
-];
 
 /// Begins the names of adapters, as PEFT has them.
 pub(crate) const PREFIX: &str = "base_model.model.";
@@ -45,18 +38,6 @@ pub(crate) fn is_first(name: &str) -> bool {
 /// Whether a weight is the second matrix of an adapter, which begins with zeros.
 pub(crate) fn is_second(name: &str) -> bool {
     name.starts_with(PREFIX) && name.ends_with(".lora_B.weight")
-}
-
-/// Outputs and inputs of a target's matrix.
-pub(crate) fn extents(model: &Model, target: LoraTarget) -> [usize; 2] {
-    let extents = match target {
-        LoraTarget::QProj => [model.query_width(), model.hidden],
-        LoraTarget::KProj | LoraTarget::VProj => [model.key_width(), model.hidden],
-        LoraTarget::OProj => [model.hidden, model.query_width()],
-        LoraTarget::GateProj | LoraTarget::UpProj => [model.intermediate, model.hidden],
-        LoraTarget::DownProj => [model.hidden, model.intermediate],
-    };
-    extents.map(|extent| extent as usize)
 }
 
 /// The adapters of one joined matrix.
@@ -133,21 +114,21 @@ impl Adapter {
     /// by its name and extents.
     pub(crate) fn cut(
         lora: &Lora,
-        model: &Model,
         layer: u32,
-        joined: &[LoraTarget],
+        joined: &Joined,
         mut leaf: impl FnMut(&str, &[i64]) -> Result<Tensor>,
     ) -> Result<Option<Self>> {
         let rank = i64::from(lora.rank);
         let adapted = |target: &LoraTarget| lora.targets.contains(target);
-        let Some(first) = joined.iter().copied().find(adapted) else { return Ok(None) };
-        let count = joined.iter().filter(|target| adapted(target)).count() as i64;
-        let inputs = extents(model, first)[1] as i64;
+        let mut targets = joined.targets().map(|(target, _)| target).filter(adapted);
+        let Some(first) = targets.next() else { return Ok(None) };
+        let count = 1 + targets.count() as i64;
+        let inputs = joined.inputs as i64;
         let mut parts = Vec::new();
         // The first matrices are adjacent.
         let first = leaf(&name(layer, first, Factor::A), &[count * rank, inputs])?;
-        for target in joined.iter().copied() {
-            let outputs = extents(model, target)[0] as i64;
+        for (target, [outputs, _]) in joined.targets() {
+            let outputs = outputs as i64;
             parts.push(match adapted(&target) {
                 true => Part::Adapted(leaf(&name(layer, target, Factor::B), &[outputs, rank])?),
                 false => Part::Plain(outputs),

@@ -3,15 +3,17 @@
 use std::collections::BTreeMap;
 
 use shoal_protocol::ids::Stage;
-use shoal_protocol::manifest::{Lora, LoraTarget, Manifest, Model, Norm};
+use shoal_protocol::manifest::{Lora, Manifest, Model, Norm};
 use tch::Tensor;
 
-use crate::adapter::{Adapter, AdapterSlices, JOINED};
+use crate::adapter::{Adapter, AdapterSlices};
 use crate::error::Result;
 use crate::held::Held;
 use crate::layer::{
-    Layer, Linear, Matrices, NormWeights, Rows, Slice, Sliced, SlicedAdapters, StreamNorm, Whole,
+    AttentionSlice, Dense, DenseSlice, Experts, ExpertsSlice, FeedForward, Layer, Linear, Matrices,
+    NormWeights, Rows, Sliced, SlicedAdapters, SlicedExperts, SlicedFeedForward, StreamNorm, Whole,
 };
+use crate::layer_table::{AttentionTable, DenseTable, ExpertsTable, FeedForwardTable, Joined};
 use crate::leaves::{Leaf, Leaves};
 use crate::own_slices::OwnSlices;
 use crate::parameters::{
@@ -131,17 +133,12 @@ impl<'a> Cutter<'a> {
     }
 
     /// The adapters of a layer's joined matrix.
-    fn adapter(
-        &mut self,
-        model: &Model,
-        layer: u32,
-        joined: &[LoraTarget],
-    ) -> Result<Option<Adapter>> {
+    fn adapter(&mut self, layer: u32, joined: &Joined) -> Result<Option<Adapter>> {
         let Some(Adapters { lora, flat, held, parameters }) = &self.adapters else {
             return Ok(None);
         };
         let leaves = &mut self.leaves;
-        Adapter::cut(lora, model, layer, joined, |name, shape| {
+        Adapter::cut(lora, layer, joined, |name, shape| {
             let offset = parameters[name].offset;
             let place = locate(*held, offset, 1).0;
             let tensor = cut(flat, place, shape)?.set_requires_grad(true);
@@ -153,13 +150,12 @@ impl<'a> Cutter<'a> {
         })
     }
 
-    /// The adapters of each slice of a layer's joined matrix, which is cut into rows or columns. `slice` is the model
-    /// of one slice.
+    /// The adapters of each slice of a layer's joined matrix, which is cut into rows or columns. `slice` is that of one
+    /// slice.
     fn sliced_adapter(
         &mut self,
-        slice: &Model,
         layer: u32,
-        joined: &[LoraTarget],
+        slice: &Joined,
         own: &OwnSlices,
     ) -> Result<Option<AdapterSlices>> {
         let Some(Adapters { lora, flat, held, parameters }) = &self.adapters else {
@@ -169,7 +165,7 @@ impl<'a> Cutter<'a> {
         let mut adapters = Vec::new();
         let mut of_rows = true;
         for number in own.numbers() {
-            let adapter = Adapter::cut(lora, slice, layer, joined, |name, shape| {
+            let adapter = Adapter::cut(lora, layer, slice, |name, shape| {
                 let part = parameters[name].part_of_slice();
                 if let Some(known) = shared.get(name) {
                     return Ok(known.shallow_clone());
@@ -226,20 +222,31 @@ impl<'a> Cutter<'a> {
         Ok(StreamNorm(norms))
     }
 
-    /// Adjacent matrices as one, named by the first, with their adapters.
-    fn linear(
-        &mut self,
-        first: &str,
-        shape: [i64; 2],
-        biased: bool,
-        adapter: Option<Adapter>,
-    ) -> Result<Linear> {
+    /// Adjacent matrices of a layer as one, with their adapters.
+    fn linear(&mut self, number: u32, joined: &Joined) -> Result<Linear> {
+        let adapter = self.adapter(number, joined)?;
+        let first = format!("model.layers.{number}.{}", joined.first());
+        let shape = [joined.outputs(), joined.inputs].map(|extent| extent as i64);
         let weight = self.leaf(&format!("{first}.weight"), &shape)?;
-        let bias = match biased {
+        let bias = match joined.biased {
             true => Some(self.leaf(&format!("{first}.bias"), &shape[..1])?),
             false => None,
         };
         Ok(Linear { weight, bias, adapter })
+    }
+
+    /// A matrix of a layer without a bias or adapters.
+    fn plain(&mut self, number: u32, joined: &Joined) -> Result<Tensor> {
+        let name = format!("model.layers.{number}.{}.weight", joined.first());
+        self.leaf(&name, &[joined.outputs() as i64, joined.inputs as i64])
+    }
+
+    /// The elements of such a matrix for each group of tokens that this device has.
+    fn of_groups(&mut self, number: u32, joined: &Joined, own: &OwnSlices) -> Result<Vec<Tensor>> {
+        let name = format!("model.layers.{number}.{}.weight", joined.first());
+        let elements = [(joined.outputs() * joined.inputs) as i64];
+        let groups = 0..own.numbers().len();
+        groups.map(|group| self.leaf_of(&name, &elements, Some(group))).collect()
     }
 
     /// The rows of one slice of a matrix, or of its bias: `shape` is the slice's.
@@ -281,87 +288,121 @@ impl<'a> Cutter<'a> {
         Ok(self.keep(Leaf { offset, tensor, part: WeightPart::Columns(all as usize) }, None))
     }
 
-    /// The rows of one slice of matrices that read the same input, with so many outputs in a slice.
-    fn joined_rows(
-        &mut self,
-        layer: &str,
-        parts: &[(&str, i64)],
-        [inputs, slice]: [i64; 2],
-        biased: bool,
-    ) -> Result<Rows> {
-        let slice = slice as usize;
+    /// The rows of a slice of adjacent matrices of a layer. `joined` is that of one slice.
+    fn joined_rows(&mut self, number: u32, joined: &Joined, slice: usize) -> Result<Rows> {
+        let name = |matrix: &str, kind| format!("model.layers.{number}.{matrix}.{kind}");
         let (mut weights, mut biases) = (Vec::new(), Vec::new());
-        for (part, outputs) in parts {
-            weights.push(self.rows(
-                &format!("{layer}.{part}.weight"),
-                &[*outputs, inputs],
-                slice,
-            )?);
+        for matrix in &joined.matrices {
+            let shape = [matrix.outputs as i64, joined.inputs as i64];
+            weights.push(self.rows(&name(&matrix.name, "weight"), &shape, slice)?);
         }
-        for (part, outputs) in parts.iter().filter(|_| biased) {
-            biases.push(self.rows(&format!("{layer}.{part}.bias"), &[*outputs], slice)?);
+        for matrix in joined.matrices.iter().filter(|_| joined.biased) {
+            let shape = [matrix.outputs as i64];
+            biases.push(self.rows(&name(&matrix.name, "bias"), &shape, slice)?);
         }
         Ok(Rows { weights, biases })
     }
 
-    fn sliced_adapters(
+    /// The columns of a slice of a matrix of a layer, which is cut into so many slices. `joined` is that of one slice.
+    fn slice_columns(
         &mut self,
-        slice: &Model,
-        layer: u32,
-        own: &OwnSlices,
-    ) -> Result<SlicedAdapters> {
-        let [query_key_value, attention_output, gate_up, down] = JOINED;
-        Ok(SlicedAdapters {
-            query_key_value: self.sliced_adapter(slice, layer, query_key_value, own)?,
-            attention_output: self.sliced_adapter(slice, layer, attention_output, own)?,
-            gate_up: self.sliced_adapter(slice, layer, gate_up, own)?,
-            down: self.sliced_adapter(slice, layer, down, own)?,
+        number: u32,
+        joined: &Joined,
+        slice: usize,
+        of: u16,
+    ) -> Result<Tensor> {
+        let name = format!("model.layers.{number}.{}.weight", joined.first());
+        let (rows, width) = (joined.outputs() as i64, joined.inputs as i64);
+        self.columns(&name, [rows, i64::from(of) * width], [slice as i64, width])
+    }
+
+    /// A slice of a feed-forward block.
+    fn dense_slice(
+        &mut self,
+        number: u32,
+        DenseTable { gate_up, down }: &DenseTable,
+        slice: usize,
+        of: u16,
+    ) -> Result<DenseSlice> {
+        Ok(DenseSlice {
+            gate_up: self.joined_rows(number, gate_up, slice)?,
+            down: self.slice_columns(number, down, slice, of)?,
         })
     }
 
-    /// The matrices of a layer in slices, as far as this device computes with them.
-    fn sliced(&mut self, model: &Model, layer: u32, own: &OwnSlices) -> Result<Sliced> {
-        let adapters = self.sliced_adapters(&model.slice(), layer, own)?;
-        let layer = &format!("model.layers.{layer}");
-        let (hidden, block, slice) = (i64::from(model.hidden), &model.block, model.slice());
-        let [queries, keys, inner] =
-            [slice.query_width(), slice.key_width(), slice.intermediate].map(i64::from);
-        let all = i64::from(model.slices);
-        let projections =
-            [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)];
-        let gated = [("mlp.gate_proj", inner), ("mlp.up_proj", inner)];
-        let gated = if block.ungated { &gated[1..] } else { &gated };
-        let biases = block.biases;
+    /// The feed-forward block of a layer in slices, with the table of one slice.
+    fn sliced_feed_forward(
+        &mut self,
+        number: u32,
+        table: &FeedForwardTable,
+        of: u16,
+        own: &OwnSlices,
+    ) -> Result<SlicedFeedForward> {
+        let ExpertsTable { router, experts, shared } = match table {
+            FeedForwardTable::Experts(table) => table,
+            FeedForwardTable::Dense(table) => {
+                let slices = own.numbers().map(|slice| self.dense_slice(number, table, slice, of));
+                return Ok(SlicedFeedForward::Dense(slices.collect::<Result<_>>()?));
+            }
+        };
+        let gate = shared.as_ref().map(|(_, gate)| gate);
+        let router = self.of_groups(number, router, own)?;
+        let shared_gate =
+            gate.map_or_else(|| Ok(Vec::new()), |gate| self.of_groups(number, gate, own))?;
         let mut slices = Vec::new();
-        for number in own.numbers() {
-            let number = number as i64;
-            let reads = [hidden, number];
-            let output = format!("{layer}.self_attn.o_proj.weight");
-            let down = format!("{layer}.mlp.down_proj.weight");
-            slices.push(Slice {
-                query_key_value: self.joined_rows(
-                    layer,
-                    &projections,
-                    reads,
-                    biases.query_key_value,
-                )?,
-                attention_output: self.columns(
-                    &output,
-                    [hidden, all * queries],
-                    [number, queries],
-                )?,
-                gate_up: self.joined_rows(layer, gated, reads, biases.feed_forward)?,
-                down: self.columns(&down, [hidden, all * inner], [number, inner])?,
+        for slice in own.numbers() {
+            let each = experts.iter().map(|table| self.dense_slice(number, table, slice, of));
+            let experts = each.collect::<Result<_>>()?;
+            let shared =
+                shared.as_ref().map(|(table, _)| self.dense_slice(number, table, slice, of));
+            slices.push(ExpertsSlice { experts, shared: shared.transpose()? });
+        }
+        Ok(SlicedFeedForward::Experts(SlicedExperts { router, shared_gate, slices }))
+    }
+
+    fn sliced_adapters(
+        &mut self,
+        number: u32,
+        attention: &AttentionTable,
+        feed_forward: &FeedForwardTable,
+        own: &OwnSlices,
+    ) -> Result<SlicedAdapters> {
+        let query_key_value = self.sliced_adapter(number, &attention.query_key_value, own)?;
+        let attention_output = self.sliced_adapter(number, &attention.output, own)?;
+        let [gate_up, down] = match feed_forward {
+            FeedForwardTable::Dense(DenseTable { gate_up, down }) => [
+                self.sliced_adapter(number, gate_up, own)?,
+                self.sliced_adapter(number, down, own)?,
+            ],
+            FeedForwardTable::Experts(_) => [None, None],
+        };
+        Ok(SlicedAdapters { query_key_value, attention_output, gate_up, down })
+    }
+
+    /// The matrices of a layer in slices, as far as this device computes with them.
+    fn sliced(&mut self, model: &Model, number: u32, own: &OwnSlices) -> Result<Sliced> {
+        let slice = model.slice();
+        let attention = AttentionTable::of(&slice);
+        let feed_forward = FeedForwardTable::of(&slice, number);
+        let adapters = self.sliced_adapters(number, &attention, &feed_forward, own)?;
+        let (of, biases, hidden) = (model.slices, model.block.biases, i64::from(model.hidden));
+        let mut slices = Vec::new();
+        for slice in own.numbers() {
+            slices.push(AttentionSlice {
+                query_key_value: self.joined_rows(number, &attention.query_key_value, slice)?,
+                attention_output: self.slice_columns(number, &attention.output, slice, of)?,
             });
         }
+        let feed_forward = self.sliced_feed_forward(number, &feed_forward, of, own)?;
         let mut bias = |name: &str, is_there: bool| -> Result<Vec<Tensor>> {
-            let name = format!("{layer}.{name}.bias");
+            let name = format!("model.layers.{number}.{name}.bias");
             let groups = if is_there { 0..own.numbers().len() } else { 0..0 };
             groups.map(|group| self.leaf_of(&name, &[hidden], Some(group))).collect()
         };
         Ok(Sliced {
             own: own.clone(),
-            slices,
+            attention: slices,
+            feed_forward,
             adapters,
             attention_output_bias: bias("self_attn.o_proj", biases.attention_output)?,
             down_bias: bias("mlp.down_proj", biases.feed_forward)?,
@@ -388,7 +429,7 @@ impl<'a> Cutter<'a> {
             attention: model.layer_attention(number),
             query_key_norms,
             matrices: match model.slices {
-                1 => Matrices::Whole(self.whole(model, number, &layer)?),
+                1 => Matrices::Whole(self.whole(model, number)?),
                 _ => Matrices::Sliced(self.sliced(model, number, own)?),
             },
             attention_input_norm: norm(self, norms.attention_input)?,
@@ -399,36 +440,33 @@ impl<'a> Cutter<'a> {
     }
 
     /// The matrices of a layer, with their adapters.
-    fn whole(&mut self, model: &Model, number: u32, layer: &str) -> Result<Whole> {
-        let (block, biases) = (&model.block, model.block.biases);
-        let (hidden, inner) = (i64::from(model.hidden), i64::from(model.intermediate));
-        let (queries, keys) = (i64::from(model.query_width()), i64::from(model.key_width()));
-        let mut adapters = Vec::with_capacity(JOINED.len());
-        for joined in JOINED {
-            adapters.push(self.adapter(model, number, joined)?);
-        }
-        let mut adapters = adapters.into_iter();
-        let mut adapter = || adapters.next().flatten();
-        let first = format!("{layer}.self_attn.q_proj");
-        let shape = [queries + 2 * keys, hidden];
-        let query_key_value = self.linear(&first, shape, biases.query_key_value, adapter())?;
-        let output = format!("{layer}.self_attn.o_proj");
-        let shape = [hidden, queries];
-        let attention_output = self.linear(&output, shape, biases.attention_output, adapter())?;
-        let (first, rows) = match block.ungated {
-            true => (format!("{layer}.mlp.up_proj"), inner),
-            false => (format!("{layer}.mlp.gate_proj"), 2 * inner),
-        };
+    fn whole(&mut self, model: &Model, number: u32) -> Result<Whole> {
+        let attention = AttentionTable::of(model);
         Ok(Whole {
-            query_key_value,
-            attention_output,
-            gate_up: self.linear(&first, [rows, hidden], biases.feed_forward, adapter())?,
-            down: self.linear(
-                &format!("{layer}.mlp.down_proj"),
-                [hidden, inner],
-                biases.feed_forward,
-                adapter(),
-            )?,
+            query_key_value: self.linear(number, &attention.query_key_value)?,
+            attention_output: self.linear(number, &attention.output)?,
+            feed_forward: match FeedForwardTable::of(model, number) {
+                FeedForwardTable::Dense(table) => FeedForward::Dense(self.dense(number, &table)?),
+                FeedForwardTable::Experts(ExpertsTable { router, experts, shared }) => {
+                    let experts = experts.iter().map(|table| self.dense(number, table));
+                    let experts = experts.collect::<Result<_>>()?;
+                    let shared = shared.as_ref().map(|(table, gate)| -> Result<_> {
+                        Ok((self.dense(number, table)?, self.plain(number, gate)?))
+                    });
+                    let shared = shared.transpose()?;
+                    FeedForward::Experts(Experts {
+                        router: self.plain(number, &router)?,
+                        experts,
+                        shared,
+                    })
+                }
+            },
         })
+    }
+
+    /// A feed-forward block, or an expert.
+    fn dense(&mut self, number: u32, table: &DenseTable) -> Result<Dense> {
+        let gate_up = self.linear(number, &table.gate_up)?;
+        Ok(Dense { gate_up, down: self.linear(number, &table.down)? })
     }
 }

@@ -8,6 +8,7 @@ use tch::{Cuda, Kind, Tensor};
 
 use crate::device::Device;
 use crate::error::Result;
+use crate::layer_table::share_of_tokens;
 use crate::parameters::{Parameter, model_parameters, parameters};
 
 /// Minimum duration of the measurement.
@@ -33,17 +34,17 @@ pub fn pass_flops(manifest: &Manifest, stage: Stage) -> PassFlops {
     let tokens = f64::from(manifest.training.microbatch_size) * f64::from(model.context);
     // Embedding and head are one matrix: the lookup costs nothing, the product does.
     let head = match model.block.tied && manifest.training.stages == 1 {
-        true => (model.vocabulary * model.hidden) as usize,
-        false => 0,
+        true => f64::from(model.vocabulary) * f64::from(model.hidden),
+        false => 0.0,
     };
-    let whole = multiplied(&model_parameters(manifest, stage)) + head;
+    let whole = multiplied(manifest, &model_parameters(manifest, stage)) + head;
     let (trained, frozen) = match manifest.lora {
-        Some(_) => (multiplied(&parameters(manifest, stage)), whole),
-        None => (whole, 0),
+        Some(_) => (multiplied(manifest, &parameters(manifest, stage)), whole),
+        None => (whole, 0.0),
     };
     let layers = manifest.layers_of(stage).len() as f64;
     let attention = 4.0 * layers * f64::from(model.context) * f64::from(model.query_width());
-    let (trained, frozen) = (2.0 * trained as f64, 2.0 * frozen as f64);
+    let (trained, frozen) = (2.0 * trained, 2.0 * frozen);
     let forward = tokens * (trained + frozen + attention);
     let backward = tokens * (2.0 * (trained + attention) + frozen);
     match &manifest.inner {
@@ -54,10 +55,12 @@ pub fn pass_flops(manifest: &Manifest, stage: Stage) -> PassFlops {
     }
 }
 
-/// Elements of the matrices that a pass multiplies by. Norms are vectors, and the embedding is a lookup.
-fn multiplied(parameters: &[Parameter]) -> usize {
+/// Elements of the matrices that a token is multiplied by, on average. Norms are vectors, the embedding is a lookup, and
+/// a token has a few of the experts.
+fn multiplied(manifest: &Manifest, parameters: &[Parameter]) -> f64 {
     let is_matrix = |one: &&Parameter| one.decays() && !one.name.contains("embed_");
-    parameters.iter().filter(is_matrix).map(Parameter::len).sum()
+    let of_token = |one: &Parameter| share_of_tokens(&manifest.model, &one.name) * one.len() as f64;
+    parameters.iter().filter(is_matrix).map(of_token).sum()
 }
 
 /// Floating-point operations per second of a device in a product of large square matrices: the best
@@ -97,7 +100,7 @@ fn factor(side: i64, kind: Kind, device: tch::Device) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
-    use shoal_protocol::manifest::{Lora, LoraTarget, example};
+    use shoal_protocol::manifest::{Balance, Experts, Lora, LoraTarget, Router, example};
 
     use super::*;
     use crate::device::DeviceChoice;
@@ -139,6 +142,32 @@ mod tests {
         manifest.lora = Some(Lora { rank, alpha: 1.0, targets: LoraTarget::ALL.to_vec() });
         let adapted = pass_flops(&manifest, Stage(0));
         assert!(adapted.forward > whole.forward && adapted.backward < whole.backward);
+    }
+
+    #[test]
+    fn a_token_is_multiplied_by_its_experts_alone() {
+        let mut manifest = example::small();
+        manifest.training.stages = 1;
+        let of = |manifest: &Manifest| pass_flops(manifest, Stage(0)).forward;
+        let dense = of(&manifest);
+        let (hidden, layers) = (f64::from(manifest.model.hidden), f64::from(manifest.model.layers));
+        let (count, per_token, width) = (8, 2, manifest.model.intermediate / 2);
+        manifest.model.block.experts = Some(Experts {
+            count,
+            per_token,
+            intermediate: width,
+            router: Router::Softmax,
+            renormalise: true,
+            shared_intermediate: None,
+            dense_layers: Vec::new(),
+            balance: Balance::None,
+        });
+        // Two experts of half the width have as many weights as the block, beside the router's.
+        let tokens = manifest.tokens_per_microbatch() as f64;
+        assert_eq!(of(&manifest) - dense, tokens * 2.0 * layers * hidden * f64::from(count));
+        let total = parameter_count(&manifest, Stage(0));
+        let block = 3.0 * hidden * f64::from(width * per_token);
+        assert!(total as f64 > layers * 4.0 * block, "all experts are weights");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::{Activation, Dtype, Manifest, Norm};
 use shoal_protocol::units::Bytes;
 
+use crate::layer_table::{inner_width, largest_product, routed_bytes};
 use crate::loss::chunk_rows;
 use crate::memory::{boundary_bytes, graph_bytes, graphs_at_once};
 use crate::parameters::{Parameter, parameters};
@@ -53,7 +54,7 @@ fn layers_bytes(manifest: &Manifest, stage: Stage, has_kernels: bool) -> u64 {
     let model = &manifest.model;
     let size = manifest.training.dtype.size() as u64;
     let (queries, keys) = (u64::from(model.query_width()), u64::from(model.key_width()));
-    let (hidden, inner) = (u64::from(model.hidden), u64::from(model.intermediate));
+    let hidden = u64::from(model.hidden);
     let has_norms = has_kernels && model.block.norm != Norm::Layer;
     let norms = if has_norms { 2 * (2 * size * hidden + 4) } else { 2 * (8 + size) * hidden };
     let repeated = if queries == keys { 0 } else { 2 * queries };
@@ -65,25 +66,33 @@ fn layers_bytes(manifest: &Manifest, stage: Stage, has_kernels: bool) -> u64 {
         (false, Dtype::F32) => 4,
         (false, Dtype::Bf16) => 8,
     };
-    let feed_forward = (3 * size + activated) * inner;
-    let layers = manifest.layers_of(stage).len() as u64;
+    let of_layer = |layer| {
+        let inner = (3 * size + activated) * inner_width(model, layer);
+        norms + attention + inner + routed_bytes(model, layer, size)
+    };
+    let layers: u64 = manifest.layers_of(stage).map(of_layer).sum();
     // The rows of the embedding in f32, and the last norm with the gradient of its result.
     let first = if stage == Stage(0) { (4 + size) * hidden } else { 0 };
     let last = if stage == manifest.last_stage() { (12 + size) * hidden } else { 0 };
-    manifest.tokens_per_microbatch() * (layers * (norms + attention + feed_forward) + first + last)
+    manifest.tokens_per_microbatch() * (layers + first + last)
 }
 
 /// The most that tensors of one operation take: of the addition of the largest gradient, of the backward pass of a
 /// feed-forward block, or of the loss.
 fn brief_bytes(manifest: &Manifest, stage: Stage, has_kernels: bool) -> u64 {
     let model = &manifest.model;
-    let (hidden, inner) = (u64::from(model.hidden), u64::from(model.intermediate));
+    let hidden = u64::from(model.hidden);
+    let layers = || manifest.layers_of(stage);
+    let inner = layers().map(|layer| inner_width(model, layer)).max().unwrap_or(0);
     // Matrices with the same input have one gradient.
     let mixed = (u64::from(model.query_width()) + 2 * u64::from(model.key_width())) * hidden;
     let matrices = parameters(manifest, stage).iter().map(Parameter::len).max().unwrap_or(0);
     let largest = match manifest.lora {
         Some(_) => matrices as u64,
-        None => (matrices as u64).max(mixed).max(2 * inner * hidden),
+        None => {
+            let products = layers().map(|layer| largest_product(model, layer)).max();
+            (matrices as u64).max(mixed).max(products.unwrap_or(0))
+        }
     };
     let size = manifest.training.dtype.size() as u64;
     let (addition, of_inner) = if has_kernels { (0, 4 * size) } else { (ADDITION, BACKWARD) };

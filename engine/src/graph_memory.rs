@@ -5,7 +5,7 @@ use std::sync::Barrier;
 
 use bytes::Bytes;
 use shoal_protocol::ids::{ClaimKey, Stage, StageSpan};
-use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Manifest};
+use shoal_protocol::manifest::{Balance, Boundary, BoundaryKind, Dtype, Experts, Manifest, Router};
 
 use crate::device::{Device, DeviceChoice};
 use crate::engine::Engine;
@@ -123,6 +123,29 @@ fn devices_that_share_slices_divide_the_graph_and_each_have_its_ends() {
             println!("{dtype:?}: one device {alone} bytes, {devices} devices {found}");
             assert_eq!(found, alone + ends, "{dtype:?}, {devices} devices");
         }
+    }
+}
+
+#[test]
+fn graphs_of_experts_take_about_the_stated_memory() {
+    for (dtype, slices, shared) in
+        [(Dtype::F32, 1, None), (Dtype::Bf16, 1, Some(96)), (Dtype::F32, 4, Some(64))]
+    {
+        let mut manifest = manifest_of(slices, dtype);
+        manifest.model.block.experts = Some(Experts {
+            count: 8,
+            per_token: 2,
+            intermediate: 80,
+            router: Router::Softmax,
+            renormalise: true,
+            shared_intermediate: shared,
+            dense_layers: vec![5],
+            balance: Balance::None,
+        });
+        manifest.check().expect("a run");
+        let (found, stated) = (kept(&manifest, Stage(1), 1), graph_bytes(&manifest, Stage(1)));
+        println!("{dtype:?}, {slices} slices, {shared:?}: {found} of {stated}");
+        assert!(found <= stated && 3 * found > 2 * stated, "{dtype:?}: {found} of {stated}");
     }
 }
 

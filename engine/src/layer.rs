@@ -7,6 +7,7 @@ use crate::adapter::{Adapter, AdapterSlices};
 use crate::error::Result;
 use crate::own_slices::OwnSlices;
 use crate::rotary::Angles;
+use crate::routing::ExpertsShape;
 
 /// The weights of a norm.
 #[derive(Debug)]
@@ -67,10 +68,33 @@ pub(crate) struct Whole {
     pub(crate) query_key_value: Linear,
     /// `o_proj`.
     pub(crate) attention_output: Linear,
+    pub(crate) feed_forward: FeedForward,
+}
+
+/// The feed-forward block of a layer.
+#[derive(Debug)]
+pub(crate) enum FeedForward {
+    Dense(Dense),
+    Experts(Experts),
+}
+
+/// A single feed-forward block, or an expert.
+#[derive(Debug)]
+pub(crate) struct Dense {
     /// `gate_proj`, unless the block is ungated, and `up_proj`.
     pub(crate) gate_up: Linear,
     /// `down_proj`.
     pub(crate) down: Linear,
+}
+
+/// A mixture of experts.
+#[derive(Debug)]
+pub(crate) struct Experts {
+    /// `[experts, H]`.
+    pub(crate) router: Tensor,
+    pub(crate) experts: Vec<Dense>,
+    /// An expert of all tokens, and the `[1, H]` whose product weighs it.
+    pub(crate) shared: Option<(Dense, Tensor)>,
 }
 
 /// Rows of several matrices that read the same input, and their biases.
@@ -80,17 +104,47 @@ pub(crate) struct Rows {
     pub(crate) biases: Vec<Tensor>,
 }
 
-/// The weights of one slice of a layer.
+/// The weights of one slice of a layer's attention.
 #[derive(Debug)]
-pub(crate) struct Slice {
+pub(crate) struct AttentionSlice {
     /// Rows of `q_proj`, `k_proj` and `v_proj`.
     pub(crate) query_key_value: Rows,
     /// Columns of `o_proj`.
     pub(crate) attention_output: Tensor,
+}
+
+/// The weights of one slice of a feed-forward block, or of an expert.
+#[derive(Debug)]
+pub(crate) struct DenseSlice {
     /// Rows of `gate_proj`, unless the block is ungated, and of `up_proj`.
     pub(crate) gate_up: Rows,
     /// Columns of `down_proj`.
     pub(crate) down: Tensor,
+}
+
+/// One slice of a mixture.
+#[derive(Debug)]
+pub(crate) struct ExpertsSlice {
+    pub(crate) experts: Vec<DenseSlice>,
+    pub(crate) shared: Option<DenseSlice>,
+}
+
+/// A mixture of experts, as far as this device computes with it.
+#[derive(Debug)]
+pub(crate) struct SlicedExperts {
+    /// The elements of `[experts, H]` for each group of tokens that the device has.
+    pub(crate) router: Vec<Tensor>,
+    /// Likewise of `[1, H]`; none without a shared expert.
+    pub(crate) shared_gate: Vec<Tensor>,
+    /// In the order of their numbers.
+    pub(crate) slices: Vec<ExpertsSlice>,
+}
+
+/// The feed-forward block of a layer in slices, in the order of their numbers.
+#[derive(Debug)]
+pub(crate) enum SlicedFeedForward {
+    Dense(Vec<DenseSlice>),
+    Experts(SlicedExperts),
 }
 
 /// The adapters of a layer in slices; none of a matrix without.
@@ -107,7 +161,8 @@ pub(crate) struct SlicedAdapters {
 pub(crate) struct Sliced {
     pub(crate) own: OwnSlices,
     /// In the order of their numbers.
-    pub(crate) slices: Vec<Slice>,
+    pub(crate) attention: Vec<AttentionSlice>,
+    pub(crate) feed_forward: SlicedFeedForward,
     pub(crate) adapters: SlicedAdapters,
     /// For each group of tokens that the device has; none of a product without.
     pub(crate) attention_output_bias: Vec<Tensor>,
@@ -126,6 +181,7 @@ pub(crate) struct Shape {
     pub(crate) placement: Placement,
     pub(crate) activation: Activation,
     pub(crate) ungated: bool,
+    experts: Option<ExpertsShape>,
     pub(crate) attention_scale: Option<f64>,
     pub(crate) embedding_scale: Option<f64>,
     rotaries: Vec<Angles>,
@@ -149,6 +205,7 @@ impl Shape {
             placement: block.placement,
             activation: block.activation,
             ungated: block.ungated,
+            experts: ExpertsShape::of(model),
             attention_scale: block.attention_scale,
             embedding_scale: block.embedding_scale,
             rotaries: rotaries
@@ -166,6 +223,14 @@ impl Shape {
     /// Number that is added to the weights of root mean square norms.
     pub(crate) fn norm_offset(&self) -> f64 {
         if self.norm == Norm::RmsPlusOne { 1.0 } else { 0.0 }
+    }
+
+    /// The constants of the experts.
+    ///
+    /// # Panics
+    /// If the model has none.
+    pub(crate) fn experts(&self) -> &ExpertsShape {
+        self.experts.as_ref().expect("a layer with experts is of a model with experts")
     }
 
     /// The constants of one slice.

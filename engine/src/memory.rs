@@ -7,6 +7,7 @@ use shoal_protocol::units::Bytes;
 use crate::boundary;
 use crate::exchange::Seat;
 use crate::held::Held;
+use crate::layer_table::{inner_width, routed_bytes};
 use crate::optimizer::{SlotLayout, carried_elements, layout, optimizer_elements};
 use crate::own_slices::OwnSlices;
 use crate::parameters::{
@@ -29,7 +30,8 @@ const PER_PARAMETER: u64 = 20;
 /// otherwise the tensors that the backward pass reads. For each layer and token these are the
 /// inputs of both norms and of the four matrix multiplications, the queries, keys, values and
 /// attention output, and the inner values of the feed-forward block:
-/// `5 · hidden + 2 · queries + 2 · keys + 3 · intermediate` numbers. If activations are compressed, they also
+/// `5 · hidden + 2 · queries + 2 · keys + 3 · intermediate` numbers. Of experts the inner values are those of a token's
+/// own, whose inputs and outputs are read too. If activations are compressed, they also
 /// include the inputs of two norms and of the compression between them at the end of a stage, and
 /// the input of the expansion at the beginning of the next. With `recompute` one microbatch at a
 /// time has these tensors as well. In a run with a subspace, every stage has its basis four times (as
@@ -398,9 +400,12 @@ pub(crate) fn graph_bytes(manifest: &Manifest, stage: Stage) -> u64 {
     let size = manifest.training.dtype.size() as u64;
     let (queries, keys) = (u64::from(model.query_width()), u64::from(model.key_width()));
     let hidden = u64::from(model.hidden);
-    let per_layer = 5 * hidden + 2 * queries + 2 * keys + 3 * u64::from(model.intermediate);
-    let layers = manifest.layers_of(stage).len() as u64;
-    size * manifest.tokens_per_microbatch() * layers * per_layer + boundary_bytes(manifest, stage)
+    let attention = 5 * hidden + 2 * queries + 2 * keys;
+    let of_layer = |layer| {
+        size * (attention + 3 * inner_width(model, layer)) + routed_bytes(model, layer, size)
+    };
+    let layers: u64 = manifest.layers_of(stage).map(of_layer).sum();
+    manifest.tokens_per_microbatch() * layers + boundary_bytes(manifest, stage)
 }
 
 /// The part of these tensors that compressed activations add.

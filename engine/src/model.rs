@@ -11,7 +11,7 @@ use crate::attention::{Masks, attend, normalise_heads};
 use crate::cache::LayerCache;
 use crate::cuda::Kernels;
 use crate::error::Result;
-use crate::layer::{Layer, Matrices, Shape, StreamNorm};
+use crate::layer::{FeedForward, Layer, Matrices, Shape, StreamNorm};
 use crate::norm::normalise;
 use crate::shim;
 use crate::tensor::kind;
@@ -26,7 +26,7 @@ pub(crate) fn inner(both: &Tensor, shape: &Shape) -> Result<Tensor> {
     if shape.activation == Activation::Silu && Kernels::are_on(both.device()) {
         return shim::swiglu(both);
     }
-    let width = both.size3()?.2 / 2;
+    let width = both.size().last().map_or(0, |width| width / 2);
     let gate = both.f_narrow(-1, 0, width)?.f_to_kind(Kind::Float)?;
     let gate = activate(&gate, shape.activation)?;
     Ok(gate.f_mul(&both.f_narrow(-1, width, width)?)?.f_to_kind(both.kind())?)
@@ -35,7 +35,10 @@ pub(crate) fn inner(both: &Tensor, shape: &Shape) -> Result<Tensor> {
 /// The feed-forward block.
 fn feed_forward(x: &Tensor, layer: &Layer, shape: &Shape, groups: &TokenGroups) -> Result<Tensor> {
     match &layer.matrices {
-        Matrices::Whole(whole) => whole.down.apply(&inner(&whole.gate_up.apply(x)?, shape)?),
+        Matrices::Whole(whole) => match &whole.feed_forward {
+            FeedForward::Dense(dense) => dense.down.apply(&inner(&dense.gate_up.apply(x)?, shape)?),
+            FeedForward::Experts(experts) => experts.apply(x, shape),
+        },
         Matrices::Sliced(sliced) => sliced.feed_forward(x, shape.slice(), groups),
     }
 }

@@ -17,9 +17,10 @@ use shoal_protocol::manifest::{
     BoundaryKind, Lora, Manifest, Model, Norm, Placement, QueryKeyNorm,
 };
 
-use crate::adapter::{self, Factor, JOINED, extents};
+use crate::adapter::{self, Factor};
 use crate::boundary;
 use crate::error::{EngineError, Result};
+use crate::layer_table::{self, AttentionTable, FeedForwardTable, Joined, SliceOf, slice_of};
 use crate::optimizer::carried_elements;
 
 /// Name of the embedding's matrix.
@@ -106,13 +107,9 @@ impl Parameter {
         if factor.is_some() {
             module = words.next();
         }
-        match (module, kind, factor) {
-            (Some("q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj"), _, factor)
-                if factor != Some("lora_A") =>
-            {
-                WeightPart::Rows
-            }
-            (Some("o_proj" | "down_proj"), Some("weight"), factor) if factor != Some("lora_B") => {
+        match (module.and_then(slice_of), kind, factor) {
+            (Some(SliceOf::Rows), _, factor) if factor != Some("lora_A") => WeightPart::Rows,
+            (Some(SliceOf::Columns), Some("weight"), factor) if factor != Some("lora_B") => {
                 WeightPart::Columns(self.shape[1])
             }
             _ => WeightPart::Whole,
@@ -141,13 +138,13 @@ impl List {
         }
     }
 
-    /// Matrices `[outputs, inputs]` that read the same input, then their biases.
-    fn linear(&mut self, layer: &str, parts: &[(&str, usize)], inputs: usize, biased: bool) {
-        for (part, outputs) in parts {
-            self.add(format!("{layer}.{part}.weight"), &[*outputs, inputs]);
+    /// Matrices that read the same input, then their biases.
+    fn joined(&mut self, layer: &str, joined: &Joined) {
+        for matrix in &joined.matrices {
+            self.add(format!("{layer}.{}.weight", matrix.name), &[matrix.outputs, joined.inputs]);
         }
-        for (part, outputs) in parts.iter().filter(|_| biased) {
-            self.add(format!("{layer}.{part}.bias"), &[*outputs]);
+        for matrix in joined.matrices.iter().filter(|_| joined.biased) {
+            self.add(format!("{layer}.{}.bias", matrix.name), &[matrix.outputs]);
         }
     }
 
@@ -167,13 +164,10 @@ impl List {
         }
     }
 
-    fn layer(&mut self, model: &Model, layer: u32) {
-        let size = |value: u32| value as usize;
-        let block = &model.block;
-        let hidden = size(model.hidden);
-        let (queries, keys) = (size(model.query_width()), size(model.key_width()));
-        let inner = size(model.intermediate);
-        let layer = format!("model.layers.{layer}");
+    fn layer(&mut self, model: &Model, number: u32) {
+        let (block, hidden) = (&model.block, model.hidden as usize);
+        let attention = AttentionTable::of(model);
+        let layer = format!("model.layers.{number}");
         let norms = LayerNorms::of(block.placement);
         let add_norm = |list: &mut Self, name: Option<&str>| {
             if let Some(name) = name {
@@ -181,21 +175,16 @@ impl List {
             }
         };
         add_norm(self, norms.attention_input);
-        let parts =
-            [("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys)];
-        self.linear(&layer, &parts, hidden, block.biases.query_key_value);
+        self.joined(&layer, &attention.query_key_value);
         if let Some([queries, keys]) = query_key_norm_widths(model) {
             self.norm(&format!("{layer}.self_attn.q_norm"), Norm::Rms, queries);
             self.norm(&format!("{layer}.self_attn.k_norm"), Norm::Rms, keys);
         }
-        let output = [("self_attn.o_proj", hidden)];
-        self.linear(&layer, &output, queries, block.biases.attention_output);
+        self.joined(&layer, &attention.output);
         add_norm(self, norms.attention_output);
         add_norm(self, norms.feed_forward_input);
-        let gated = [("mlp.gate_proj", inner), ("mlp.up_proj", inner)];
-        let parts = if block.ungated { &gated[1..] } else { &gated };
-        self.linear(&layer, parts, hidden, block.biases.feed_forward);
-        self.linear(&layer, &[("mlp.down_proj", hidden)], inner, block.biases.feed_forward);
+        let feed_forward = FeedForwardTable::of(model, number);
+        feed_forward.joined().into_iter().for_each(|joined| self.joined(&layer, joined));
         add_norm(self, norms.feed_forward_output);
     }
 }
@@ -204,12 +193,14 @@ impl List {
     /// The adapters of a layer. Those of the first factor that read the same input are adjacent.
     fn adapters(&mut self, model: &Model, lora: &Lora, layer: u32) {
         let rank = lora.rank as usize;
-        for joined in JOINED {
+        for joined in layer_table::adapted(model, layer) {
             for factor in [Factor::A, Factor::B] {
-                for target in joined.iter().filter(|target| lora.targets.contains(target)) {
-                    let [outputs, inputs] = extents(model, *target);
-                    let shape = if factor == Factor::A { [rank, inputs] } else { [outputs, rank] };
-                    self.add(adapter::name(layer, *target, factor), &shape);
+                for (target, [outputs, inputs]) in joined.targets() {
+                    if lora.targets.contains(&target) {
+                        let of_a = factor == Factor::A;
+                        let shape = if of_a { [rank, inputs] } else { [outputs, rank] };
+                        self.add(adapter::name(layer, target, factor), &shape);
+                    }
                 }
             }
         }

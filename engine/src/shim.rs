@@ -42,6 +42,12 @@ unsafe extern "C" {
         with_gradients: bool,
         losses: *mut *mut C_tensor,
     ) -> *mut c_char;
+    fn shoal_permute(
+        rows: *mut C_tensor,
+        order: *mut C_tensor,
+        inverse: *mut C_tensor,
+        result: *mut *mut C_tensor,
+    ) -> *mut c_char;
     fn shoal_set_memory(tensor: *mut C_tensor, address: *mut c_void, bytes: usize) -> *mut c_char;
 }
 
@@ -164,6 +170,14 @@ pub(crate) fn cross_entropy(
     // SAFETY: all pointers are of live tensors or of the losses.
     new_tensor(|losses| unsafe {
         shoal_cross_entropy(pointer(logits), pointer(targets), scale, with_gradients, losses)
+    })
+}
+
+/// The rows of `[N, ..]` in the order of a permutation, i64 `[N]`, whose inverse orders their gradients.
+pub(crate) fn permute(rows: &Tensor, [order, inverse]: [&Tensor; 2]) -> Result<Tensor> {
+    // SAFETY: all pointers are of live tensors or of the result.
+    new_tensor(|result| unsafe {
+        shoal_permute(pointer(rows), pointer(order), pointer(inverse), result)
     })
 }
 

@@ -10,7 +10,9 @@ use tch::Tensor;
 use crate::adapter::{Adapter, AdapterSlices};
 use crate::attention::{Masks, attend};
 use crate::error::Result;
-use crate::layer::{Layer, Linear, Rows, Shape, Slice, Sliced};
+use crate::layer::{
+    AttentionSlice, DenseSlice, Layer, Linear, Rows, Shape, Sliced, SlicedFeedForward,
+};
 use crate::model::inner;
 use crate::sliced_norm::normalise;
 use crate::token_groups::{Product, TokenGroups};
@@ -26,17 +28,17 @@ impl Sliced {
         masks: &Masks,
     ) -> Result<Tensor> {
         let adapters = &self.adapters;
-        let rows = self.slices.iter().map(|slice| &slice.query_key_value);
+        let rows = self.attention.iter().map(|slice| &slice.query_key_value);
         let mut mixed = self.products(x, rows, adapters.query_key_value.as_ref(), groups)?;
         if let Some(norms) = &layer.query_key_norms {
             mixed = normalise(&mixed, norms, shape, &self.own)?;
         }
         let mut adapters = self.adapters_of_pass(adapters.attention_output.as_ref())?.into_iter();
-        let part = |(slice, mixed): (&Slice, Tensor)| -> Result<Tensor> {
+        let part = |(slice, mixed): (&AttentionSlice, Tensor)| -> Result<Tensor> {
             let heads = attend(&mixed, layer.attention, shape, masks, None)?;
             partial(&heads, &slice.attention_output, adapters.next())
         };
-        let parts = self.slices.iter().zip(mixed).map(part).collect::<Result<Vec<_>>>()?;
+        let parts = self.attention.iter().zip(mixed).map(part).collect::<Result<Vec<_>>>()?;
         groups.sum(&parts, &self.attention_output_bias)
     }
 
@@ -47,13 +49,19 @@ impl Sliced {
         shape: &Shape,
         groups: &TokenGroups<'_>,
     ) -> Result<Tensor> {
-        let rows = self.slices.iter().map(|slice| &slice.gate_up);
+        let slices = match &self.feed_forward {
+            SlicedFeedForward::Dense(slices) => slices,
+            SlicedFeedForward::Experts(experts) => {
+                return experts.apply(x, shape, &self.own, groups);
+            }
+        };
+        let rows = slices.iter().map(|slice| &slice.gate_up);
         let both = self.products(x, rows, self.adapters.gate_up.as_ref(), groups)?;
         let mut adapters = self.adapters_of_pass(self.adapters.down.as_ref())?.into_iter();
-        let part = |(slice, both): (&Slice, Tensor)| -> Result<Tensor> {
+        let part = |(slice, both): (&DenseSlice, Tensor)| -> Result<Tensor> {
             partial(&inner(&both, shape)?, &slice.down, adapters.next())
         };
-        let parts = self.slices.iter().zip(both).map(part).collect::<Result<Vec<_>>>()?;
+        let parts = slices.iter().zip(both).map(part).collect::<Result<Vec<_>>>()?;
         groups.sum(&parts, &self.down_bias)
     }
 
@@ -66,7 +74,7 @@ impl Sliced {
         groups: &TokenGroups<'_>,
     ) -> Result<Vec<Tensor>> {
         let adapters = self.adapters_of_pass(adapters)?;
-        let mut factors = Vec::with_capacity(2 * self.slices.len());
+        let mut factors = Vec::with_capacity(2 * self.attention.len());
         for (number, Rows { weights, biases }) in rows.enumerate() {
             factors.push(Product { matrices: weights, biases });
             if let Some(adapter) = adapters.get(number) {

@@ -176,7 +176,7 @@ impl<'a> TokenGroups<'a> {
     }
 
     /// `[B, T, ..]` of `[B · T, ..]`.
-    fn unflatten(&self, x: &Tensor) -> Result<Tensor> {
+    pub(crate) fn unflatten(&self, x: &Tensor) -> Result<Tensor> {
         let [samples, tokens] = self.extents;
         Ok(x.f_view([samples, tokens, -1])?)
     }

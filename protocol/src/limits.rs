@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::units::Bytes;
 
 /// Version of the whole protocol between peers; peers of different versions do not connect.
-pub const PROTOCOL_VERSION: u32 = 26;
+pub const PROTOCOL_VERSION: u32 = 27;
 
 /// Updates that may be missing from the weights that a step reads.
 pub const STALENESS: u8 = 4;
@@ -69,6 +69,9 @@ pub const HEADS: u32 = 1024;
 
 /// Inner width of a layer's feed-forward part.
 pub const INTERMEDIATE: u32 = 1 << 18;
+
+/// Experts of a layer.
+pub const EXPERTS: u32 = 1024;
 
 /// Width of a head.
 pub const HEAD_SIZE: u32 = 1 << 12;

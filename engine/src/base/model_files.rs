@@ -328,6 +328,32 @@ mod tests {
     }
 
     #[test]
+    fn an_expert_that_is_missing_or_fused_is_named() {
+        let config = json!({
+            "model_type": "qwen3_moe", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1,
+            "num_key_value_heads": 2, "max_position_embeddings": 16, "intermediate_size": 8,
+            "vocab_size": 4, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 4,
+        });
+        let model = describe(&config).expect("a model").model;
+        let with_values = |parameter: crate::parameters::Parameter| {
+            let values = vec![1.0; parameter.len()];
+            (parameter.name, (parameter.shape, values))
+        };
+        let mut all: Tensors = all_parameters(&model).into_iter().map(with_values).collect();
+        imported(&config, &all, false).expect("whole");
+        let name = "model.layers.0.mlp.experts.1.down_proj.weight";
+        let (_, values) = all.remove(name).expect("there");
+        let error = imported(&config, &all, false).expect_err("two of three");
+        assert!(
+            error.contains(name) && error.contains("the number of layers or experts"),
+            "{error}"
+        );
+        all.insert("model.layers.0.mlp.experts.down_proj".to_owned(), (vec![8, 4], values));
+        let error = imported(&config, &all, false).expect_err("fused");
+        assert!(error.contains("its experts are one tensor"), "{error}");
+    }
+
+    #[test]
     fn a_broken_number_is_named_by_its_tensor() {
         let mut all = tensors(false);
         all.get_mut("model.layers.0.mlp.up_proj.weight").expect("there").1[3] = f32::NAN;

@@ -88,6 +88,11 @@ pub(super) fn unknown_tensor(name: &str) -> String {
     if ends(&[".scales", ".biases", ".qweight", ".qzeros", ".g_idx", ".absmax", ".weight_scale"]) {
         return "its weights are quantised: import the unquantised model".to_owned();
     }
+    if ends(&[".experts.gate_up_proj", ".experts.down_proj"]) {
+        return "its experts are one tensor: load it with transformers and write it with save_pretrained, \
+                which names each expert"
+            .to_owned();
+    }
     if ends(&["score.weight", "score.bias", "v_head.summary.weight", "classifier.weight"]) {
         return "it is the head of a classifier or reward model: import a model with a language head"
             .to_owned();
@@ -106,7 +111,9 @@ pub(super) fn missing_tensor(parameter: &str) -> &'static str {
             "if the head is the embedding's, set tie_word_embeddings to true in config.json; \
              otherwise fetch the whole model"
         }
-        false => "fetch the whole model, or correct config.json (the number of layers, biases)",
+        false => {
+            "fetch the whole model, or correct config.json (the number of layers or experts, biases)"
+        }
     }
 }
 

@@ -204,7 +204,7 @@ fn index(manifest: &Manifest) -> Value {
 }
 
 /// The configuration of the base or of Llama, or another type for a model whose weights have other
-/// names than in transformers, or are adapters alone: it refuses to load that, instead of silently
+/// names than in transformers, or are adapters alone, or that has experts and no base: it refuses to load that, instead of silently
 /// ignoring weights.
 fn config(manifest: &Manifest, base: Option<&BaseFiles>) -> Value {
     let mut config = match base {
@@ -215,7 +215,13 @@ fn config(manifest: &Manifest, base: Option<&BaseFiles>) -> Value {
         config["dtype"] = json!("float32");
     }
     let renamed = base.is_some_and(|base| !base.index.has_names_of_llama());
-    if renamed || manifest.lora.is_some() || manifest.model.trained_boundary().is_some() {
+    // Llama has no experts, and their families differ from it in other ways too.
+    let unknown = base.is_none() && manifest.model.block.experts.is_some();
+    if unknown {
+        config["experts"] = json!(manifest.model.block.experts);
+    }
+    if renamed || unknown || manifest.lora.is_some() || manifest.model.trained_boundary().is_some()
+    {
         config["architectures"] = json!(["ShoalForCausalLM"]);
         config["model_type"] = json!("shoal");
     }

@@ -151,6 +151,16 @@ impl<'a> Config<'a> {
         self.needed(key, text).map(str::to_owned)
     }
 
+    /// A list of numbers of layers; none if the key is absent or null.
+    pub(super) fn layer_numbers(&self, key: &str) -> Result<Vec<u32>, ConfigJsonError> {
+        let Some(list) = self.present(key) else { return Ok(Vec::new()) };
+        let wrong = || self.unsupported(key, "it must be a list of numbers of layers");
+        let number = |value: &Value| {
+            value.as_u64().and_then(|number| u32::try_from(number).ok()).ok_or_else(wrong)
+        };
+        list.as_array().ok_or_else(wrong)?.iter().map(number).collect()
+    }
+
     /// Whether each layer has a window: by `layer_types`, or else by its number.
     pub(super) fn sliding_layers(
         &self,

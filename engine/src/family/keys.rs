@@ -253,6 +253,92 @@ pub(super) const GPT2: Keys = &[
     EVERY,
 ];
 
+/// What all mixtures of experts have.
+const EXPERTS: Rows = &[
+    (
+        "output_router_logits",
+        Rule::Refused(
+            "with it training adds an auxiliary loss that balances experts, which is not computed \
+             here: set it to false to train by the loss of the text alone",
+        ),
+    ),
+    ("router_aux_loss_coef", Rule::Ignored),
+];
+
+pub(super) const MIXTRAL: Keys = &[
+    EXPERTS,
+    &[
+        ("num_key_value_heads", number_or_null(8)),
+        ("rms_norm_eps", real(1e-5)),
+        ("rope_theta", real(1_000_000.0)),
+        ("sliding_window", NULL),
+        ("num_experts_per_tok", number(2)),
+        ("num_local_experts", number(8)),
+        ("num_experts", NULL),
+        ("router_jitter_noise", Rule::Refused("set it to 0: inputs of experts get no noise here")),
+    ],
+    SIZES,
+    ROPE,
+    EVERY,
+];
+
+pub(super) const QWEN2_MOE: Keys = &[
+    EXPERTS,
+    &[
+        ("num_key_value_heads", number_or_null(16)),
+        ("qkv_bias", flag(true)),
+        ("num_experts_per_tok", number(4)),
+        ("num_experts", number(60)),
+        ("norm_topk_prob", flag(false)),
+        ("moe_intermediate_size", number(1408)),
+        ("shared_expert_intermediate_size", number(5632)),
+        ("decoder_sparse_step", number(1)),
+        ("mlp_only_layers", NULL),
+    ],
+    QWEN,
+    SIZES,
+    ROPE,
+    EVERY,
+];
+
+pub(super) const QWEN3_MOE: Keys = &[
+    EXPERTS,
+    &[
+        ("num_key_value_heads", number(4)),
+        ("use_sliding_window", flag(false)),
+        ("sliding_window", number_or_null(4096)),
+        ("num_experts_per_tok", number(8)),
+        ("num_experts", number(128)),
+        ("num_local_experts", NULL),
+        ("norm_topk_prob", flag(false)),
+        ("moe_intermediate_size", number(768)),
+        ("decoder_sparse_step", number(1)),
+        ("mlp_only_layers", NULL),
+    ],
+    BIASED_ATTENTION,
+    SIZES,
+    ROPE,
+    EVERY,
+];
+
+pub(super) const OLMOE: Keys = &[
+    EXPERTS,
+    &[
+        ("rms_norm_eps", real(1e-5)),
+        ("num_experts_per_tok", number(8)),
+        ("num_experts", number(64)),
+        ("num_local_experts", NULL),
+        ("norm_topk_prob", flag(false)),
+        // Flash attention reads it, and other attention does not.
+        ("sliding_window", Rule::Refused("import a model without windows")),
+        ("clip_qkv", Rule::Refused("import a model that clips no queries, keys and values")),
+    ],
+    BIASED_ATTENTION,
+    SIZES,
+    ROPE,
+    EVERY,
+];
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;

@@ -5,9 +5,12 @@
 //! here either. What this engine does not compute as `transformers` does is refused by its key and value.
 
 mod config;
+mod experts;
 mod keys;
 mod rope;
 pub(crate) mod tensors;
+#[cfg(test)]
+mod tests;
 
 use serde_json::Value;
 use shoal_protocol::limits;
@@ -16,6 +19,7 @@ use shoal_protocol::manifest::{
 };
 
 use self::config::Config;
+use self::experts::Mixture;
 use self::keys::Keys;
 use self::rope::{Positions, Rules};
 use crate::base_error::ConfigJsonError;
@@ -50,13 +54,15 @@ pub(crate) enum Naming {
     Phi3,
     NeoX,
     Gpt2,
+    /// Llama's, with names of its own for experts.
+    Mixtral,
 }
 
 impl Naming {
     /// What stands before the names of the model's tensors in one with a head.
     pub(crate) fn prefix(self) -> &'static str {
         match self {
-            Self::Llama | Self::Phi3 => "model.",
+            Self::Llama | Self::Phi3 | Self::Mixtral => "model.",
             Self::NeoX => "gpt_neox.",
             Self::Gpt2 => "transformer.",
         }
@@ -70,8 +76,12 @@ enum Layers {
     Full,
     /// `layer_types`, or else all layers have a window, if `sliding_window` is not null.
     Windowed,
+    /// All layers have a window, if `use_sliding_window`.
+    WindowedIf,
     /// `layer_types`, or the last layers by `max_window_layers`, if `use_sliding_window`.
     Qwen,
+    /// As Qwen, but of the first layers by `max_window_layers` every other one.
+    Qwen2Moe,
     /// As Qwen, and no rotation where `no_rope_layers` has 0.
     SmolLm3,
     /// Windows with a rotary embedding of their own in all but every sixth layer.
@@ -92,6 +102,7 @@ struct Family {
     attention_output_biased: Biased,
     feed_forward_biased: Biased,
     ungated: bool,
+    experts: Option<Mixture>,
     layers: Layers,
     /// Positions: a rotary embedding, or a table of trained ones.
     positions: Positions,
@@ -108,12 +119,13 @@ const LLAMA: Family = Family {
     attention_output_biased: Biased::Key("attention_bias"),
     feed_forward_biased: Biased::Key("mlp_bias"),
     ungated: false,
+    experts: None,
     layers: Layers::Full,
     positions: Positions::Rotary(rope::PLAIN),
     naming: Naming::Llama,
 };
 
-const FAMILIES: [Family; 10] = [
+const FAMILIES: [Family; 14] = [
     LLAMA,
     Family {
         model_type: "mistral",
@@ -200,6 +212,44 @@ const FAMILIES: [Family; 10] = [
         naming: Naming::Gpt2,
         ..LLAMA
     },
+    Family {
+        model_type: "mixtral",
+        keys: keys::MIXTRAL,
+        query_key_value_biased: Biased::Never,
+        attention_output_biased: Biased::Never,
+        feed_forward_biased: Biased::Never,
+        experts: Some(experts::MIXTRAL),
+        layers: Layers::Windowed,
+        naming: Naming::Mixtral,
+        ..LLAMA
+    },
+    Family {
+        model_type: "qwen2_moe",
+        keys: keys::QWEN2_MOE,
+        query_key_value_biased: Biased::Key("qkv_bias"),
+        attention_output_biased: Biased::Never,
+        feed_forward_biased: Biased::Never,
+        experts: Some(experts::QWEN2_MOE),
+        layers: Layers::Qwen2Moe,
+        ..LLAMA
+    },
+    Family {
+        model_type: "qwen3_moe",
+        keys: keys::QWEN3_MOE,
+        query_key_norm: QueryKeyNorm::Head,
+        feed_forward_biased: Biased::Never,
+        experts: Some(experts::QWEN3_MOE),
+        layers: Layers::WindowedIf,
+        ..LLAMA
+    },
+    Family {
+        model_type: "olmoe",
+        keys: keys::OLMOE,
+        query_key_norm: QueryKeyNorm::All,
+        feed_forward_biased: Biased::Never,
+        experts: Some(experts::OLMOE),
+        ..LLAMA
+    },
 ];
 
 /// The families that can be imported, as in `model_type`.
@@ -261,6 +311,10 @@ impl Family {
             Norm::Rms | Norm::RmsPlusOne => "rms_norm_eps",
         };
         let mut block = self.block(config, head_size, hidden)?;
+        block.experts = match self.experts {
+            Some(mixture) => mixture.read(config, layers)?,
+            None => None,
+        };
         self.fill_layers(config, &mut block, layers, (head_size, positions))?;
         let is_trained = matches!(self.positions, Positions::Trained);
         block.learned_positions = is_trained.then_some(positions);
@@ -317,6 +371,7 @@ impl Family {
             },
             activation: self.activation(config)?,
             ungated: self.ungated,
+            experts: None,
             attention_scale,
             embedding_scale: gemma.then_some(f64::from(hidden).sqrt()),
             learned_positions: None,
@@ -380,14 +435,20 @@ impl Family {
     ) -> Result<Vec<Option<u32>>, ConfigJsonError> {
         let count = layers as usize;
         let mut window = config.optional_number("sliding_window")?;
-        if matches!(self.layers, Layers::Qwen | Layers::SmolLm3)
-            && !config.flag("use_sliding_window")?
-        {
+        let is_off = match self.layers {
+            Layers::Qwen | Layers::Qwen2Moe | Layers::SmolLm3 | Layers::WindowedIf => {
+                !config.flag("use_sliding_window")?
+            }
+            Layers::Full | Layers::Windowed | Layers::Gemma3 => false,
+        };
+        if is_off {
             window = None;
         }
         let applies: Vec<bool> = match self.layers {
             Layers::Full => return Ok(vec![None; count]),
-            Layers::Windowed => config.sliding_layers(layers, |_| window.is_some())?,
+            Layers::Windowed | Layers::WindowedIf => {
+                config.sliding_layers(layers, |_| window.is_some())?
+            }
             Layers::SmolLm3 => {
                 let rotates = config.rotating_layers(layers)?;
                 let unrotated = |layer| window.is_some() && !rotates[layer as usize];
@@ -396,6 +457,11 @@ impl Family {
             Layers::Qwen => {
                 let from = config.number("max_window_layers")?;
                 config.sliding_layers(layers, |layer| window.is_some() && layer >= from)?
+            }
+            Layers::Qwen2Moe => {
+                let end = config.number("max_window_layers")?;
+                let has = |layer: u32| window.is_some() && layer.is_multiple_of(2) && layer < end;
+                config.sliding_layers(layers, has)?
             }
             Layers::Gemma3 => {
                 let period = config.size("sliding_window_pattern", u32::MAX)?;
@@ -409,164 +475,5 @@ impl Family {
             return Err(config.unsupported("sliding_window", remedy));
         }
         Ok(applies.into_iter().map(|applies| window.filter(|_| applies)).collect())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::describe;
-    use shoal_protocol::manifest::{Model, RotaryScaling};
-
-    fn config() -> Value {
-        json!({
-            "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
-            "max_position_embeddings": 128, "intermediate_size": 128, "vocab_size": 300,
-        })
-    }
-
-    #[test]
-    fn sizes_have_bounds_before_anything_is_allocated() {
-        describe(&config()).expect("a small model");
-        for (key, most) in [
-            ("num_hidden_layers", 1024),
-            ("hidden_size", 65_536),
-            ("num_attention_heads", 1024),
-            ("num_key_value_heads", 1024),
-            ("intermediate_size", 262_144),
-            ("vocab_size", 1_048_576),
-            ("head_dim", 4096),
-        ] {
-            for value in [0, 4_000_000_000u64] {
-                let mut config = config();
-                config[key] = value.into();
-                let error = describe(&config).expect_err(key).to_string();
-                assert!(error.contains(key) && error.contains(&value.to_string()), "{error}");
-                assert!(error.contains(&format!("it must be from 1 to {most}")), "{error}");
-            }
-        }
-        for family in ["gpt2", "gemma3_text", "smollm3", "qwen2"] {
-            let mut config = config();
-            config["model_type"] = family.into();
-            config["n_embd"] = 64.into();
-            config["n_head"] = 4.into();
-            config["n_positions"] = 128.into();
-            config["n_layer"] = 4_000_000_000u64.into();
-            config["num_hidden_layers"] = 4_000_000_000u64.into();
-            let error = describe(&config).expect_err(family).to_string();
-            assert!(error.contains("it must be from 1 to 1024"), "{error}");
-        }
-    }
-
-    #[test]
-    fn limits_of_training_are_none_of_a_model() {
-        let mut config = config();
-        config["max_position_embeddings"] = 10_485_760.into();
-        config["initializer_range"] = 0.into();
-        let model = describe(&config).expect("a model that is longer than any run").model;
-        model.check().expect("within the limits of a run");
-        assert_eq!(model.context, super::MOST_POSITIONS);
-        // A table of trained positions cannot be cut.
-        let gpt2 = json!({
-            "model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 300,
-            "n_positions": 10_485_760,
-        });
-        let model = describe(&gpt2).expect("a model").model;
-        assert!(model.check().is_err());
-    }
-
-    /// A small model of a family, with some keys.
-    fn of(family: &str, keys: &[(&str, Value)]) -> Result<Model, String> {
-        let mut config = config();
-        config["model_type"] = family.into();
-        for (old, new) in [("n_embd", 64), ("n_head", 4), ("n_layer", 2), ("n_positions", 128)] {
-            config[old] = new.into();
-        }
-        for key in ["num_key_value_heads", "head_dim"] {
-            config[key] = if key == "head_dim" { 16.into() } else { 4.into() };
-        }
-        for (key, value) in keys {
-            config[*key] = value.clone();
-        }
-        describe(&config).map(|found| found.model).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn a_key_that_the_class_does_not_read_changes_nothing() {
-        for (family, key, value) in [
-            ("llama", "sliding_window", json!(4)),
-            ("olmo2", "sliding_window", json!(4)),
-            ("gpt_neox", "sliding_window", json!(4)),
-            ("llama", "partial_rotary_factor", json!(0.5)),
-            ("qwen2", "partial_rotary_factor", json!(0.5)),
-            ("gemma3_text", "partial_rotary_factor", json!(0.5)),
-            ("llama", "rotary_pct", json!(0.5)),
-            ("llama", "rotary_emb_base", json!(77.0)),
-            ("gpt_neox", "rope_theta", json!(77.0)),
-            ("gpt_neox", "partial_rotary_factor", json!(1.0)),
-            ("mistral", "use_sliding_window", json!(false)),
-            ("mistral", "attention_bias", json!(true)),
-            ("gpt2", "scale_attn_by_inverse_layer_idx", Value::Null),
-            ("phi3", "layer_types", json!(["full_attention", "full_attention"])),
-            ("llama", "final_logit_softcapping", json!(30.0)),
-        ] {
-            let plain = of(family, &[]).expect(family);
-            assert_eq!(of(family, &[(key, value)]), Ok(plain), "{family}: {key}");
-        }
-    }
-
-    #[test]
-    fn an_absent_window_is_that_of_the_class() {
-        let window = |model: Model| model.layer_attention(0).window;
-        for (family, absent) in
-            [("mistral", Some(4096)), ("gemma3_text", Some(4096)), ("phi3", None)]
-        {
-            assert_eq!(window(of(family, &[]).expect(family)), absent, "{family}");
-        }
-        let none = ("sliding_window", Value::Null);
-        assert_eq!(window(of("mistral", std::slice::from_ref(&none)).expect("no windows")), None);
-        let error = of("gemma3_text", &[none]).expect_err("layers with a window of no length");
-        assert!(error.contains("sliding_window = null"), "{error}");
-        let qwen = [("use_sliding_window", json!(true)), ("max_window_layers", json!(0))];
-        assert_eq!(window(of("qwen2", &qwen).expect("windows")), Some(4096));
-        let types = json!(["sliding_attention", "full_attention"]);
-        let error = of("qwen2", &[("layer_types", types)]).expect_err("windows that are off");
-        assert!(error.contains("use_sliding_window"), "{error}");
-    }
-
-    #[test]
-    fn of_two_spellings_of_rotary_embeddings_one_counts() {
-        let new =
-            ("rope_parameters", json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 5.0}));
-        let old = ("rope_scaling", json!({"type": "linear", "factor": 3.0}));
-        let theta = ("rope_theta", json!(7.0));
-        let rotary = |family, keys: &[(&str, Value)]| of(family, keys).expect(family).rotaries();
-        let both = rotary("llama", &[new.clone(), old.clone(), theta.clone()]);
-        assert_eq!(both[0].theta, 7.0);
-        assert_eq!(both[0].scaling, RotaryScaling::Linear { factor: 3.0 });
-        let empty = ("rope_scaling", json!({}));
-        assert_eq!(rotary("llama", &[new, empty, theta.clone()])[0].theta, 5.0);
-        // Gemma adds the one to the other.
-        let nested = json!({"full_attention": {"rope_theta": 5.0}, "sliding_attention": {"rope_theta": 6.0}});
-        let gemma = rotary("gemma3_text", &[("rope_parameters", nested), old, theta]);
-        assert_eq!((gemma[0].theta, gemma[1].theta), (5.0, 6.0));
-        assert_eq!(gemma[0].scaling, RotaryScaling::Linear { factor: 3.0 });
-        let llama3 = json!({
-            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 16,
-        });
-        let outer = ("original_max_position_embeddings", json!(32));
-        let found = rotary("llama", &[("rope_parameters", llama3), outer])[0].scaling;
-        let RotaryScaling::Llama3 { original_positions, .. } = found else {
-            panic!("{found:?}");
-        };
-        assert_eq!(original_positions, 32);
-        let partly = [
-            ("rope_parameters", json!({"rope_type": "linear", "factor": 2.0})),
-            ("partial_rotary_factor", json!(0.5)),
-        ];
-        let error = of("llama", &partly).expect_err("no such model");
-        assert!(error.contains("partial_rotary_factor = 0.5"), "{error}");
     }
 }

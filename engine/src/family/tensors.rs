@@ -106,6 +106,7 @@ pub(crate) fn locate(naming: Naming, model: &Model, parameter: &Parameter) -> Lo
         Naming::Phi3 => phi3(model, parameter),
         Naming::NeoX => neox(model, parameter),
         Naming::Gpt2 => gpt2(model, parameter),
+        Naming::Mixtral => mixtral(parameter),
     }
 }
 
@@ -138,6 +139,17 @@ fn phi3(model: &Model, parameter: &Parameter) -> Location {
 fn renamed(name: &str, names: &[(&str, &str)]) -> String {
     let changed = |name: String, (from, to): &(&str, &str)| name.replace(from, to);
     names.iter().fold(name.to_owned(), changed)
+}
+
+fn mixtral(parameter: &Parameter) -> Location {
+    let names = [
+        ("mlp.gate.", "block_sparse_moe.gate."),
+        ("mlp.experts.", "block_sparse_moe.experts."),
+        ("gate_proj", "w1"),
+        ("up_proj", "w3"),
+        ("down_proj", "w2"),
+    ];
+    Location::whole(renamed(&parameter.name, &names), parameter)
 }
 
 fn neox(model: &Model, parameter: &Parameter) -> Location {

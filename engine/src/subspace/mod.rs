@@ -27,6 +27,7 @@ use tch::Tensor;
 
 pub(crate) use self::projection::Projection;
 use crate::error::Result;
+use crate::layer_table::joins_stream;
 use crate::normal_stream::NormalStream;
 use crate::parameters::{EMBEDDING, Parameter, parameters, source_of};
 use crate::product::{Symmetry, multiply};
@@ -65,8 +66,7 @@ impl Constraint {
         if source_of(parameter, manifest.model.block.tied) == EMBEDDING {
             return Some(Self::Rows);
         }
-        let joins = name.contains(".self_attn.o_proj.") || name.contains(".mlp.down_proj.");
-        (joins && stage < manifest.last_stage()).then_some(Self::Columns)
+        (joins_stream(name) && stage < manifest.last_stage()).then_some(Self::Columns)
     }
 }
 

@@ -18,7 +18,7 @@ fn room_for(manifest: &Manifest, stages: u64) -> Bytes {
 
 /// Trains a few steps with all on the device, and with room for the weights of one, two and all stages, the last time
 /// with a disk below the memory. Compares losses and states.
-fn compare(change: impl FnOnce(&mut Manifest)) {
+pub(crate) fn compare(change: impl FnOnce(&mut Manifest)) {
     let (folder, mut manifest) = four_stages(change);
     let mut make = || samples(&mut manifest, folder.path(), &text());
     let [first, rest @ ..] = [make(), make(), make(), make(), make()];

@@ -57,6 +57,52 @@ fn every_family_is_imported_trained_and_exported() {
     }
 }
 
+#[test]
+fn a_mixture_is_exported_by_its_experts_names_without_loss() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let place = folder.path().to_str().expect("a plain path");
+    let names = ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe"];
+    python("families.py", &[&["make", place][..], &names].concat());
+    for name in names {
+        let [base, export, again] =
+            ["base", "export", "again"].map(|end| folder.path().join(format!("{name}-{end}")));
+        let source = folder.path().join(name);
+        let first = base::import(&source, &base, false).expect("a model").index;
+        let files = BaseFiles::in_folder(&base).expect("a base");
+        base::export_base(&files, &export, ExportDtype::F32).expect("exported");
+        let tensors = |folder: &Path| {
+            let bytes = fs::read(folder.join("model.safetensors")).expect("one file");
+            let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("tensors");
+            let of = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
+                (name, (view.shape().to_vec(), view.data().to_vec()))
+            };
+            tensors.tensors().into_iter().map(of).collect::<BTreeMap<_, _>>()
+        };
+        let (before, after) = (tensors(&source), tensors(&export));
+        assert!(before == after, "{name}: {:?}", after.keys());
+        let of_expert =
+            if name == "mixtral" { ".experts.3.w2.weight" } else { ".experts.3.down_proj.weight" };
+        assert!(after.keys().any(|key| key.ends_with(of_expert)), "{name}: {:?}", after.keys());
+        // The other spelling of the number of experts is the same model.
+        let path = export.join("config.json");
+        let config: Value = serde_json::from_slice(&fs::read(&path).expect("there")).expect("JSON");
+        let mut keys = config.as_object().expect("keys").clone();
+        let spellings = ["num_experts", "num_local_experts"];
+        let [from, to] = match keys.contains_key(spellings[0]) {
+            true => spellings,
+            false => [spellings[1], spellings[0]],
+        };
+        // The class of Qwen2-MoE reads one of them.
+        if name != "qwen2-moe" {
+            let count = keys.remove(from).expect("a number of experts");
+            keys.insert(to.to_owned(), count);
+            fs::write(&path, json!(keys).to_string()).expect("writable");
+        }
+        let second = base::import(&export, &again, false).expect("a model").index;
+        assert_eq!((second.model, second.weights), (first.model, first.weights), "{name}");
+    }
+}
+
 fn assert_close(name: &str, ours: &[f32], theirs: &[f64]) {
     assert_eq!(ours.len(), theirs.len(), "{name}");
     let differences = ours.iter().zip(theirs).map(|(ours, theirs)| f64::from(*ours) - theirs);

@@ -10,7 +10,7 @@ use crate::common::islander::Islander;
 use crate::common::{self, Trainer, manifest, samples, text};
 
 /// Trains on one device and on islands, and compares states.
-fn compare(change: impl FnOnce(&mut Manifest)) {
+pub(crate) fn compare(change: impl FnOnce(&mut Manifest)) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut manifest = manifest();
     manifest.training.stages = 2;

@@ -6,6 +6,7 @@ mod configs;
 mod damage;
 mod data;
 mod device_memory;
+mod experts;
 mod families;
 mod generation;
 mod islands;

@@ -20,7 +20,7 @@ const STEPS: u64 = 20;
 const COMPARED: u64 = 6;
 
 /// A run whose heads can be cut into 2 or 4 slices; two queries read each key.
-fn divisible() -> Manifest {
+pub(crate) fn divisible() -> Manifest {
     let mut manifest = manifest();
     (manifest.model.heads, manifest.model.key_value_heads) = (8, 4);
     manifest.training.steps = STEPS;
@@ -40,7 +40,7 @@ fn trained(manifest: &Manifest, slices: u16) -> (Vec<f64>, Vec<ContentHash>) {
 }
 
 /// The largest difference between the losses of the run in slices and with whole matrices.
-fn difference(manifest: &Manifest, slices: u16) -> f64 {
+pub(crate) fn difference(manifest: &Manifest, slices: u16) -> f64 {
     let [(whole, _), (sliced, _)] = [1, slices].map(|slices| trained(manifest, slices));
     assert!(whole[0] - whole[STEPS as usize - 1] > 0.5, "it learns: {whole:?}");
     assert_ne!(whole, sliced, "partial products round elsewhere");
@@ -175,7 +175,7 @@ fn a_pytorch_loop_of_whole_matrices_has_the_same_losses() {
 }
 
 /// Trains a run on one device and on several that share its slices, and compares states.
-fn compare(manifest: &Manifest, devices: &[usize]) {
+pub(crate) fn compare(manifest: &Manifest, devices: &[usize]) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut manifest = manifest.clone();
     let one = samples(&mut manifest, folder.path(), &text());

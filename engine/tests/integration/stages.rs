@@ -13,7 +13,7 @@ use shoal_protocol::ids::{Stage, Step, WeightGroup};
 use shoal_protocol::manifest::{Boundary, BoundaryKind, Codecs, Dtype, Manifest};
 
 /// Losses, norms and weights, as bits, after four steps of the run that `change` makes.
-fn bits(change: impl FnOnce(&mut Manifest)) -> (Vec<(u64, u64)>, Vec<u32>) {
+pub(crate) fn bits(change: impl FnOnce(&mut Manifest)) -> (Vec<(u64, u64)>, Vec<u32>) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut manifest = manifest();
     change(&mut manifest);

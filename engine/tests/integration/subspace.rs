@@ -6,7 +6,7 @@ use shoal_engine::{
     EngineError, ForwardOutput, Parameter, StageState, group_elements, initial_weights, parameters,
 };
 use shoal_protocol::ids::{Stage, Step, WeightGroup};
-use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Manifest, Placement, Rule};
+use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Manifest, Placement};
 
 const WIDTH: u32 = 6;
 
@@ -78,9 +78,10 @@ fn outside(vectors: Vec<Vec<f64>>, basis: &[Vec<f64>]) -> f64 {
     rests.fold(0.0, f64::max) / longest
 }
 
-fn assert_stays_in_the_subspace(rule: Option<Rule>) {
+/// Trains a run in a subspace, and checks where its weights are.
+pub(crate) fn assert_stays_in_the_subspace(change: impl FnOnce(&mut Manifest)) {
     let mut manifest = in_subspace(3);
-    manifest.optimizer.rule = rule.unwrap_or(manifest.optimizer.rule);
+    change(&mut manifest);
     let basis = basis(&manifest);
     let (hidden, vocabulary) = (manifest.model.hidden as usize, manifest.model.vocabulary as usize);
     let initial = named(&manifest, Stage(0), &initial_weights(&manifest, Stage(0)));
@@ -112,8 +113,9 @@ fn assert_stays_in_the_subspace(rule: Option<Rule>) {
 
 #[test]
 fn weights_stay_in_the_subspace_with_every_kind_of_update() {
-    for rule in [None, Some(muon()), Some(adafactor())] {
-        assert_stays_in_the_subspace(rule);
+    assert_stays_in_the_subspace(|_| {});
+    for rule in [muon(), adafactor()] {
+        assert_stays_in_the_subspace(|manifest| manifest.optimizer.rule = rule);
     }
 }
 

@@ -21,7 +21,7 @@ fn least(manifest: &Manifest) -> Bytes {
 }
 
 /// Trains a few steps in all the memory and in the least, and compares losses and states.
-fn compare(change: impl FnOnce(&mut Manifest)) {
+pub(crate) fn compare(change: impl FnOnce(&mut Manifest)) {
     let (folder, mut manifest) = four_stages(change);
     let mut make = || samples(&mut manifest, folder.path(), &text());
     let [one, other] = [make(), make()];

@@ -55,10 +55,25 @@ VALUES = {
     "n_inner": [None, 40],
     "pretraining_tp": [2],
     "use_cache": [False],
+    "num_experts": [4],
+    "num_local_experts": [4],
+    "num_experts_per_tok": [1, 2, 4],
+    "moe_intermediate_size": [16, 24],
+    "shared_expert_intermediate_size": [16, 24],
+    "norm_topk_prob": [True, False],
+    "decoder_sparse_step": [1, 2, 3, 4],
+    "mlp_only_layers": [None, [], [0, 2], [1, 7]],
+    "qkv_bias": [True, False],
+    "clip_qkv": [None],
+    "router_jitter_noise": [0.0, 0.1],
+    "output_router_logits": [False, False, True],
+    "router_aux_loss_coef": [0.1],
 }
 # Without these a tiny model would have the sizes of a large one.
-NEEDED = {"num_key_value_heads": 0.9, "head_dim": 0.8}
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gemma3_text", "gpt_neox", "gpt2"]
+NEEDED = {"num_key_value_heads": 0.9, "head_dim": 0.8, "num_experts": 0.9, "num_experts_per_tok": 0.9,
+          "moe_intermediate_size": 0.9, "shared_expert_intermediate_size": 0.9}
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gemma3_text", "gpt_neox", "gpt2", "mixtral",
+            "qwen2_moe", "qwen3_moe", "olmoe"]
 
 
 def draw(family, dice):

@@ -44,6 +44,22 @@ MODELS = {
     "neox-sequential": ("GPTNeoX", dict(num_key_value_heads=None, use_parallel_residual=False, tie_word_embeddings=True,
                                         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0})),
     "gpt2": ("GPT2", None),
+    "mixtral": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=2)),
+    "mixtral-windows": ("Mixtral", dict(num_local_experts=6, num_experts_per_tok=3, sliding_window=5, tie_word_embeddings=True)),
+    "qwen2-moe": ("Qwen2Moe", dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20,
+                                   shared_expert_intermediate_size=28, decoder_sparse_step=2)),
+    "qwen2-moe-windows": ("Qwen2Moe", dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24,
+                                           shared_expert_intermediate_size=16, norm_topk_prob=True, qkv_bias=False,
+                                           use_sliding_window=True, sliding_window=4, max_window_layers=3)),
+    "qwen3-moe": ("Qwen3Moe", dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True,
+                                   head_dim=12, mlp_only_layers=[1])),
+    "qwen3-moe-windows": ("Qwen3Moe", dict(num_experts=6, num_experts_per_tok=4, moe_intermediate_size=16, head_dim=8,
+                                           attention_bias=True, tie_word_embeddings=True, use_sliding_window=True,
+                                           sliding_window=4)),
+    "olmoe": ("Olmoe", dict(num_experts=8, num_experts_per_tok=4, pad_token_id=0)),
+    "olmoe-switch": ("Olmoe", dict(num_experts=6, num_experts_per_tok=1, pad_token_id=0)),
+    "olmoe-normed": ("Olmoe", dict(num_experts=4, num_experts_per_tok=4, norm_topk_prob=True, attention_bias=True,
+                                   pad_token_id=0)),
 }
 
 

@@ -259,8 +259,12 @@ fn fine_tuning(folder: &Path, rank: Option<u32>) -> anyhow::Result<RunConfig> {
         None if bytes > 2 << 30 => 1e-5,
         None => 5e-5,
     };
-    let ungated = config.model.block.ungated;
-    let exists = |target: &LoraTarget| !(ungated && *target == LoraTarget::GateProj);
+    let block = &config.model.block;
+    let (ungated, has_experts) = (block.ungated, block.experts.is_some());
+    let exists = |target: &LoraTarget| {
+        let is_absent = ungated && *target == LoraTarget::GateProj;
+        !(is_absent || has_experts && target.is_feed_forward())
+    };
     let targets = LoraTarget::ALL.into_iter().filter(exists).collect();
     // A scale of twice the rank is what most recipes take.
     config.lora = rank.map(|rank| Lora { rank, alpha: 2.0 * f64::from(rank), targets });

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use shoal_protocol::manifest::{Base, Block, Boundary, BoundaryKind, Model};
+use shoal_protocol::manifest::{Base, Block, Boundary, BoundaryKind, Experts, Model};
 
-use super::Sources;
+use super::{Sources, text_of};
 
 /// The section as it is written.
 #[derive(Debug, Deserialize)]
@@ -27,6 +27,7 @@ pub(super) struct ModelSection {
     rope_theta: Option<f64>,
     norm_epsilon: Option<f64>,
     initializer_range: Option<f64>,
+    experts: Option<Experts>,
 }
 
 impl ModelSection {
@@ -79,10 +80,11 @@ impl ModelSection {
         ];
         let whole = whole.into_iter().filter(|(_, value)| value.is_some()).map(|(key, _)| key);
         let real = real.into_iter().filter(|(_, value)| value.is_some()).map(|(key, _)| key);
-        whole.chain(real).next()
+        let experts = self.experts.as_ref().map(|_| "experts");
+        whole.chain(real).chain(experts).next()
     }
 
-    /// A model with Llama's block.
+    /// A model with Llama's block, perhaps with experts.
     fn plain(self) -> Result<Model, String> {
         Ok(Model {
             vocabulary: self.vocabulary.ok_or_else(|| missing("vocabulary"))?,
@@ -99,7 +101,7 @@ impl ModelSection {
                 .initializer_range
                 .ok_or_else(|| missing("initializer_range"))?,
             boundary: self.boundary,
-            block: Block::default(),
+            block: Block { experts: self.experts, ..Block::default() },
             base: None,
         })
     }
@@ -139,8 +141,27 @@ pub(super) fn to_toml(model: &Model, base: Option<&Path>) -> String {
             norm_epsilon = model.norm_epsilon,
             initializer_range = model.initializer_range,
             boundary = boundary,
+            experts = experts_section(model.block.experts.as_ref()),
         ),
     }
+}
+
+/// The experts of a model without a base: a section, or a comment with an example if there are none.
+fn experts_section(experts: Option<&Experts>) -> String {
+    let Some(experts) = experts else { return include_str!("experts_template.toml").to_owned() };
+    let mut lines = vec![
+        "[model.experts]".to_owned(),
+        format!("count = {}", experts.count),
+        format!("per_token = {}", experts.per_token),
+        format!("intermediate = {}", experts.intermediate),
+        format!("router = {}", text_of(experts.router)),
+        format!("renormalise = {}", experts.renormalise),
+    ];
+    let shared = experts.shared_intermediate.map(|width| format!("shared_intermediate = {width}"));
+    lines.extend(shared);
+    lines.push(format!("dense_layers = {:?}", experts.dense_layers));
+    lines.push(format!("balance = {}\n", text_of(experts.balance)));
+    lines.join("\n")
 }
 
 /// The key in TOML, or a comment with an example if there is no boundary.

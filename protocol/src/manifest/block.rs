@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ManifestError, within};
+use super::{Experts, ManifestError, within};
 
 /// How the decoder block differs from Llama's.
 #[derive(
@@ -27,6 +27,8 @@ pub struct Block {
     /// Whether the feed-forward block has no gate: `down(f(up(x)))` instead of
     /// `down(f(gate(x)) · up(x))`.
     pub ungated: bool,
+    /// Experts in place of the feed-forward block; `None` has a single block in every layer.
+    pub experts: Option<Experts>,
     /// Factor on the products of queries and keys; `None` is `1 / √head_size`.
     pub attention_scale: Option<f64>,
     /// Factor on the embedding; `None` is 1.

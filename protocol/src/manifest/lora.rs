@@ -76,6 +76,12 @@ impl LoraTarget {
         }
     }
 
+    /// Whether it is a matrix of the feed-forward block.
+    #[must_use]
+    pub fn is_feed_forward(self) -> bool {
+        matches!(self, Self::GateProj | Self::UpProj | Self::DownProj)
+    }
+
     /// The last part of its name, which names it among the matrices of a layer.
     #[must_use]
     pub fn matrix(self) -> &'static str {
@@ -109,6 +115,16 @@ impl Manifest {
                 key: "lora.targets",
                 value: "gate_proj".to_owned(),
                 range: "matrices of the model, which has no gate".to_owned(),
+            });
+        }
+        let of_experts = targets.iter().find(|target| target.is_feed_forward());
+        if let (Some(target), Some(_)) = (of_experts, &self.model.block.experts) {
+            return Err(ManifestError::OutOfRange {
+                key: "lora.targets",
+                value: target.matrix().to_owned(),
+                range: "some of q_proj, k_proj, v_proj and o_proj in a model of experts, whose \
+                        feed-forward blocks have no adapters yet"
+                    .to_owned(),
             });
         }
         if self.model.boundary.is_some() {

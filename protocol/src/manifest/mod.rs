@@ -9,6 +9,8 @@ mod boundary;
 mod codecs;
 mod data;
 pub mod example;
+mod expert_layers;
+mod experts;
 mod inner;
 mod lora;
 mod mixture;
@@ -36,6 +38,7 @@ pub use block::{
 pub use boundary::{Boundary, BoundaryKind};
 pub use codecs::{ChunkPacking, Codecs, GradientRounding};
 pub use data::{Data, Prepared, TokenWidth, Tokenizer, Tokens};
+pub use experts::{Balance, Experts, Router};
 pub use inner::{DistanceCodec, InnerLoop, InnerMoments, NOTE};
 pub use lora::{Lora, LoraTarget};
 pub use mixture::{MixedSource, Mixture, MixtureError, Phase, Weight};

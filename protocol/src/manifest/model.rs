@@ -105,6 +105,7 @@ impl Model {
             });
         }
         self.check_slices()?;
+        self.check_experts()?;
         if let Some(base) = self.base {
             within("bytes of the base's index", base.bytes, 1..=limits::BASE_INDEX.0)?;
         }

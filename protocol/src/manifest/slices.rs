@@ -14,6 +14,10 @@ impl Model {
         slice.heads /= count;
         slice.key_value_heads /= count;
         slice.intermediate /= count;
+        if let Some(experts) = &mut slice.block.experts {
+            experts.intermediate /= count;
+            experts.shared_intermediate = experts.shared_intermediate.map(|width| width / count);
+        }
         slice.slices = 1;
         slice
     }

@@ -69,6 +69,57 @@ fn peers_get_an_imported_model_from_each_other_and_survive_a_death() {
     assert!(config.contains("Gemma3ForCausalLM"), "{config}");
 }
 
+#[test]
+fn a_swarm_trains_a_mixture_of_experts_through_a_death() {
+    for name in ["mixtral", "qwen2-moe"] {
+        let run = run_from(name, "from");
+        let alone = run.local("alone");
+        let trained = with_a_death(&run.config(), 2);
+        assert_eq!(trained.hash(), alone.hash(), "{name}");
+        let mut command = shoal(["generate", "--prompt", "a", "--tokens", "4"]);
+        command.arg(trained.checkpoint());
+        assert!(Process::start("generate", command).end().success().starts_with('a'));
+        let (checkpoint, out) = (trained.checkpoint(), run.path("export"));
+        let arguments = ["export".as_ref(), checkpoint.as_os_str(), "-o".as_ref(), out.as_os_str()];
+        let _ = Process::start("export", shoal(arguments)).end().success();
+        let config = fs::read_to_string(out.join("config.json")).expect("exported");
+        assert!(config.contains("MoeForCausalLM") || config.contains("MixtralForCausalLM"));
+        let [out, again] = [out, run.path("again")];
+        let arguments = ["import".as_ref(), out.as_os_str(), "-o".as_ref(), again.as_os_str()];
+        let _ = Process::start("import", shoal(arguments)).end().success();
+    }
+}
+
+#[test]
+fn experts_from_noise_are_a_section_of_the_run() {
+    let keys =
+        [("training.steps", toml::Value::from(4)), ("training.stages", toml::Value::from(2))];
+    let run = Run::tiny(&keys);
+    let text = fs::read_to_string(run.config()).expect("it is there");
+    let mut config: toml::Table = text.parse().expect("valid TOML");
+    let experts =
+        "count = 4\nper_token = 2\nintermediate = 16\ndense_layers = [0]\nshared_intermediate = 8";
+    let section = experts.parse::<toml::Table>().expect("valid");
+    config["model"].as_table_mut().expect("a section").insert("experts".to_owned(), section.into());
+    fs::write(run.config(), config.to_string()).expect("room for a file");
+    let alone = run.local("alone");
+    let mut swarm = Swarm::start(&run.config(), &["--stage", "1"]);
+    swarm.join(&["--stage", "0"]);
+    let trained = swarm.finish();
+    assert_eq!(trained.hash(), alone.hash());
+    let config = fs::read_to_string(trained.checkpoint().join("config.json")).expect("written");
+    assert!(config.contains("ShoalForCausalLM"), "transformers must not load it: {config}");
+    let mut command = shoal(["generate", "--prompt", "a", "--tokens", "4"]);
+    command.arg(trained.checkpoint());
+    assert!(Process::start("generate", command).end().success().starts_with('a'));
+    let text = fs::read_to_string(run.config()).expect("it is there");
+    fs::write(run.config(), text.replace("per_token = 2", "per_token = 5")).expect("room");
+    let mut command = shoal(["local"]);
+    command.arg(run.config()).arg("--out").arg(run.path("refused"));
+    let error = Process::start("local", command).end().failure(2);
+    assert!(error.contains("model.experts.per_token = 5 is out of range"), "{error}");
+}
+
 /// Has a run train adapters beside its base.
 fn add_adapters(run: &Run) {
     let mut text = fs::read_to_string(run.config()).expect("it is there");
@@ -390,8 +441,8 @@ fn models_that_cannot_be_imported_are_refused_in_a_line() {
         assert!(config.contains(from), "{config}");
         fs::write(model.join("config.json"), config.replace(from, to)).expect("written");
     };
-    with("\"llama\"", "\"mixtral\"");
-    assert!(refusal("one").contains("model_type = \"mixtral\", which is not supported"));
+    with("\"llama\"", "\"deepseek_v3\"");
+    assert!(refusal("one").contains("model_type = \"deepseek_v3\", which is not supported"));
     with("\"rope_type\": \"default\"", "\"rope_type\": \"longrope\"");
     assert!(refusal("two").contains("rope_parameters.rope_type = \"longrope\""));
     with("\"intermediate_size\": 48", "\"intermediate_size\": 56");

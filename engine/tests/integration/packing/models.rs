@@ -51,9 +51,19 @@ pub(super) fn draw(family: &str, seed: u64, positions: usize, dice: &mut Dice) -
         "query_pre_attn_scalar": dice.from(&[8, 13]),
         "tie_word_embeddings": dice.from(&[true, false]),
         "rotary_pct": dice.from(&[0.5, 1.0]),
+        "num_experts": 4, "num_local_experts": 4, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 24,
     });
+    // After the others, whose numbers stay.
+    config["num_experts_per_tok"] = dice.from(&[1, 2, 4]).into();
+    config["mlp_only_layers"] = json!([dice.below(4)]);
+    config["norm_topk_prob"] = dice.from(&[true, false]).into();
     if !["gpt_neox", "gpt2"].contains(&family) {
         config["head_dim"] = dice.from(&[8, 12]).into();
+    }
+    if family == "olmoe" {
+        // Windows of it are refused.
+        config["sliding_window"] = Value::Null;
     }
     let mut ropes = ropes();
     let count = ropes.len();

@@ -1,0 +1,236 @@
+//! The matrices of a decoder layer: one table for each kind of block, which says what a layer has and in which order. The
+//! flat vector, its views, slices, adapters, operations and memory follow from it.
+
+use shoal_protocol::manifest::{Experts, LoraTarget, Model};
+
+/// A matrix `[outputs, inputs]` of a layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Matrix {
+    /// Its name after that of the layer, without `.weight`.
+    pub(crate) name: String,
+    pub(crate) outputs: usize,
+    /// The adapter that it may have.
+    pub(crate) target: Option<LoraTarget>,
+}
+
+/// Adjacent matrices that read the same input and are one product; their biases follow them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Joined {
+    pub(crate) matrices: Vec<Matrix>,
+    pub(crate) inputs: usize,
+    pub(crate) biased: bool,
+}
+
+impl Joined {
+    fn new<const N: usize>(matrices: [(String, u32); N], inputs: u32) -> Self {
+        let matrix = |(name, outputs)| Matrix { name, outputs: outputs as usize, target: None };
+        let matrices = matrices.into_iter().map(matrix).collect();
+        Self { matrices, inputs: inputs as usize, biased: false }
+    }
+
+    fn biased(self, biased: bool) -> Self {
+        Self { biased, ..self }
+    }
+
+    /// The same, with an adapter for each matrix that is a target.
+    fn adapted(mut self) -> Self {
+        for matrix in &mut self.matrices {
+            matrix.target = LoraTarget::ALL.into_iter().find(|one| one.name() == matrix.name);
+        }
+        self
+    }
+
+    /// Rows of the product's matrix.
+    pub(crate) fn outputs(&self) -> usize {
+        self.matrices.iter().map(|matrix| matrix.outputs).sum()
+    }
+
+    /// The name of the first matrix.
+    pub(crate) fn first(&self) -> &str {
+        &self.matrices[0].name
+    }
+
+    /// The adapters that its matrices may have, in order.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = (LoraTarget, [usize; 2])> + '_ {
+        let extents = |matrix: &Matrix| Some((matrix.target?, [matrix.outputs, self.inputs]));
+        self.matrices.iter().filter_map(extents)
+    }
+}
+
+/// The matrices of attention.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct AttentionTable {
+    pub(crate) query_key_value: Joined,
+    pub(crate) output: Joined,
+}
+
+impl AttentionTable {
+    /// The same in every layer of a model.
+    pub(crate) fn of(model: &Model) -> Self {
+        let (queries, keys, biases) = (model.query_width(), model.key_width(), model.block.biases);
+        let name = |part: &str| format!("self_attn.{part}");
+        let parts = [(name("q_proj"), queries), (name("k_proj"), keys), (name("v_proj"), keys)];
+        let output = Joined::new([(name("o_proj"), model.hidden)], queries);
+        Self {
+            query_key_value: Joined::new(parts, model.hidden)
+                .biased(biases.query_key_value)
+                .adapted(),
+            output: output.biased(biases.attention_output).adapted(),
+        }
+    }
+}
+
+/// The matrices of a single feed-forward block, or of an expert.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DenseTable {
+    /// The gate, unless the block has none, and the inner values.
+    pub(crate) gate_up: Joined,
+    pub(crate) down: Joined,
+}
+
+impl DenseTable {
+    /// The block of this name and width.
+    fn new(model: &Model, name: &str, inner: u32) -> Self {
+        let part = |part: &str, outputs| (format!("{name}.{part}"), outputs);
+        let (up, hidden) = (part("up_proj", inner), model.hidden);
+        let gate_up = match model.block.ungated {
+            true => Joined::new([up], hidden),
+            false => Joined::new([part("gate_proj", inner), up], hidden),
+        };
+        Self { gate_up, down: Joined::new([part("down_proj", hidden)], inner) }
+    }
+}
+
+/// The matrices of a mixture of experts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ExpertsTable {
+    /// A logit for each expert.
+    pub(crate) router: Joined,
+    pub(crate) experts: Vec<DenseTable>,
+    /// An expert of all tokens, and the product whose sigmoid weighs it.
+    pub(crate) shared: Option<(DenseTable, Joined)>,
+}
+
+/// Names of experts end in this and their number.
+const EXPERTS: &str = "mlp.experts";
+
+impl ExpertsTable {
+    fn new(model: &Model, experts: &Experts) -> Self {
+        let hidden = model.hidden;
+        let each =
+            |number| DenseTable::new(model, &format!("{EXPERTS}.{number}"), experts.intermediate);
+        let shared = experts.shared_intermediate.map(|inner| {
+            let gate = Joined::new([("mlp.shared_expert_gate".to_owned(), 1)], hidden);
+            (DenseTable::new(model, "mlp.shared_expert", inner), gate)
+        });
+        Self {
+            router: Joined::new([("mlp.gate".to_owned(), experts.count)], hidden),
+            experts: (0..experts.count).map(each).collect(),
+            shared,
+        }
+    }
+}
+
+/// The matrices of a feed-forward block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum FeedForwardTable {
+    Dense(DenseTable),
+    Experts(ExpertsTable),
+}
+
+impl FeedForwardTable {
+    /// That of a layer of a model.
+    pub(crate) fn of(model: &Model, layer: u32) -> Self {
+        if let Some(experts) = model.experts_of(layer) {
+            return Self::Experts(ExpertsTable::new(model, experts));
+        }
+        let biased = model.block.biases.feed_forward;
+        let DenseTable { gate_up, down } = DenseTable::new(model, "mlp", model.intermediate);
+        let of = |joined: Joined| joined.biased(biased).adapted();
+        Self::Dense(DenseTable { gate_up: of(gate_up), down: of(down) })
+    }
+
+    /// Its products in the order of the flat vector.
+    pub(crate) fn joined(&self) -> Vec<&Joined> {
+        match self {
+            Self::Dense(DenseTable { gate_up, down }) => vec![gate_up, down],
+            Self::Experts(ExpertsTable { router, experts, shared }) => {
+                let mut all = vec![router];
+                all.extend(experts.iter().flat_map(|expert| [&expert.gate_up, &expert.down]));
+                all.extend(
+                    shared.iter().flat_map(|(expert, gate)| [&expert.gate_up, &expert.down, gate]),
+                );
+                all
+            }
+        }
+    }
+}
+
+/// Products of layers that may have adapters, in the order of the flat vector: those of attention, then those of a single
+/// feed-forward block.
+pub(crate) fn adapted(model: &Model, layer: u32) -> Vec<Joined> {
+    let AttentionTable { query_key_value, output } = AttentionTable::of(model);
+    let mut all = vec![query_key_value, output];
+    if let FeedForwardTable::Dense(DenseTable { gate_up, down }) =
+        FeedForwardTable::of(model, layer)
+    {
+        all.extend([gate_up, down]);
+    }
+    all
+}
+
+/// Width of the feed-forward block of a layer for each token: with experts those that it has, together.
+pub(crate) fn inner_width(model: &Model, layer: u32) -> u64 {
+    let Some(experts) = model.experts_of(layer) else { return u64::from(model.intermediate) };
+    let chosen = u64::from(experts.per_token) * u64::from(experts.intermediate);
+    chosen + u64::from(experts.shared_intermediate.unwrap_or(0))
+}
+
+/// Bytes beside the inner values that a backward pass reads of a layer's experts, for each token, where a number of passes
+/// has so many: the inputs and outputs of those that the token has; the shares of all experts in f32 as computed and as
+/// sorted, with their numbers; and of each choice its weight in f32 and both its places. Each slice has them all.
+pub(crate) fn routed_bytes(model: &Model, layer: u32, size: u64) -> u64 {
+    let Some(experts) = model.experts_of(layer) else { return 0 };
+    let (each, hidden) = (u64::from(experts.per_token), u64::from(model.hidden));
+    let shared = experts.shared_intermediate.map_or(0, |_| size * hidden + 8);
+    let routed = each * (2 * size * hidden + 4 + 16) + (4 + 4 + 8) * u64::from(experts.count);
+    u64::from(model.slices) * (routed + shared)
+}
+
+/// Elements of the largest matrix of a layer's feed-forward block that has one gradient.
+pub(crate) fn largest_product(model: &Model, layer: u32) -> u64 {
+    let table = FeedForwardTable::of(model, layer);
+    let elements = |joined: &Joined| (joined.outputs() * joined.inputs) as u64;
+    table.joined().into_iter().map(elements).max().unwrap_or(0)
+}
+
+/// The share of tokens that a weight of a layer is multiplied with.
+pub(crate) fn share_of_tokens(model: &Model, name: &str) -> f64 {
+    match &model.block.experts {
+        Some(experts) if name.contains(&format!(".{EXPERTS}.")) => {
+            f64::from(experts.per_token) / f64::from(experts.count)
+        }
+        _ => 1.0,
+    }
+}
+
+/// Whether the output of a matrix is added to the residual stream, perhaps times a number for each token.
+pub(crate) fn joins_stream(name: &str) -> bool {
+    [".o_proj.", ".down_proj."].iter().any(|part| name.contains(part))
+}
+
+/// What a slice has of a matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SliceOf {
+    Rows,
+    Columns,
+}
+
+/// How slices divide a matrix of a layer, by the last word of its name; `None` has all of it in every slice.
+pub(crate) fn slice_of(matrix: &str) -> Option<SliceOf> {
+    match matrix {
+        "q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj" => Some(SliceOf::Rows),
+        "o_proj" | "down_proj" => Some(SliceOf::Columns),
+        _ => None,
+    }
+}

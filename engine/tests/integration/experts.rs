@@ -1,0 +1,131 @@
+//! Mixtures of experts from noise: the same bits however stages, devices and memory are cut.
+
+use crate::common::{self, Trainer, manifest, samples, text, with_workers};
+use crate::{device_memory, islands, slices, stages, subspace, swapping};
+use shoal_engine::parameters;
+use shoal_protocol::ids::Stage;
+use shoal_protocol::manifest::{
+    Balance, Codecs, Dtype, Experts, Lora, LoraTarget, Manifest, Router,
+};
+
+/// Turns a run's layers into mixtures, but the third one.
+fn mix(manifest: &mut Manifest) {
+    manifest.model.block.experts = Some(Experts {
+        count: 6,
+        per_token: 2,
+        intermediate: 24,
+        router: Router::Softmax,
+        renormalise: true,
+        shared_intermediate: Some(16),
+        dense_layers: vec![2],
+        balance: Balance::None,
+    });
+}
+
+#[test]
+fn the_cut_and_repeated_passes_change_no_bit() {
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let bits = |stages, recompute| {
+            stages::bits(|manifest| {
+                mix(manifest);
+                manifest.training.dtype = dtype;
+                manifest.codec = Codecs::all(dtype.into());
+                manifest.training.stages = stages;
+                manifest.training.recompute = recompute;
+                manifest.optimizer.gradient_clip = 0.0;
+            })
+            .1
+        };
+        let whole = bits(1, false);
+        for (stages, recompute) in [(2, false), (4, true)] {
+            assert!(bits(stages, recompute) == whole, "{dtype:?}, {stages} stages");
+        }
+    }
+}
+
+#[test]
+fn a_mixture_learns_with_every_expert() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut manifest = manifest();
+    mix(&mut manifest);
+    let samples = samples(&mut manifest, folder.path(), &text());
+    let mut trainer = Trainer::new(&manifest, samples);
+    let first = trainer.weights();
+    let losses: Vec<f64> = (0..20).map(|step| trainer.step(step).0).collect();
+    assert!(losses[0] - losses[19] > 0.5, "{losses:?}");
+    let last = trainer.weights();
+    let flat = |weights: &[u32], range: std::ops::Range<usize>| weights[range].to_vec();
+    let all = parameters(&manifest, Stage(0));
+    assert_eq!(all.iter().filter(|one| one.name.contains(".mlp.experts.")).count(), 3 * 6 * 3);
+    for parameter in all.iter().filter(|one| one.name.contains(".mlp.")) {
+        let [from, to] = [&first, &last].map(|weights| flat(weights, parameter.range()));
+        assert!(from != to, "{} stays", parameter.name);
+    }
+}
+
+#[test]
+fn slices_have_the_losses_of_whole_experts() {
+    let mut manifest = slices::divisible();
+    mix(&mut manifest);
+    for count in [2, 4] {
+        let off = slices::difference(&manifest, count);
+        assert!(off < 1e-3, "{count} slices: {off}");
+    }
+}
+
+#[test]
+fn devices_that_share_slices_of_experts_compute_the_bits_of_one() {
+    for (stages, dtype, recompute) in [(1, Dtype::F32, false), (2, Dtype::Bf16, true)] {
+        let mut manifest = slices::divisible();
+        mix(&mut manifest);
+        manifest.model.slices = 4;
+        manifest.training.stages = stages;
+        manifest.training.dtype = dtype;
+        manifest.training.recompute = recompute;
+        slices::compare(&manifest, &[2, 4]);
+    }
+}
+
+#[test]
+fn islands_and_virtual_workers_compute_the_bits_of_one_device() {
+    islands::compare(mix);
+    islands::compare(|manifest| {
+        mix(manifest);
+        manifest.training.stages = 1;
+        *manifest = with_workers(manifest.clone());
+    });
+}
+
+#[test]
+fn swapped_experts_compute_the_bits_of_resident_ones() {
+    swapping::compare(mix);
+    for rule in [common::muon(), common::adafactor()] {
+        swapping::compare(|manifest| {
+            mix(manifest);
+            manifest.training.dtype = Dtype::Bf16;
+            manifest.optimizer.rule = rule;
+        });
+    }
+}
+
+#[test]
+fn experts_that_pass_through_the_device_compute_the_bits_of_those_that_stay() {
+    device_memory::compare(|manifest| {
+        mix(manifest);
+        manifest.training.staleness = 1;
+    });
+}
+
+#[test]
+fn adapters_of_attention_are_trained_beside_frozen_experts() {
+    device_memory::compare(|manifest| {
+        mix(manifest);
+        let targets = LoraTarget::ALL[..4].to_vec();
+        manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets });
+    });
+}
+
+#[test]
+fn experts_stay_in_a_subspace() {
+    subspace::assert_stays_in_the_subspace(mix);
+}

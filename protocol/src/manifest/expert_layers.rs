@@ -1,0 +1,167 @@
+//! The layers of a model that have experts, and the checks of these.
+
+use super::{Experts, ManifestError, Model, within};
+use crate::limits;
+
+impl Model {
+    /// The experts of a layer; `None` for one with a single feed-forward block.
+    #[must_use]
+    pub fn experts_of(&self, layer: u32) -> Option<&Experts> {
+        let experts = self.block.experts.as_ref()?;
+        (!experts.dense_layers.contains(&layer)).then_some(experts)
+    }
+
+    /// Whether some layer has a single feed-forward block.
+    #[must_use]
+    pub fn has_dense_layers(&self) -> bool {
+        let experts = self.block.experts.as_ref();
+        experts.is_none_or(|experts| !experts.dense_layers.is_empty())
+    }
+
+    /// Checks the experts against the rest of the model.
+    pub(super) fn check_experts(&self) -> Result<(), ManifestError> {
+        let Some(experts) = &self.block.experts else { return Ok(()) };
+        within("model.experts.count", experts.count, 1..=limits::EXPERTS)?;
+        if !(1..=experts.count).contains(&experts.per_token) {
+            return Err(ManifestError::OutOfRange {
+                key: "model.experts.per_token",
+                value: experts.per_token.to_string(),
+                range: format!("from 1 to model.experts.count = {}", experts.count),
+            });
+        }
+        let width = 1..=limits::INTERMEDIATE;
+        within("model.experts.intermediate", experts.intermediate, width.clone())?;
+        let shared = experts.shared_intermediate.unwrap_or(1);
+        within("model.experts.shared_intermediate", shared, width)?;
+        let dense = &experts.dense_layers;
+        let in_order = dense.is_sorted_by(|one, other| one < other);
+        if !in_order || dense.last().is_some_and(|last| *last >= self.layers) {
+            return Err(ManifestError::OutOfRange {
+                key: "model.experts.dense_layers",
+                value: format!("{dense:?}"),
+                range: format!(
+                    "numbers below model.layers = {}, each once and in ascending order",
+                    self.layers
+                ),
+            });
+        }
+        if dense.len() == self.layers as usize {
+            return Err(ManifestError::OutOfRange {
+                key: "model.experts.dense_layers",
+                value: format!("all {} layers", self.layers),
+                range: "fewer than all layers; a model without experts has no model.experts"
+                    .to_owned(),
+            });
+        }
+        if self.block.biases.feed_forward || self.block.ungated {
+            return Err(ManifestError::OutOfRange {
+                key: "model.experts",
+                value: "set".to_owned(),
+                range: "absent in a block whose feed-forward maps have biases or no gate"
+                    .to_owned(),
+            });
+        }
+        let slices = u32::from(self.slices);
+        let widths = [experts.intermediate, experts.shared_intermediate.unwrap_or(slices)];
+        if widths.iter().any(|width| !width.is_multiple_of(slices)) {
+            return Err(ManifestError::OutOfRange {
+                key: "model.slices",
+                value: slices.to_string(),
+                range: format!(
+                    "a divisor of the widths inside experts: intermediate = {}, shared_intermediate = {}",
+                    experts.intermediate,
+                    experts
+                        .shared_intermediate
+                        .map_or("none".to_owned(), |width| width.to_string())
+                ),
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::example::small;
+    use super::super::{Balance, Lora, LoraTarget, Manifest, Router};
+    use super::*;
+
+    fn experts() -> Experts {
+        Experts {
+            count: 8,
+            per_token: 2,
+            intermediate: 24,
+            router: Router::Softmax,
+            renormalise: true,
+            shared_intermediate: Some(16),
+            dense_layers: vec![0, 3],
+            balance: Balance::None,
+        }
+    }
+
+    fn with(change: impl FnOnce(&mut Manifest)) -> Result<(), String> {
+        let mut manifest = small();
+        manifest.model.block.experts = Some(experts());
+        change(&mut manifest);
+        let checked = manifest.check();
+        let read = Manifest::from_bytes(&manifest.to_bytes());
+        assert_eq!(read.map(|read| assert_eq!(read, manifest)), checked);
+        checked.map_err(|error| error.to_string())
+    }
+
+    fn refusal(change: impl Fn(&mut Experts)) -> String {
+        let apply = |manifest: &mut Manifest| {
+            change(manifest.model.block.experts.as_mut().expect("it has some"));
+        };
+        with(apply).expect_err("refused")
+    }
+
+    #[test]
+    fn experts_fit_their_model() {
+        assert_eq!(with(|_| ()), Ok(()));
+        let error = refusal(|experts| experts.per_token = 9);
+        let expected = "model.experts.per_token = 9 is out of range: it must be from 1 to \
+                        model.experts.count = 8";
+        assert_eq!(error, expected);
+        assert!(refusal(|experts| experts.per_token = 0).contains("per_token = 0"));
+        assert!(refusal(|experts| experts.count = 0).contains("model.experts.count = 0"));
+        for dense in [&[5][..], &[3, 0], &[1, 1]] {
+            let error = refusal(|experts| experts.dense_layers = dense.to_vec());
+            assert!(error.contains("below model.layers = 5"), "{error}");
+        }
+        let error = refusal(|experts| experts.dense_layers = (0..5).collect());
+        assert!(error.contains("all 5 layers"), "{error}");
+        let error = with(|manifest| manifest.model.block.ungated = true).expect_err("refused");
+        assert!(error.starts_with("model.experts = set"), "{error}");
+    }
+
+    #[test]
+    fn slices_divide_the_width_of_experts() {
+        assert_eq!(with(|manifest| manifest.model.slices = 2), Ok(()));
+        let error = with(|manifest| {
+            manifest.model.slices = 2;
+            manifest.model.block.experts.as_mut().expect("some").intermediate = 25;
+        });
+        let error = error.expect_err("refused");
+        assert!(error.contains("widths inside experts: intermediate = 25"), "{error}");
+    }
+
+    #[test]
+    fn adapters_are_of_attention_alone() {
+        let lora = |targets| Lora { rank: 2, alpha: 4.0, targets };
+        let attention = LoraTarget::ALL[..4].to_vec();
+        assert_eq!(with(|manifest| manifest.lora = Some(lora(attention))), Ok(()));
+        let all = LoraTarget::ALL.to_vec();
+        let error = with(|manifest| manifest.lora = Some(lora(all))).expect_err("refused");
+        assert!(error.contains("lora.targets = gate_proj") && error.contains("experts"), "{error}");
+    }
+
+    #[test]
+    fn a_layer_has_experts_unless_it_is_dense() {
+        let mut model = small().model;
+        assert!(model.experts_of(1).is_none() && model.has_dense_layers());
+        model.block.experts = Some(experts());
+        let has: Vec<bool> = (0..5).map(|layer| model.experts_of(layer).is_some()).collect();
+        assert_eq!(has, [false, true, true, false, true]);
+    }
+}

@@ -1,0 +1,76 @@
+//! Mixtures of experts: layers whose feed-forward block is many small ones, of which each token chooses a few
+//! (Shazeer et al., arXiv 1701.06538).
+
+use serde::{Deserialize, Serialize};
+
+/// The experts of a model's layers. No token is dropped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
+#[serde(deny_unknown_fields)]
+pub struct Experts {
+    /// Experts of a layer.
+    pub count: u32,
+    /// Experts that each token chooses.
+    pub per_token: u32,
+    /// Width inside an expert.
+    pub intermediate: u32,
+    /// The function from a token's logits to its experts and their weights.
+    #[serde(default)]
+    pub router: Router,
+    /// Whether the weights of the chosen experts are divided by their sum.
+    #[serde(default = "yes")]
+    pub renormalise: bool,
+    /// Width inside an expert that every token has besides, times the sigmoid of one more product; `None` has no
+    /// such expert.
+    #[serde(default)]
+    pub shared_intermediate: Option<u32>,
+    /// The layers without experts, by number from 0, in ascending order.
+    #[serde(default)]
+    pub dense_layers: Vec<u32>,
+    /// What keeps the experts equally busy.
+    #[serde(default)]
+    pub balance: Balance,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// The function from a token's logits to its experts and their weights.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    bincode::Encode,
+    bincode::Decode,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Router {
+    /// The largest of the softmax over all experts, in f32; of equal ones the expert with the lower number.
+    #[default]
+    Softmax,
+}
+
+/// What keeps the experts equally busy.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    bincode::Encode,
+    bincode::Decode,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Balance {
+    /// Nothing: the loss alone.
+    #[default]
+    None,
+}
