@@ -12,9 +12,10 @@ use shoal_protocol::manifest::{
 };
 
 use crate::cli::InitArgs;
-use crate::config::{RunConfig, SourceKeys, TrainingEpochs, reads_bytes};
-use crate::epochs;
+use crate::config::data_section::SourceKeys;
+use crate::config::{RunConfig, TrainingEpochs, reads_bytes};
 use crate::exit::{Exit, ExitWith};
+use crate::source_epochs;
 use crate::terminal::outln;
 
 /// Writes the default run configuration. Never overwrites a file.
@@ -47,7 +48,7 @@ fn write_and_count(config: &RunConfig, output: &Path) -> anyhow::Result<()> {
     let manifest = manifest.transpose()?;
     write_new(config, output)?;
     if let Some(manifest) = manifest {
-        let (numbers, warnings) = epochs::lines(&manifest);
+        let (numbers, warnings) = source_epochs::lines(&manifest);
         numbers.iter().for_each(|line| outln!("{line}"));
         warnings.iter().for_each(|warning| outln!("warning: {warning}"));
     }
