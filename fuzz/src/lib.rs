@@ -23,6 +23,8 @@ mod open_step;
 mod reachability;
 #[path = "../../node/src/commands/scenario.rs"]
 mod scenario;
+#[path = "../../node/src/scores.rs"]
+mod scores;
 #[path = "../../node/src/status/snapshot.rs"]
 mod snapshot;
 

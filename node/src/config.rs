@@ -4,7 +4,7 @@
 //! `[data]` differs: a user names a text, a manifest names tokens by their hash.
 
 #[path = "config/data_section.rs"]
-mod data_section;
+pub(crate) mod data_section;
 #[path = "config/lora_section.rs"]
 mod lora_section;
 #[path = "config/model_section.rs"]
@@ -37,8 +37,8 @@ use shoal_protocol::units::Bytes;
 use toml::Spanned;
 
 use self::data_section::DataSection;
-pub use self::data_section::{DataSource, MixtureSource};
-pub(crate) use self::data_section::{PreparedFolder, SourceKeys, mix, reads_bytes};
+pub use self::data_section::DataSource;
+pub(crate) use self::data_section::{PreparedFolder, reads_bytes};
 use self::model_section::ModelSection;
 pub use self::outer_section::Outer;
 use self::start_section::StartSection;

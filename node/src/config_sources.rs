@@ -7,9 +7,8 @@ use shoal_engine::{BaseIndex, Checkpoint};
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::manifest::{Base, Model};
 
-use crate::config::{
-    ConfigError, PreparedFolder, RunConfig, SourceKeys, Sources, StartSource, mix, read_capped,
-};
+use crate::config::data_section::{SourceKeys, mix};
+use crate::config::{ConfigError, PreparedFolder, RunConfig, Sources, StartSource, read_capped};
 
 /// Reads folders of the disk.
 struct OnDisk;

@@ -13,9 +13,8 @@ use shoal_protocol::manifest::{Base, Data, Manifest, Tokens};
 
 use crate::config::{RunConfig, TrainingEpochs};
 use crate::data_dir::{self, Files};
-use crate::epochs;
 use crate::exit::{Exit, ExitWith};
-use crate::progress;
+use crate::{progress, source_epochs};
 
 /// The text of a run that names none: this project's documentation and sources.
 ///
@@ -62,7 +61,7 @@ impl Dataset {
 /// Those of [`prepare`].
 pub fn prepare_to_train(config: &RunConfig, folder: &Path) -> anyhow::Result<Dataset> {
     let dataset = prepare(config, folder)?;
-    let (numbers, mut warnings) = epochs::lines(&dataset.manifest);
+    let (numbers, mut warnings) = source_epochs::lines(&dataset.manifest);
     if config.data.folders().is_empty() {
         warnings.clear();
     }

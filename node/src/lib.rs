@@ -46,6 +46,7 @@ mod reachability;
 pub mod report;
 pub mod scores;
 pub mod signals;
+pub mod source_epochs;
 pub mod status;
 pub mod tensorboard;
 mod terminal;

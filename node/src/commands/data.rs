@@ -22,9 +22,10 @@ use super::{data_notes, hub};
 use crate::cli::{DataCommand, DataPrepareArgs, DataShowArgs, DataStatsArgs};
 use crate::config::RunConfig;
 use crate::dataset::{self, Dataset};
-use crate::epochs::{Epochs, SourceEpochs};
+use crate::epochs::Epochs;
 use crate::exit::{Exit, ExitWith};
 use crate::progress;
+use crate::source_epochs::SourceEpochs;
 use crate::terminal::outln;
 
 /// The label of a token that does not count, as in PyTorch.

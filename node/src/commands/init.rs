@@ -12,9 +12,10 @@ use shoal_protocol::manifest::{
 };
 
 use crate::cli::InitArgs;
-use crate::config::{RunConfig, SourceKeys, TrainingEpochs, reads_bytes};
-use crate::epochs;
+use crate::config::data_section::SourceKeys;
+use crate::config::{RunConfig, TrainingEpochs, reads_bytes};
 use crate::exit::{Exit, ExitWith};
+use crate::source_epochs;
 use crate::terminal::outln;
 use crate::whole_file;
 
@@ -52,7 +53,7 @@ fn write_and_count(config: &RunConfig, args: &InitArgs) -> anyhow::Result<()> {
         write_new(config, &args.out)?;
     }
     if let Some(manifest) = manifest {
-        let (numbers, warnings) = epochs::lines(&manifest);
+        let (numbers, warnings) = source_epochs::lines(&manifest);
         numbers.iter().for_each(|line| outln!("{line}"));
         warnings.iter().for_each(|warning| outln!("warning: {warning}"));
     }
