@@ -362,7 +362,7 @@ mod tests {
             (refusal(join, NOTHING, "memory = true"), "`memory` takes a text or a number"),
             (refusal(join, NOTHING, "memory = [\"1GiB\"]"), "`memory` takes a text or a number"),
             (refusal(join, NOTHING, "listen = [1, true]"), "`listen` takes a text or a list"),
-            (refusal(join, NOTHING, "memory = \"1\nx"), "peer.toml: line 1"),
+            (refusal(join, NOTHING, "memory = \"1\nx"), "peer.toml: line 2"),
             (refusal(join, NOTHING, "memory = \"much\""), "peer.toml)"),
             (
                 refusal(join, NOTHING, "memory = \"much\""),

@@ -469,7 +469,8 @@ budget = 4.0
         assert!(work.backward == 2.0 * work.forward && work.kept > 0.0 && work.state > 0.0);
 
         let fleet = Fleet::for_run(FOR_A_RUN, &work).expect("a fleet");
-        assert_eq!(fleet.stages().into_iter().max(), Some(model.layers.min(6) as usize));
+        // The default model has four layers, and four does not divide six devices.
+        assert!(fleet.stages().into_iter().eq([1, 2, 3]));
         let mut searches = Searches::new(&fleet, 1);
         let training = fleet.training().expect("it follows from the run");
         let choices = choices(&mut searches, training).expect("a choice");
