@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shoal_protocol::ids::{Member, WeightGroup};
-use shoal_protocol::limits;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::Candidate;
 use shoal_protocol::units::Bytes;
 
+use crate::round::RoundCut;
 use crate::router::Routing;
 
 /// The configuration of a peer.
@@ -81,24 +81,6 @@ impl PeerLimits {
         let last = self.largest_windows.last();
         let window = self.largest_windows.get(hosted.saturating_sub(1)).or(last);
         *window.expect("there is a limit")
-    }
-}
-
-/// The division of a stage's vector in a round.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RoundCut {
-    /// Elements in one block. Each member's part begins at a multiple of it.
-    pub block_elements: usize,
-    /// Elements in one piece, at most; a multiple of the block.
-    pub piece_elements: usize,
-}
-
-impl Default for RoundCut {
-    fn default() -> Self {
-        Self {
-            block_elements: limits::ROUND_BLOCK_ELEMENTS,
-            piece_elements: limits::ROUND_PIECE_ELEMENTS,
-        }
     }
 }
 

@@ -28,7 +28,9 @@ mod senders;
 mod tests;
 mod weights;
 
-pub use config::{PeerConfig, PeerLimits, RoundCut};
+pub use config::{PeerConfig, PeerLimits};
+
+pub use crate::round::RoundCut;
 use shoal_protocol::ids::{Member, Step, WeightGroup};
 use shoal_protocol::message::{ToCoordinator, View};
 use shoal_protocol::units::Moment;

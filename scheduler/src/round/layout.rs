@@ -11,7 +11,7 @@ use shoal_protocol::units::Bytes;
 use super::islands::Islands;
 use super::place_in;
 use crate::action::Owned;
-use crate::peer::RoundCut;
+use crate::round::RoundCut;
 
 /// These weights, or equal ones if all are zero.
 fn not_all_zero(weights: &[u32]) -> Vec<u128> {

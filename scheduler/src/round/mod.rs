@@ -15,6 +15,7 @@
 //! sums of its island and of the members that recompute its contributions: the round is mended and
 //! continues.
 
+mod cut;
 mod islands;
 mod layout;
 mod measured;
@@ -33,6 +34,7 @@ use shoal_protocol::message::{
 use shoal_protocol::units::Bytes;
 
 use crate::action::{Fault, Payload, PayloadId, PeerAction, Task};
+pub use cut::RoundCut;
 pub(crate) use layout::{Layout, piece_bytes};
 pub(crate) use measured::{averaged, member_rates};
 pub(crate) use mend::is_next;

@@ -4,7 +4,7 @@ use shoal_protocol::message::{LinkEstimate, Mended, RoundGroup, RoundId, RoundMe
 use shoal_protocol::units::Rate;
 
 use super::*;
-use crate::peer::RoundCut;
+use crate::round::RoundCut;
 
 const CUT: RoundCut = RoundCut { block_elements: 2, piece_elements: 4 };
 

@@ -16,7 +16,8 @@ use shoal_protocol::units::{Bytes, Rate};
 
 use super::flows::{Flows, Port, Sites};
 use crate::action::{Payload, PayloadId, PeerAction, Task};
-use crate::peer::{PeerLimits, RoundCut};
+use crate::peer::PeerLimits;
+use crate::round::RoundCut;
 use crate::round::{
     Layout, MemberRates, NumberBytes, Reduction, ahead, averaged, least_time, member_rates,
     most_ahead, packed, piece_bytes, weights,

@@ -14,7 +14,8 @@ use super::scenario::{Faults, NO_EXTENSION, NetworkScenario, Scenario, SnapshotS
 use crate::coordinator::placing::locality::Load;
 use crate::coordinator::placing::rebalance::Rebalance;
 use crate::coordinator::round_patience;
-use crate::peer::{PeerLimits, RoundCut};
+use crate::peer::PeerLimits;
+use crate::round::RoundCut;
 use crate::round::{AHEAD, ahead, piece_bytes};
 use crate::router::Routing;
 

@@ -10,8 +10,9 @@ use shoal_protocol::units::Bytes;
 
 use super::peer_scenario::{Clock, ComputeScenario, PeerScenario};
 use super::scenario::ELEMENTS;
-use crate::peer::{PeerLimits, RoundCut};
+use crate::peer::PeerLimits;
 use crate::rng::Rng;
+use crate::round::RoundCut;
 
 /// A peer of a region that is there from about the beginning.
 pub(super) fn peer(

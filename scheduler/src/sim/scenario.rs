@@ -17,8 +17,8 @@ use super::drawn_peer::{devices, island, peer};
 use super::peer_scenario::{Clock, PeerScenario};
 use super::tiers::TierScenario;
 use crate::coordinator::placing::rebalance::Rebalance;
-use crate::peer::RoundCut;
 use crate::rng::Rng;
+use crate::round::RoundCut;
 use crate::router::Routing;
 
 /// Maximum number of peers in a scenario from a seed.

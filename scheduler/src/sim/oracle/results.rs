@@ -8,8 +8,8 @@ use shoal_protocol::ids::{Member, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{CommitRecord, Round, RoundId};
 
-use crate::peer::RoundCut;
 use crate::round::Layout;
+use crate::round::RoundCut;
 use crate::sim::scenario::Scenario;
 
 /// Results in transit.
