@@ -18,6 +18,8 @@ mod epochs;
 mod fleet;
 #[path = "../../node/src/commands/groups.rs"]
 mod groups;
+#[path = "../../node/src/near_name.rs"]
+mod near_name;
 #[path = "../../node/src/open_step.rs"]
 mod open_step;
 mod reachability;

@@ -12,7 +12,6 @@ use shoal_scheduler::planner::{
 use shoal_scheduler::rng::Rng;
 
 use super::fleet::{Fleet, FleetError, LAYERS};
-use super::run_work::RunWork;
 
 /// Effort of the search for one part of a fleet. It is small because many parts are searched.
 const EFFORT: Effort = Effort { population: 8, children: 16, exchanges: 512 };
@@ -55,6 +54,29 @@ pub(super) struct Training {
     /// 1 if a step's passes overlap the all-reduce of the step before.
     #[serde(default)]
     staleness: u8,
+}
+
+/// The work of a step of a run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct RunWork {
+    /// Tokens of a step, and of a sample.
+    pub(super) tokens: u64,
+    pub(super) sequence: u64,
+    /// Floating-point operations of a token, forward and backward.
+    pub(super) forward: f64,
+    pub(super) backward: f64,
+    /// Bytes of a step's activations at a boundary between stages, and of all gradients in f32.
+    pub(super) activations: f64,
+    pub(super) gradient: f64,
+    /// Bytes of weights and moments, and of a token between its passes.
+    pub(super) state: f64,
+    pub(super) kept: f64,
+    /// Layers of the model.
+    pub(super) layers: usize,
+    /// Versions by which the weights of passes are late.
+    pub(super) staleness: u8,
+    /// Whether some weights are frozen, so that the gradient does not tell the size of all.
+    pub(super) is_adapted: bool,
 }
 
 /// The `[device]` section of a fleet's file, which stands for `[training]` where a run is given.

@@ -10,8 +10,7 @@ use shoal_protocol::limits;
 use shoal_protocol::units::{Bytes, Rate};
 use shoal_scheduler::planner::{Device, Link, MAX_STAGES, Machine, Network, PlanError, Traffic};
 
-use super::budget::{DeviceFigures, Training};
-use super::run_work::RunWork;
+use super::budget::{DeviceFigures, RunWork, Training};
 
 /// Limits on a fleet. With this many devices the search takes half a minute.
 const DEVICES: usize = 256;

@@ -13,10 +13,10 @@ use shoal_scheduler::planner::{
 };
 use shoal_scheduler::rng::Rng;
 
-use super::budget::{Choice, Searches, choices, order_by_cost};
+use super::budget::{Choice, RunWork, Searches, choices, order_by_cost};
 use super::fleet::Fleet;
 use super::machines::{self, machines};
-use super::run_work::RunWork;
+use super::run_work;
 use super::spans::{self, spans};
 use crate::cli::{PlanArgs, PlanOrder};
 use crate::config::{RunConfig, read_text};
@@ -33,7 +33,7 @@ const RANDOM: usize = 100;
 /// # Errors
 /// If the file describes no valid fleet, or the planner rejects it.
 pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
-    let work = args.run.as_deref().map(run_work).transpose()?;
+    let work = args.run.as_deref().map(work_of).transpose()?;
     let fleet = read(&args.fleet, work.as_ref()).exit_with(Exit::Usage)?;
     let Some(training) = fleet.training() else {
         let plans = plans(&fleet, args.seed).exit_with(Exit::Usage)?;
@@ -98,10 +98,10 @@ fn read(path: &Path, work: Option<&RunWork>) -> anyhow::Result<Fleet> {
 }
 
 /// The work of the run of a configuration.
-fn run_work(path: &Path) -> anyhow::Result<RunWork> {
+fn work_of(path: &Path) -> anyhow::Result<RunWork> {
     let config = RunConfig::load(path).exit_with(Exit::Usage)?;
     let scratch = tempfile::tempdir().context("there is no room for temporary files")?;
-    Ok(RunWork::of(&dataset::prepare(&config, scratch.path())?.manifest))
+    Ok(run_work::run_work(&dataset::prepare(&config, scratch.path())?.manifest))
 }
 
 /// Devices of a region that a choice takes.
@@ -461,7 +461,7 @@ budget = 4.0
         let config = folder.path().join("run.toml");
         let defaults = RunConfig::default();
         std::fs::write(&config, defaults.to_toml()).expect("it can be written");
-        let work = run_work(&config).expect("the default configuration trains");
+        let work = work_of(&config).expect("the default configuration trains");
         let (model, training) = (&defaults.model, &defaults.training);
         let tokens = training.microbatches * training.microbatch_size * model.context;
         assert_eq!((work.tokens, work.sequence), (tokens.into(), model.context.into()));
@@ -491,7 +491,7 @@ budget = 4.0
         let folder = tempfile::tempdir().expect("a temporary folder");
         let config = folder.path().join("run.toml");
         std::fs::write(&config, RunConfig::default().to_toml()).expect("it can be written");
-        let work = run_work(&config).expect("the default configuration trains");
+        let work = work_of(&config).expect("the default configuration trains");
         let without_device = FOR_A_RUN.split("[device]").next().expect("a part").to_owned();
         for (text, reason) in [
             (format!("gradient = 1e9\n{FOR_A_RUN}"), "`gradient` follows from the run"),

@@ -4,53 +4,30 @@ use shoal_engine::{memory_floor, parameter_count, pass_flops};
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::Manifest;
 
-/// The work of a step of a run.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct RunWork {
-    /// Tokens of a step, and of a sample.
-    pub(super) tokens: u64,
-    pub(super) sequence: u64,
-    /// Floating-point operations of a token, forward and backward.
-    pub(super) forward: f64,
-    pub(super) backward: f64,
-    /// Bytes of a step's activations at a boundary between stages, and of all gradients in f32.
-    pub(super) activations: f64,
-    pub(super) gradient: f64,
-    /// Bytes of weights and moments, and of a token between its passes.
-    pub(super) state: f64,
-    pub(super) kept: f64,
-    /// Layers of the model.
-    pub(super) layers: usize,
-    /// Versions by which the weights of passes are late.
-    pub(super) staleness: u8,
-    /// Whether some weights are frozen, so that the gradient does not tell the size of all.
-    pub(super) is_adapted: bool,
-}
+use super::budget::RunWork;
 
-impl RunWork {
-    /// The work of the run of a manifest.
-    pub(super) fn of(manifest: &Manifest) -> Self {
-        let mut whole = manifest.clone();
-        whole.training.stages = 1;
-        let training = &whole.training;
-        let microbatch = u64::from(training.microbatch_size) * u64::from(whole.model.context);
-        let microbatches = u64::from(training.microbatches);
-        let flops = pass_flops(&whole, Stage(0));
-        let span = StageSpan::one(Stage(0));
-        let floor = |in_flight| memory_floor(&whole, span, in_flight).0 as f64;
-        let boundary = manifest.boundary_bytes(manifest.codec.activations).0;
-        Self {
-            tokens: microbatches * microbatch,
-            sequence: u64::from(whole.model.context),
-            forward: flops.forward / microbatch as f64,
-            backward: flops.backward / microbatch as f64,
-            activations: (boundary * microbatches) as f64,
-            gradient: 4.0 * parameter_count(&whole, Stage(0)) as f64,
-            state: floor(0),
-            kept: (floor(2) - floor(1)) / microbatch as f64,
-            layers: whole.model.layers as usize,
-            staleness: training.staleness,
-            is_adapted: whole.lora.is_some(),
-        }
+/// The work of the run of a manifest.
+pub(super) fn run_work(manifest: &Manifest) -> RunWork {
+    let mut whole = manifest.clone();
+    whole.training.stages = 1;
+    let training = &whole.training;
+    let microbatch = u64::from(training.microbatch_size) * u64::from(whole.model.context);
+    let microbatches = u64::from(training.microbatches);
+    let flops = pass_flops(&whole, Stage(0));
+    let span = StageSpan::one(Stage(0));
+    let floor = |in_flight| memory_floor(&whole, span, in_flight).0 as f64;
+    let boundary = manifest.boundary_bytes(manifest.codec.activations).0;
+    RunWork {
+        tokens: microbatches * microbatch,
+        sequence: u64::from(whole.model.context),
+        forward: flops.forward / microbatch as f64,
+        backward: flops.backward / microbatch as f64,
+        activations: (boundary * microbatches) as f64,
+        gradient: 4.0 * parameter_count(&whole, Stage(0)) as f64,
+        state: floor(0),
+        kept: (floor(2) - floor(1)) / microbatch as f64,
+        layers: whole.model.layers as usize,
+        staleness: training.staleness,
+        is_adapted: whole.lora.is_some(),
     }
 }
