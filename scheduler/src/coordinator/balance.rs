@@ -356,7 +356,7 @@ impl Balance {
 /// The time of a microbatch at each stage.
 fn costs(context: &Context, estimates: &Estimates<'_>) -> BTreeMap<Stage, f64> {
     let stages = context.config.manifest.stages();
-    stages.map(|stage| (stage, estimates.robust_average(stage) as f64)).collect()
+    stages.map(|stage| (stage, estimates.typical(stage) as f64)).collect()
 }
 
 /// The members that host stages and are not about to leave.

@@ -46,11 +46,11 @@ impl Context {
         self.progress.version.0 == self.config.manifest.training.steps
     }
 
-    /// Sends a member its span. A member that does not serve yet listens from `first_version` on.
-    pub(super) fn send_admission(&self, member: Member, first_version: Step, out: &mut Out) {
+    /// Sends a member its span. A member that does not serve yet listens from `listens_from` on.
+    pub(super) fn send_admission(&self, member: Member, listens_from: Step, out: &mut Out) {
         let Some(span) = self.members.current.span_of(member) else { return };
         let serving = self.members.current.is_serving(member);
-        let version = if serving { self.progress.version } else { first_version };
+        let version = if serving { self.progress.version } else { listens_from };
         send(member, FromCoordinator::Admitted { era: self.progress.era, span, version }, out);
     }
 

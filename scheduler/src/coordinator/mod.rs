@@ -143,7 +143,7 @@ impl Coordinator {
             self.member_lost(holder, how, out);
         }
         self.retry_late_rounds(out);
-        self.weights.retry_snapshots(&self.context, self.first_version(), out);
+        self.weights.retry_snapshots(&self.context, self.listens_from(), out);
         self.judge_snapshots(out);
         self.end_when_saved(out);
         self.weights.retry_copies(&self.context, out);

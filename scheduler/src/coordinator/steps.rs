@@ -110,7 +110,7 @@ impl Coordinator {
                 }
                 Verdict::Unclear(version, stage) => {
                     let parts = [(version, stage)];
-                    self.weights.replace_lost(&self.context, &parts, self.first_version(), out);
+                    self.weights.replace_lost(&self.context, &parts, self.listens_from(), out);
                 }
                 Verdict::Split(version, stage) => {
                     let reason = format!(
@@ -213,7 +213,7 @@ impl Coordinator {
                 self.weights.start_checkpoint(&self.context, out);
             }
             self.open_step(out);
-            self.weights.take_turns(&self.context, self.first_version(), out);
+            self.weights.take_turns(&self.context, self.listens_from(), out);
             self.close_when_complete(out);
         }
     }

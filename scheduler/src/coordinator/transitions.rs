@@ -43,7 +43,7 @@ impl Coordinator {
             Registration::Rejected => {}
             Registration::Repeated if self.context.members.logged.lists(from) => {
                 self.context.members.send_all(from, out);
-                self.context.send_admission(from, self.first_version(), out);
+                self.context.send_admission(from, self.listens_from(), out);
                 if !self.context.members.current.is_serving(from) {
                     self.start_fetching([from], out);
                 }
@@ -112,7 +112,7 @@ impl Coordinator {
         for member in present {
             if new.contains(&member) {
                 self.context.members.send_all(member, out);
-                self.context.send_admission(member, self.first_version(), out);
+                self.context.send_admission(member, self.listens_from(), out);
             } else {
                 send(member, FromCoordinator::View(change.clone()), out);
             }
@@ -129,7 +129,7 @@ impl Coordinator {
         self.context.members.choose_anchors(out);
         self.work.update_hosts(&self.context);
         self.expelled(&gone, out);
-        self.weights.take_turns(&self.context, self.first_version(), out);
+        self.weights.take_turns(&self.context, self.listens_from(), out);
         self.end_census_when_complete(out);
         self.continue_search(out);
         self.search_again(out);
@@ -165,7 +165,7 @@ impl Coordinator {
         if !gone.is_empty() && self.is_stage_lost() {
             return self.begin_search(out);
         }
-        self.weights.replace_lost(&self.context, &lost, self.first_version(), out);
+        self.weights.replace_lost(&self.context, &lost, self.listens_from(), out);
         self.judge_snapshots(out);
         self.end_when_saved(out);
     }
@@ -181,14 +181,14 @@ impl Coordinator {
 
     /// The first version that a member which begins to listen can start from: it receives the rounds that
     /// close from here on.
-    pub(super) fn first_version(&self) -> Step {
+    pub(super) fn listens_from(&self) -> Step {
         let version = self.context.progress.version;
         let closed = self.context.progress.is_closed() || !self.rounds.is_empty();
         if closed { version.next() } else { version }
     }
 
     fn start_fetching(&mut self, members: impl IntoIterator<Item = Member>, out: &mut Out) {
-        self.weights.start_fetching(&self.context, members, self.first_version(), out);
+        self.weights.start_fetching(&self.context, members, self.listens_from(), out);
     }
 
     /// A newcomer has the weights of a version. It serves, or changes over, if that is the present version;

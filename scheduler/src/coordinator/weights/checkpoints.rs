@@ -279,7 +279,7 @@ impl Checkpoints {
     }
 
     /// A member is gone: others keep the copies that it was asked for. Returns the versions of which it alone held a stage.
-    pub(super) fn forget_coordinator(&mut self, gone: Member) -> Vec<Step> {
+    pub(super) fn forget_member(&mut self, gone: Member) -> Vec<Step> {
         self.copies_kept.remove(&gone);
         let mut spoiled = Vec::new();
         for (version, pending) in &mut self.pending {

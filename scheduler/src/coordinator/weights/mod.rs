@@ -245,7 +245,7 @@ impl Weights {
     ) -> Vec<(Step, Stage)> {
         self.newcomers.forget(gone);
         let lost = self.snapshots.forget_writer(gone);
-        for version in self.checkpoints.forget_coordinator(gone) {
+        for version in self.checkpoints.forget_member(gone) {
             self.snapshots.forget_version(version);
             self.restart_checkpoint(context, version, out);
         }

@@ -124,13 +124,13 @@ impl Estimates<'_> {
     /// measured.
     #[must_use]
     pub fn service_time(&self, member: Member, stage: Stage) -> u64 {
-        let typical = self.robust_average(stage);
+        let typical = self.typical(stage);
         let (own, halvings) = match self.service_times.of.get(&(stage, member)) {
             Some(average) => (average.service_time(), average.halvings(self.now)),
             None => match self.elsewhere(member) {
                 Some((of, average)) => {
                     let own = u128::from(average.service_time()) * u128::from(typical)
-                        / u128::from(self.robust_average(of));
+                        / u128::from(self.typical(of));
                     (u64::try_from(own).unwrap_or(u64::MAX), average.halvings(self.now))
                 }
                 None => return typical,
@@ -150,7 +150,7 @@ impl Estimates<'_> {
     }
 
     /// The typical service time at a stage.
-    pub(crate) fn robust_average(&self, stage: Stage) -> u64 {
+    pub(crate) fn typical(&self, stage: Stage) -> u64 {
         self.typical.get(usize::from(stage.0)).copied().unwrap_or(UNKNOWN_SERVICE_TIME)
     }
 
