@@ -56,12 +56,11 @@ fn every_query_of_the_dashboards_has_an_answer() {
     let addresses = [own_address(), own_address(), own_address()];
     let flags: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     let Some(prometheus) = Prometheus::start(&addresses, &[]) else { return };
-    let mut swarm = Swarm::start(
-        &run.config(),
-        &["--wait-for", "3", "--stage", "0", "--metrics", &flags[0], "--packing", "zstd"],
-    );
-    swarm.join(&["--stage", "1", "--metrics", &flags[1]]);
-    swarm.join(&["--stage", "1", "--metrics", &flags[2]]);
+    let scored = ["--on-checkpoint", r#"echo '{"accuracy": 0.5}'"#];
+    let first = ["--wait-for", "3", "--stage", "0", "--metrics", &flags[0], "--packing", "zstd"];
+    let mut swarm = Swarm::start(&run.config(), &[&first[..], &scored].concat());
+    swarm.join(&[&["--stage", "1", "--metrics", &flags[1]][..], &scored].concat());
+    swarm.join(&[&["--stage", "1", "--metrics", &flags[2]][..], &scored].concat());
     swarm.peers[0].event("checkpoint");
     prometheus.await_answer("run:shoal_tokens:rate5m > 0");
     let name = prometheus.query("shoal_steps_total")[0]["metric"]["run"].clone();
