@@ -450,7 +450,7 @@ within = { delay = 0.001, bandwidth = 1e9 }
 between = { delay = 0.05, bandwidth = 2e7 }
 region = [{ name = "near", devices = 4, price = 1.0 }, { name = "far", devices = 2, price = 2.0 }]
 [device]
-flops = 1e12
+flops = 1e9
 memory = 8e9
 budget = 4.0
 "#;
@@ -496,7 +496,7 @@ budget = 4.0
         for (text, reason) in [
             (format!("gradient = 1e9\n{FOR_A_RUN}"), "`gradient` follows from the run"),
             (without_device.clone(), "--for run.toml"),
-            (FOR_A_RUN.replace("1e12", "0"), "flops are operations a second"),
+            (FOR_A_RUN.replace("flops = 1e9", "flops = 0"), "flops are operations a second"),
             (FOR_A_RUN.replace("8e9", "nan"), "sizes up to"),
         ] {
             let error = Fleet::for_run(&text, &work).expect_err(&text).to_string();
