@@ -1,8 +1,8 @@
 """All benchmarks: what each runs, from which programs, beside which other libraries.
 
 In the arguments `{shoal}` and the other names of `PROGRAMS` stand for built programs, those of `LIBRARIES` for folders of
-other libraries, and these for places: `{text}` is a text, `{data}` the one that the user gives, `{out}` a folder for
-temporary files, `{plots}` that of the pictures in the docs.
+other libraries, and these for places: `{text}` is a text, `{data}` the one that the user gives,
+`{plots}` the folder of the pictures in the docs.
 """
 
 import dataclasses

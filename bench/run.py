@@ -104,17 +104,16 @@ def measure(benchmark, data, more):
     build(programs_of(lines))
     text = TOOLS / "text.txt"
     subprocess.run([BENCH / "text.sh", text], cwd=ROOT, check=True)
-    places = {"text": text, "data": data, "out": TOOLS, "plots": ROOT / "docs" / "benchmarks",
-              "preload": preload(TOOLS)}
+    places = {"text": text, "data": data, "plots": ROOT / "docs" / "benchmarks", "preload": preload(TOOLS)}
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
     for line in lines:
         extra = more if line == lines[-1] else []
         subprocess.run([*words(line, target, places), *extra], cwd=ROOT, check=True)
 
 
-def failure(benchmark, programs, places):
+def failure(benchmark, programs, places, out):
     """Runs the smoke test of a benchmark; the end of its output where it fails."""
-    log = places["out"] / f"{benchmark.name}.log"
+    log = out / f"{benchmark.name}.log"
     environment = {**os.environ, sizes.VARIABLE: "1"}
     for line in commands(benchmark, smoke=True):
         with open(log, "w", encoding="utf-8") as file:
@@ -160,7 +159,7 @@ def smoke(benchmarks, programs):
     """Runs the smoke tests; whether all passed."""
     out = ROOT / "target" / "bench-smoke"
     text = ROOT / "LICENSE-APACHE"
-    places = {"text": text, "data": text, "out": out, "plots": out, "preload": preload(out)}
+    places = {"text": text, "data": text, "plots": out, "preload": preload(out)}
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     for name in (name for name, library in LIBRARIES.items() if library.is_large):
         report(f"skipped: the comparison with {name}, a large download")
@@ -170,7 +169,7 @@ def smoke(benchmarks, programs):
             report(f"skipped: {benchmark.name}: {lacks}")
             continue
         begun = time.monotonic()
-        failed = failure(benchmark, programs, places)
+        failed = failure(benchmark, programs, places, out)
         counts["failed" if failed else "passed"] += 1
         report(f"{'FAILED' if failed else 'passed'} in {time.monotonic() - begun:5.1f} s: {benchmark.name}")
         if failed:

@@ -4,7 +4,7 @@
 //! the peer's data directory, as `memory = "8GiB"`. The command line goes before the environment, which goes before the
 //! file. Flags are declared once: what is read here is passed to clap as if it had been typed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -24,6 +24,9 @@ const COMMANDS: [&str; 2] = ["start", "join"];
 
 /// The file in a data directory.
 const FILE: &str = "peer.toml";
+
+/// The key of the folder with that file, which cannot be in it.
+const DATA_DIR: &str = "data_dir";
 
 /// What the names of the variables begin with.
 const PREFIX: &str = "SHOAL_";
@@ -97,12 +100,15 @@ pub fn parse(
         return Ok(Cli::from_arg_matches(&typed)?);
     };
     let variables = variables(&command, environment)?;
-    let data_dir = of_command.get_one::<PathBuf>("data_dir").cloned().unwrap_or_default();
+    let data_dir = of_command.get_one::<PathBuf>(DATA_DIR).cloned().unwrap_or_default();
     let file = data_dir.join(FILE);
     let keys = keys(&command, &file)?;
     let mut settings = Settings::default();
     for flag in flags(&command, name).filter(|flag| !is_typed(of_command, flag)) {
         let key = key(flag);
+        if key == DATA_DIR {
+            continue; // its default is the variable
+        }
         if let Some(value) = variables.get(&key) {
             settings.add_text(flag, value)?;
         } else if let Some(value) = keys.get(&key) {
@@ -112,21 +118,18 @@ pub fn parse(
     if settings.arguments.is_empty() {
         return Ok(Cli::from_arg_matches(&typed)?);
     }
-    let all = insert(arguments, settings.arguments);
+    let all = insert(arguments, std::mem::take(&mut settings.arguments));
     let parsed = Cli::command().try_get_matches_from(all);
     let parsed = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
-    parsed.map_err(|error| Refusal::Value {
-        reason: error.to_string().lines().next().unwrap_or("").replacen("error: ", "", 1),
-        place: settings.places.join(" and "),
-    })
+    parsed.map_err(|error| settings.refusal(&error))
 }
 
 /// Arguments that were not typed.
 #[derive(Default)]
 struct Settings {
     arguments: Vec<OsString>,
-    /// Where they are from.
-    places: Vec<String>,
+    /// Where those of each flag are from.
+    places: Vec<(String, String)>,
 }
 
 impl Settings {
@@ -144,7 +147,7 @@ impl Settings {
             }
             _ => self.push(flag, Some(value)),
         }
-        self.place(place);
+        self.place(flag, place);
         Ok(())
     }
 
@@ -152,26 +155,26 @@ impl Settings {
     fn add_value(&mut self, flag: &Arg, value: &Value, file: &Path) -> Result<(), Refusal> {
         let is_switch = matches!(flag.get_action(), ArgAction::SetTrue);
         let is_list = matches!(flag.get_action(), ArgAction::Append);
-        let values = match value {
-            Value::Boolean(true) if is_switch => vec![None],
-            Value::Boolean(false) if is_switch => Vec::new(),
-            Value::Array(values) if is_list => values.iter().map(plain).collect(),
-            value if !is_switch && plain(value).is_some() => vec![plain(value)],
-            _ => vec![None],
-        };
-        if !is_switch && values.contains(&None) || is_switch && !value.is_bool() {
+        let refused = |wanted| {
             let place = file.display().to_string();
-            let wanted = match (is_switch, is_list) {
-                (true, _) => "true or false",
-                (_, true) => "a text or a list of texts",
-                _ => "a text or a number",
+            Refusal::Kind { place, name: key(flag), wanted }
+        };
+        if is_switch {
+            if value.as_bool().ok_or_else(|| refused("true or false"))? {
+                self.push(flag, None);
+            }
+        } else {
+            let wanted = if is_list { "a text or a list of texts" } else { "a text or a number" };
+            let values = match value {
+                Value::Array(values) if is_list => values.as_slice(),
+                value => std::slice::from_ref(value),
             };
-            return Err(Refusal::Kind { place, name: key(flag), wanted });
+            for value in values {
+                let value = plain(value).ok_or_else(|| refused(wanted))?;
+                self.push(flag, Some(OsStr::new(&value)));
+            }
         }
-        for value in values {
-            self.push(flag, value.as_deref().map(OsStr::new));
-        }
-        self.place(file.display().to_string());
+        self.place(flag, file.display().to_string());
         Ok(())
     }
 
@@ -184,10 +187,23 @@ impl Settings {
         self.arguments.push(argument);
     }
 
-    fn place(&mut self, place: String) {
-        if !self.places.contains(&place) {
-            self.places.push(place);
-        }
+    fn place(&mut self, flag: &Arg, place: String) {
+        self.places.push((flag.get_long().unwrap_or_default().to_owned(), place));
+    }
+
+    /// Clap's refusal in one line, with the places of the flags that it names.
+    fn refusal(&self, error: &clap::Error) -> Refusal {
+        let reason = error.to_string().lines().next().unwrap_or("").replacen("error: ", "", 1);
+        let named = |flag: &str| {
+            let after = |text: &str| text.starts_with([' ', '\'']);
+            reason.split(&format!("'--{flag}")).skip(1).any(after)
+        };
+        // A refusal that names none may be due to any.
+        let names_none = !self.places.iter().any(|(flag, _)| named(flag));
+        let blamed = self.places.iter().filter(|(flag, _)| names_none || named(flag));
+        let places: BTreeSet<&str> = blamed.map(|(_, place)| place.as_str()).collect();
+        let place = places.into_iter().collect::<Vec<_>>().join(" and ");
+        Refusal::Value { reason, place }
     }
 }
 
@@ -262,8 +278,7 @@ fn keys(command: &Command, path: &Path) -> Result<Table, Refusal> {
         Refusal::Malformed { path: path.to_owned(), reason }
     })?;
     let known = all_keys(command);
-    // The file is in the data directory that it would name.
-    let is_known = |name: &String| name != "data_dir" && known.contains(name);
+    let is_known = |name: &String| name != DATA_DIR && known.contains(name);
     if let Some(name) = table.keys().find(|name| !is_known(name)) {
         let meant = closest(name, known.iter().map(String::as_str)).filter(|meant| meant != name);
         return Err(Refusal::Unknown {
@@ -369,6 +384,7 @@ mod tests {
                 "invalid value 'much' for '--memory <SIZE>'",
             ),
             (refusal(join, [("SHOAL_MEMORY", "much")], ""), "(from SHOAL_MEMORY)"),
+            (refusal(join, [("SHOAL_MEMORY", "much")], "name = \"a\""), "(from SHOAL_MEMORY)"),
             (refusal(join, [("SHOAL_MEMROY", "1")], ""), "did you mean `SHOAL_MEMORY`?"),
             (refusal(join, [("SHOAL_ANCHOR", "maybe")], ""), "`anchor` takes true or false"),
             (refusal("shoal join @a --observer", NOTHING, "anchor = true"), "cannot be used with"),

@@ -182,25 +182,20 @@ struct FleetFile {
 
 impl FleetFile {
     /// The fleet with the work that its file describes.
-    fn alone(self) -> Result<Fleet, FleetError> {
+    fn alone(mut self) -> Result<Fleet, FleetError> {
         if self.device.is_some() {
             return Err(FleetError::Device);
         }
-        Ok(Fleet {
-            stages: self.stages.ok_or(FleetError::Missing("stages"))?,
-            activations: self.activations.ok_or(FleetError::Missing("activations"))?,
-            gradient: self.gradient.ok_or(FleetError::Missing("gradient"))?,
-            within: self.within,
-            between: self.between,
-            region: self.region,
-            link: self.link,
-            training: self.training,
-        })
+        let stages = self.stages.take().ok_or(FleetError::Missing("stages"))?;
+        let activations = self.activations.ok_or(FleetError::Missing("activations"))?;
+        let gradient = self.gradient.ok_or(FleetError::Missing("gradient"))?;
+        let training = self.training;
+        Ok(self.fleet(stages, (activations, gradient), training))
     }
 
     /// The fleet with the work of a run. Unless the file names numbers of stages, they are all that the layers and the
     /// devices allow.
-    fn for_run(self, work: &RunWork) -> Result<Fleet, FleetError> {
+    fn for_run(mut self, work: &RunWork) -> Result<Fleet, FleetError> {
         let derived = [
             ("activations", self.activations.is_some()),
             ("gradient", self.gradient.is_some()),
@@ -213,16 +208,19 @@ impl FleetFile {
         let devices: usize = self.region.iter().map(|region| region.devices.min(DEVICES)).sum();
         let most = MAX_STAGES.min(work.layers).min(devices.max(1));
         let all = || (1..=most).filter(|stages| devices.is_multiple_of(*stages)).collect();
-        Ok(Fleet {
-            stages: self.stages.unwrap_or_else(all),
-            activations: work.activations,
-            gradient: work.gradient,
-            within: self.within,
-            between: self.between,
-            region: self.region,
-            link: self.link,
-            training: Some(training),
-        })
+        let stages = self.stages.take().unwrap_or_else(all);
+        Ok(self.fleet(stages, (work.activations, work.gradient), Some(training)))
+    }
+
+    /// The fleet with this work.
+    fn fleet(
+        self,
+        stages: Vec<usize>,
+        (activations, gradient): (f64, f64),
+        training: Option<Training>,
+    ) -> Fleet {
+        let Self { within, between, region, link, .. } = self;
+        Fleet { stages, activations, gradient, within, between, region, link, training }
     }
 }
 
