@@ -262,6 +262,20 @@ impl Accumulator {
         other.clear()
     }
 
+    /// Copies the sums into the machine's memory and clears them.
+    pub(crate) fn set_aside(&self) -> Result<Tensor> {
+        let mut sums = self.lock();
+        let mut aside = Tensor::f_empty([sums.numel() as i64], (Kind::Int64, Device::Cpu))?;
+        aside.f_copy_(&sums)?;
+        let _ = sums.f_zero_()?;
+        Ok(aside)
+    }
+
+    /// Replaces the sums by those that were set aside.
+    pub(crate) fn put_back(&self, aside: &Tensor) -> Result<()> {
+        Ok(self.lock().f_copy_(aside)?)
+    }
+
     /// Clears the sums for the next step.
     pub(crate) fn clear(&self) -> Result<()> {
         let _ = self.lock().f_zero_()?;

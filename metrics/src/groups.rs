@@ -8,8 +8,9 @@ use crate::by_name::ByName;
 use crate::by_stage::{Hosted, StagePeers};
 use crate::family::Family;
 use crate::labels::{
-    Direction, Fault, LinkPacking, MoveCause, NodeState, Path, Phase, PortState, Preemption, Queue,
-    Refusal, RefusedConnection, Repeat, RoundFailure, Severity, Swap, TrafficKind,
+    AuditResult, Direction, Fault, LinkPacking, MoveCause, NodeState, Path, Phase, PortState,
+    Preemption, Queue, Refusal, RefusedConnection, Repeat, RoundFailure, Severity, Swap,
+    TrafficKind,
 };
 use crate::peer_info::PeerInfo;
 use crate::table::group;
@@ -78,6 +79,8 @@ group! {
         moves_done: Family<MoveCause, IntCounter> = "shoal_moves_done_total";
         /// Stage changes that were cancelled, by reason of the change.
         moves_given_up: Family<MoveCause, IntCounter> = "shoal_moves_given_up_total";
+        /// Audits of members' work at a stage in a step, by result.
+        audits: Family<AuditResult, IntCounter> = "shoal_audits_total";
         /// Overdue claims that their holders released on request.
         claims_reclaimed: IntCounter = "shoal_claims_reclaimed_total";
         /// Tokens whose work was discarded and repeated. The work of one stage for a token counts as

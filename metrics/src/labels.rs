@@ -234,6 +234,18 @@ label! {
 }
 
 label! {
+    /// What an audit of a member's work showed.
+    pub enum AuditResult = "result" {
+        /// Another replica came to what the member stated.
+        Sound = "sound",
+        /// No like replica could compute the work again.
+        NotAudited = "not_audited",
+        /// A peer's work was wrong, and it is out of the run.
+        Wrong = "wrong",
+    }
+}
+
+label! {
     /// Why a member changes its stage.
     pub enum MoveCause = "reason" {
         /// No member has the other stage's weights: it restarts from a checkpoint.

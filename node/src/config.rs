@@ -29,9 +29,9 @@ use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
-    Adam, Admission, AdmissionMode, Base, Block, Checkpoint, Codecs, Data, Dtype, Evaluation, Lora,
-    Manifest, ManifestError, Model, Optimizer, Rule, Schedule, TokenWidth, Tokenizer, Tokens,
-    Training,
+    Adam, Admission, AdmissionMode, Audit, Base, Block, Checkpoint, Codecs, Data, Dtype,
+    Evaluation, Lora, Manifest, ManifestError, Model, Optimizer, Rule, Schedule, TokenWidth,
+    Tokenizer, Tokens, Training,
 };
 use shoal_protocol::units::Bytes;
 use toml::Spanned;
@@ -69,6 +69,8 @@ pub struct RunConfig {
     pub admission: Admission,
     /// Adapters that are trained instead of the model's weights.
     pub lora: Option<Lora>,
+    /// Work that is computed again before it counts.
+    pub audit: Audit,
     /// Virtual workers; without them all peers make each step together.
     pub outer: Option<Outer>,
     /// The checkpoint of another run that this one goes on from.
@@ -146,6 +148,8 @@ struct RunToml {
     checkpoint: Checkpoint,
     #[serde(default = "invited")]
     admission: Admission,
+    #[serde(default)]
+    audit: Audit,
     lora: Option<Spanned<Lora>>,
     outer: Option<Outer>,
     start: Option<Spanned<StartSection>>,
@@ -211,6 +215,7 @@ impl RunConfig {
             evaluation: file.evaluation,
             checkpoint: file.checkpoint,
             admission: file.admission,
+            audit: file.audit,
             lora: file.lora.map(Spanned::into_inner),
             outer: file.outer,
             start,
@@ -281,6 +286,7 @@ impl RunConfig {
             lora: self.lora.clone(),
             start: None,
             inner: None,
+            audit: self.audit,
         };
         if let TrainingEpochs::Of(epochs) = self.epochs {
             let done = self.start.as_ref().map_or(0, StartSource::updates);
@@ -297,7 +303,7 @@ impl RunConfig {
     #[must_use]
     pub fn to_toml(&self) -> String {
         let Self { training, codec, optimizer, evaluation, checkpoint, .. } = self;
-        let Self { admission, lora, outer, data, .. } = self;
+        let Self { admission, audit, lora, outer, data, .. } = self;
         format!(
             include_str!("run_template.toml"),
             model = model_section::to_toml(&self.model, self.base.as_deref()),
@@ -327,6 +333,8 @@ impl RunConfig {
                 Some(key) => format!("key = \"{key}\""),
                 None => "# key = \"12D3KooW...\"".to_owned(),
             },
+            audit_share = audit.share,
+            audit_probation = audit.probation,
             lora = lora_section::to_toml(lora.as_ref()),
             outer = outer_section::to_toml(outer.as_ref()),
             start = start_section::to_toml(self.start.as_ref()),
@@ -380,6 +388,7 @@ impl Default for RunConfig {
             evaluation: Evaluation { held_out: 0.1, every: 50, microbatches: 8 },
             checkpoint: Checkpoint { every: 0, interval: 300, keep: 2 },
             admission: invited(),
+            audit: Audit::NONE,
             lora: None,
             outer: None,
             start: None,

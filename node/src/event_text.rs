@@ -32,9 +32,13 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         RunEvent::Lost { peer, name, span, how } => {
             format!("{} is gone from {}: {how}", title(*peer, name.as_ref()), place(*span))
         }
+        RunEvent::Convicted { peer, name, step, stage, back } => format!(
+            "the work of {} in step {step} at stage {stage} is not what most replicas computed: it is out for good, and \
+             the run goes back to version {back} or earlier",
+            title(*peer, name.as_ref())
+        ),
         RunEvent::Rewound { version, steps } => format!(
-            "a stage lost its last replica: the run goes back to version {version}, {} are \
-             computed again",
+            "the run goes back to version {version}: {} are computed again",
             counted(*steps, "step")
         ),
         RunEvent::Anchors { count } => {

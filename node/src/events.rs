@@ -106,6 +106,20 @@ pub enum RunEvent {
         /// Why the move is cancelled.
         obstacle: String,
     },
+    /// A peer's work was wrong, as most like replicas found: it is out, and the run goes back to before its work.
+    Convicted {
+        /// The peer.
+        peer: PeerId,
+        /// Its name, if it has one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<PeerName>,
+        /// The step of the work.
+        step: u64,
+        /// The stage of the work.
+        stage: u16,
+        /// The version that the run goes back to, or further.
+        back: u64,
+    },
     /// This process hosts other stages.
     Moved {
         /// The stages that it hosted before.

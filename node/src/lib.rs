@@ -57,3 +57,4 @@ mod top;
 mod training_rate;
 mod whole_file;
 mod writable;
+mod wrong_work;

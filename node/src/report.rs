@@ -177,6 +177,7 @@ impl Report {
             | RunEvent::Moved { .. }
             | RunEvent::MoveBegun { .. }
             | RunEvent::MoveCancelled { .. }
+            | RunEvent::Convicted { .. }
             | RunEvent::Waiting { .. }
             | RunEvent::Joined { .. }
             | RunEvent::Serving { .. }

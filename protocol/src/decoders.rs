@@ -18,12 +18,13 @@ use crate::ids::{
 };
 use crate::limits;
 use crate::manifest::example::{mixture, small};
-use crate::manifest::{Data, Manifest, Start};
+use crate::manifest::{Audit, Data, Manifest, Start};
 use crate::message::{
-    AnchorGroup, Candidate, Duties, Envelope, FromCoordinator, LinkEstimate, MemberRecord, Mended,
-    Message, Move, MoveReason, RoundGroupChange, RoundGroupMember, RoundId, SavedCheckpoint,
-    StageChoice, StageRoom, StoredFile, StoredStage, TensorTag, TermProof, TermVote, ToCoordinator,
-    ViewChange,
+    AnchorGroup, AuditId, AuditOrder, AuditedWork, Candidate, Duties, Envelope, FromCoordinator,
+    Handover, HandoverDigest, LinkEstimate, MemberRecord, Mended, Message, Move, MoveReason,
+    PassTimes, PeerMessage, Recalled, RoundGroupChange, RoundGroupMember, RoundId, SavedCheckpoint,
+    StageChoice, StageRoom, StoredFile, StoredStage, SumsPrint, TensorTag, TermProof, TermVote,
+    ToCoordinator, ViewChange,
 };
 use crate::pieces::{HASH, PieceHashes, pieces};
 use crate::units;
@@ -98,6 +99,7 @@ fn mover(member: Member, addresses: &[SocketAddr]) -> MemberRecord {
         price: Some(units::Price::MAX),
         island: Some("us-east-1".parse().expect("a name")),
         name: Some("gpu-7".parse().expect("a name")),
+        fingerprint: None,
         moves: Some(Move { to, era: Era(1), at: None, reason: MoveReason::Nearer }),
     }
 }
@@ -152,6 +154,22 @@ fn envelopes() -> Vec<Vec<u8>> {
             part: (0, 1),
             here: vec![listens, sums],
         }),
+        Message::ToCoordinator(ToCoordinator::Done {
+            key: ClaimKey { step: Step(7), stage: Stage(1), microbatch: Microbatch(300) },
+            grant,
+            loss: None,
+            pass_times: PassTimes::default(),
+            handover: Handover { activation: Some(ContentHash([4; 32])), ..Handover::default() },
+        }),
+        Message::FromCoordinator(FromCoordinator::Audit(Arc::new(audit_order(coordinator)))),
+        Message::ToCoordinator(ToCoordinator::Audited {
+            id: audit_order(coordinator).id,
+            digest: Some(HandoverDigest::default().with(vec![SumsPrint(1 << 60)])),
+        }),
+        Message::PeerMessage(PeerMessage::Recall {
+            key: ClaimKey { step: Step(7), stage: Stage(1), microbatch: Microbatch(300) },
+            input: Recalled::Gradient,
+        }),
         Message::CheckpointRequest,
         Message::Checkpoint { newest: Some(newest) },
         Message::CoordinatorMoved { coordinator, addresses, proofs: vec![elected()] },
@@ -162,6 +180,18 @@ fn envelopes() -> Vec<Vec<u8>> {
         encoded(&Envelope { from, to, era: Era(0), term: Term(1), message })
     })
     .to_vec()
+}
+
+/// An audit of one microbatch in the middle of a pipeline.
+fn audit_order(of: Member) -> AuditOrder {
+    let (era, term, step) = (Era(1), Term(2), Step(70_000));
+    let work = AuditedWork { microbatch: Microbatch(300), activation: Some(0), gradient: Some(1) };
+    AuditOrder {
+        id: AuditId { era, term, step, stage: Stage(1), of },
+        rounds: vec![(round(), ContentHash([8; 32]))],
+        holders: vec![of, of],
+        work: vec![work],
+    }
 }
 
 /// A term that two of three anchors signed, while one of them is replaced.
@@ -188,6 +218,7 @@ fn tensor_tags() -> Vec<Vec<u8>> {
         TensorTag::ActivationGradient { key, exchange },
         TensorTag::RoundPart { round, mend: Mend(2), piece: 500, proof: u64::MAX },
         TensorTag::RoundResult { round, mend: Mend(0), piece: 0, proof: 1 },
+        TensorTag::Recalled { key, input: Recalled::Activation },
     ]
     .map(|tag| encoded(&tag))
     .to_vec()
@@ -202,7 +233,8 @@ fn manifests() -> Vec<Vec<u8>> {
     let start = Start { checkpoint, bytes: 900, step: Step(4), samples: 64 };
     let later = Manifest { start: Some(start), ..small() };
     let mixed = Manifest { data: Data::Mixture(mixture()), ..small() };
-    vec![small().to_bytes(), coded.to_bytes(), later.to_bytes(), mixed.to_bytes()]
+    let audited = Manifest { audit: Audit { share: 0.03, probation: 2 }, ..small() };
+    [small(), coded, later, mixed, audited].iter().map(Manifest::to_bytes).collect()
 }
 
 fn manifest(bytes: &[u8]) {

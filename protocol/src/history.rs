@@ -8,6 +8,7 @@ use crate::limits;
 use crate::message::{
     CommitRecord, Founding, LogRecord, StoredStage, View, ViewChange, is_stopped,
 };
+use crate::stays::Stays;
 
 /// A run's state after its log's records, applied in order from the first.
 #[derive(Debug, Clone, PartialEq, Default, bincode::Encode, bincode::Decode)]
@@ -30,6 +31,10 @@ pub struct History {
     pub checkpoints: BTreeMap<Step, Vec<StoredStage>>,
     /// Whether the run is complete.
     pub completed: bool,
+    /// Since when peers take part, and who may not any more.
+    pub stays: Stays,
+    /// What was computed after this version has something wrong in it: the run must go back to it, or further.
+    pub tainted_after: Option<Step>,
     /// The number of earlier histories of the run, whose logs are lost.
     pub number: u16,
 }
@@ -128,6 +133,11 @@ impl History {
                 Ok(())
             }
             LogRecord::Founded(founding) => self.found(founding),
+            LogRecord::Convicted { peer, step, stage, back } => {
+                self.stays.convict(*peer, *step, *stage);
+                self.taint(*back);
+                Ok(())
+            }
         }
     }
 
@@ -143,6 +153,12 @@ impl History {
         self.version = *version;
         self.checkpoints.insert(*version, stages.clone());
         Ok(())
+    }
+
+    /// What was computed after this version has something wrong in it: no checkpoint of it is used any more.
+    fn taint(&mut self, back: Step) {
+        self.checkpoints.retain(|saved, _| *saved <= back);
+        self.tainted_after = Some(self.tainted_after.map_or(back, |earlier| earlier.min(back)));
     }
 
     /// Whether the run has trained anything, according to the log.
@@ -193,6 +209,7 @@ impl History {
             let Member { peer, incarnation } = record.member;
             let known = self.lives.entry(peer).or_insert(incarnation);
             *known = incarnation.max(*known);
+            self.stays.list(peer, self.version);
         }
         Ok(())
     }
@@ -216,6 +233,8 @@ impl History {
         self.began_at = version;
         self.version = version;
         self.commit = None;
+        self.tainted_after.take_if(|sound| version <= *sound);
+        self.stays.rewind(version);
         // Newer checkpoints were not available. The repeated steps save identical ones again.
         self.checkpoints.retain(|saved, _| *saved <= version);
         Ok(())
@@ -225,7 +244,7 @@ impl History {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::StageSpan;
+    use crate::ids::{Stage, StageSpan};
     use crate::message::{Duties, FixedLoss, MemberRecord, StageRoom};
 
     fn commit(era: u32, step: u64) -> LogRecord {
@@ -244,7 +263,7 @@ mod tests {
         let member = Member { peer: PeerId([1; 32]), incarnation: Incarnation(life) };
         let record = MemberRecord {
             member,
-            span: StageSpan::one(crate::ids::Stage(0)),
+            span: StageSpan::one(Stage(0)),
             addresses: Vec::new(),
             serving: true,
             duties: Duties::default(),
@@ -255,6 +274,7 @@ mod tests {
             price: None,
             island: None,
             name: None,
+            fingerprint: None,
             moves: None,
         };
         let since = number - 1;
@@ -316,6 +336,33 @@ mod tests {
         let again = history.apply(&LogRecord::Founded(founding(3)));
         assert!(matches!(again, Err(HistoryError::Founding { number: 3 })));
         assert!(founding(1).era() < founding(2).era() && founding(1).term() < founding(2).term());
+    }
+
+    #[test]
+    fn a_conviction_discards_what_came_of_the_peers_work() {
+        let mut history = History::default();
+        let peer = PeerId([1; 32]);
+        let save = |version| LogRecord::Checkpoint { version, stages: Vec::new(), oldest: Step(0) };
+        for step in 0..4 {
+            history.apply(&commit(0, step)).expect("the next");
+            history.apply(&save(Step(step + 1))).expect("of now");
+            if step == 1 {
+                history.apply(&view(1, 4)).expect("it joins");
+            }
+        }
+        assert_eq!(history.stays.since(peer, history.version), Step(2));
+        let (step, stage) = (Step(4), Stage(0));
+        let convicted = LogRecord::Convicted { peer, step, stage, back: Step(2) };
+        history.apply(&convicted).expect("at any time");
+        assert_eq!(history.checkpoints.keys().copied().collect::<Vec<_>>(), [Step(1), Step(2)]);
+        assert_eq!(history.stays.conviction(peer), Some((step, stage)));
+        assert_eq!(history.tainted_after, Some(Step(2)));
+        let to = |era, version| LogRecord::Rewind { era: Era(era), version: Step(version) };
+        history.apply(&to(1, 3)).expect("it was on its way");
+        assert_eq!(history.tainted_after, Some(Step(2)), "not far enough");
+        history.apply(&to(2, 1)).expect("older");
+        assert_eq!(history.tainted_after, None);
+        assert_eq!(history.stays.since(peer, history.version), Step(1));
     }
 
     #[test]

@@ -24,5 +24,6 @@ pub mod net;
 pub mod permutation;
 pub mod pieces;
 pub mod plain_name;
+pub mod stays;
 pub mod units;
 pub mod wire;

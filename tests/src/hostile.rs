@@ -12,9 +12,9 @@ use shoal_protocol::ids::{
 };
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{
-    AnchorGroup, Envelope, FromCoordinator, Message, PassTimes, PeerMessage, RoundId, RoundOutcome,
-    SnapshotPart, StoredFile, StoredStage, TensorTag, TermProof, TermVote, ToCoordinator, View,
-    ViewChange,
+    AnchorGroup, Envelope, FromCoordinator, Handover, Message, PassTimes, PeerMessage, Recalled,
+    RoundId, RoundOutcome, SnapshotPart, StoredFile, StoredStage, TensorTag, TermProof, TermVote,
+    ToCoordinator, View, ViewChange,
 };
 use shoal_protocol::net::Identity;
 use shoal_protocol::net::admission::Gate;
@@ -180,16 +180,30 @@ impl Stranger {
             said(PeerMessage::HeldBy { key, holder: self.me });
             said(PeerMessage::Evaluated { key });
             said(PeerMessage::Withdrawn { key });
+            said(PeerMessage::Recall { key, input: Recalled::Gradient });
             let grant = Grant { term: Term(1), number: 1 };
             reported(ToCoordinator::Claim { key });
             let pass_times = PassTimes::default();
-            reported(ToCoordinator::Done { key, grant, loss: None, pass_times });
+            reported(ToCoordinator::Done {
+                key,
+                grant,
+                loss: None,
+                pass_times,
+                handover: Handover::default(),
+            });
             reported(ToCoordinator::Released { key, grant });
             reported(ToCoordinator::Diverged { key, reason: "a stranger says so".to_owned() });
             let round = self.round(key.step, WeightGroup(key.stage.0));
             let outcome = RoundOutcome { hash: ContentHash([0; 32]), square_norm: 0.0, proof: 0 };
             let (mend, checks, rates) = (Mend(0), Vec::new(), Vec::new());
-            reported(ToCoordinator::Reduced { round, mend, outcome, checks, rates });
+            reported(ToCoordinator::Reduced {
+                round,
+                mend,
+                outcome,
+                checks,
+                sums: Vec::new(),
+                rates,
+            });
             reported(ToCoordinator::RoundRefused { round, owner: None, reason: String::new() });
         }
         reported(ToCoordinator::CannotReach { member: self.target });

@@ -82,6 +82,7 @@ pub fn prepared(mut command: Command) -> Command {
         .env("OMP_WAIT_POLICY", "passive")
         .env_remove("SHOAL_LOG")
         .env_remove("SHOAL_DIE_AT")
+        .env_remove("SHOAL_COMPUTES_WRONG")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());

@@ -119,6 +119,15 @@ impl Swarm {
         self.peers.push(Process::start(&format!("peer-{index}"), command));
     }
 
+    /// Adds a peer that computes wrongly, as `node/src/wrong_work.rs` says: `WHAT:N` in every Nth microbatch.
+    pub fn join_to_err(&mut self, error: &str, flags: &[&str]) {
+        let index = self.peers.len();
+        let mut command = join_command(&self.address, &self.data_dir(index));
+        command.args(["--no-mdns", "--listen", "127.0.0.1:0"]).args(flags);
+        command.env("SHOAL_COMPUTES_WRONG", error);
+        self.peers.push(Process::start(&format!("peer-{index}"), command));
+    }
+
     /// Starts a process that joins at an address with the data directory of peer number `index`, without
     /// adding it to the swarm.
     #[must_use]

@@ -1,5 +1,6 @@
 //! The interface for the driver: the stages of one peer's span.
 
+mod audit;
 mod needs;
 
 use std::cell::RefCell;
@@ -38,6 +39,8 @@ pub struct Engine {
     swap: Option<RefCell<Swap>>,
     /// What passes read of all stages, if the device has that only while they run.
     images: Option<RefCell<Images>>,
+    /// Sums that were set aside, by stage and turn.
+    aside: BTreeMap<(Stage, usize), tch::Tensor>,
 }
 
 impl Engine {
@@ -91,7 +94,8 @@ impl Engine {
         let images = |budget| Images::new(device.torch, budget).map(RefCell::new);
         let images =
             tiers.for_weights(&manifest, share.devices_of_pass()).map(images).transpose()?;
-        let mut engine = Self { manifest, device, share, stages, tiers, swap: None, images };
+        let aside = BTreeMap::new();
+        let mut engine = Self { manifest, device, share, stages, tiers, swap: None, images, aside };
         let hosted: Vec<Stage> = span.stages().collect();
         engine.divide_memory(&hosted)?;
         span.stages().try_for_each(|stage| engine.host_in_memory(stage))?;
@@ -123,6 +127,11 @@ impl Engine {
     fn divide_memory_again(&mut self) -> Result<()> {
         let hosted: Vec<Stage> = self.stages.keys().copied().collect();
         self.divide_memory(&hosted)
+    }
+
+    /// The run.
+    pub(crate) fn manifest(&self) -> &Manifest {
+        &self.manifest
     }
 
     /// Whether the machine's memory does not hold all hosted stages.

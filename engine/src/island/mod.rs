@@ -5,6 +5,7 @@
 //! several devices that share slices.
 
 mod additions;
+mod audit;
 mod several;
 mod sums;
 mod worker;

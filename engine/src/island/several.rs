@@ -54,7 +54,9 @@ pub(super) struct Several {
     /// The mean gradients, since more stages were hosted than memory holds.
     means: Option<RefCell<Swap>>,
     /// The sums of each hosted stage.
-    sums: BTreeMap<Stage, Sums>,
+    pub(super) sums: BTreeMap<Stage, Sums>,
+    /// Sums that were set aside, by device.
+    pub(super) aside: BTreeMap<SumsKey, Vec<tch::Tensor>>,
     /// The GPUs' accumulators with sums that were not moved.
     counted: BTreeSet<(usize, SumsKey)>,
     /// Additions to accumulators that have not ended.
@@ -114,6 +116,7 @@ impl Several {
             lower: tiers.lower.clone(),
             means: None,
             sums: BTreeMap::new(),
+            aside: BTreeMap::new(),
             counted: BTreeSet::new(),
             additions: Additions::default(),
         };
@@ -262,10 +265,8 @@ impl Several {
         let stages: Vec<Stage> = self.manifest.stages_of(weights).collect();
         let hosted: Vec<Stage> =
             stages.iter().copied().filter(|stage| self.sums.contains_key(stage)).collect();
-        let turn = self.turn(step);
         for stage in &hosted {
-            self.additions.wait((*stage, turn));
-            self.collect((*stage, turn))?;
+            self.gather(*stage, step)?;
         }
         let place = |stage: &Stage| {
             range_within(&range_in_stage(&self.manifest, *stage, weights), range.clone())
@@ -290,17 +291,41 @@ impl Several {
     }
 
     /// Passes the sums of a range of a stage's flat vector to a function, while they are in memory.
-    fn read_stage_sums<T>(
+    pub(super) fn read_stage_sums<T>(
         &self,
         stage: Stage,
         step: Step,
         range: Range<usize>,
         read: impl FnOnce(&[u8]) -> T,
     ) -> Result<T> {
-        // Lent engines evict nothing.
-        let lent = if self.lower.is_some() { self.all()? } else { Vec::new() };
-        lent.iter().try_for_each(|engine| engine.need(stage, Use::Sums(step), false))?;
+        let _lent = self.lend_sums(stage, step, false)?;
         self.sums[&stage].read(self.turn(step), range, read)
+    }
+
+    /// Brings a step's sums of a stage into memory, where they stay while the engines are lent.
+    pub(super) fn lend_sums(
+        &self,
+        stage: Stage,
+        step: Step,
+        changes: bool,
+    ) -> Result<Vec<Lent<'_>>> {
+        let lent = if self.lower.is_some() { self.all()? } else { Vec::new() };
+        lent.iter().try_for_each(|engine| engine.need(stage, Use::Sums(step), changes))?;
+        Ok(lent)
+    }
+
+    /// Waits until everything is added to a step's sums of a stage, and moves them to where they are read. Returns the
+    /// index of their accumulators.
+    pub(super) fn gather(&mut self, stage: Stage, step: Step) -> Result<usize> {
+        let turn = self.turn(step);
+        self.additions.wait((stage, turn));
+        self.collect((stage, turn))?;
+        Ok(turn)
+    }
+
+    /// The run.
+    pub(super) fn manifest(&self) -> &Manifest {
+        &self.manifest
     }
 
     /// Moves what GPUs have in accumulators of their own.

@@ -32,6 +32,18 @@ impl Sums {
         }
     }
 
+    /// Does something with each accumulator of a turn, in order.
+    pub(super) fn each<T>(
+        &self,
+        turn: usize,
+        work: impl FnMut(&Accumulator) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        match self {
+            Self::Joined(sums) => sums[turn..=turn].iter().map(work).collect(),
+            Self::Parts(parts) => parts[turn].iter().map(work).collect(),
+        }
+    }
+
     /// Those that are in the machine's memory for all devices.
     pub(super) fn joined(&self) -> Option<&[Accumulator]> {
         match self {

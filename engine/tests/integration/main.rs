@@ -1,5 +1,6 @@
 //! The engine as its driver uses it: one program, so that libtorch is linked once.
 
+mod audits;
 mod checkpoints;
 mod common;
 mod configs;

@@ -47,6 +47,7 @@ fn view() -> LogRecord {
         price: None,
         island: None,
         name: None,
+        fingerprint: None,
         moves: None,
     };
     let gone = [Member { peer: PeerId([2; 32]), incarnation: Incarnation(3) }].into();

@@ -67,6 +67,7 @@ fn record(number: u64, trace: u64) -> LogRecord {
         price: None,
         island: None,
         name: None,
+        fingerprint: None,
         moves: None,
     };
     let since = number.saturating_sub(1);

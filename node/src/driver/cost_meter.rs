@@ -65,6 +65,7 @@ mod tests {
             price: price.map(|price| price.parse().expect("a price")),
             island: None,
             name: None,
+            fingerprint: None,
             moves: None,
         };
         let members = prices.iter().enumerate().map(record).map(Into::into).collect();

@@ -47,8 +47,8 @@ pub(super) struct EngineHost {
 }
 
 impl EngineHost {
-    pub(super) fn new(setup: EngineSetup) -> Self {
-        Self { setup, payloads: Payloads::default(), thread: None }
+    pub(super) fn new(setup: EngineSetup, manifest: &Manifest) -> Self {
+        Self { setup, payloads: Payloads::new(manifest.audit.is_on()), thread: None }
     }
 
     pub(super) fn payloads(&self) -> &Payloads {
@@ -119,6 +119,9 @@ impl EngineHost {
             | Task::Discard { .. }
             | Task::FetchAhead { .. }
             | Task::Summarise { .. }
+            | Task::SetSumsAside { .. }
+            | Task::PrintSums { .. }
+            | Task::PutSumsBack { .. }
             | Task::Apply { .. }
             | Task::Restore { .. }
             | Task::Leave { .. }

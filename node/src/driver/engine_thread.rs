@@ -17,7 +17,7 @@ use shoal_engine::{AllReduce, EngineError, Island, Origin, Projected, SwapStats,
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Stage, Step, WeightGroup};
-use shoal_protocol::message::{Challenge, RoundCheck, RoundId};
+use shoal_protocol::message::{Challenge, RoundCheck, RoundId, SumsPrint};
 use shoal_scheduler::action::{DeviceIndex, Owned, Task, TaskResult};
 use tokio::sync::mpsc;
 
@@ -315,7 +315,24 @@ impl EngineWorker {
             Task::Summarise { round, owned } => {
                 let (hash, square_norm) = newest(&self.rounds, round).outcome();
                 let checks = self.check_sums(round, hash, &owned)?;
-                Ok(TaskResult::Summarised { round, hash, square_norm, checks })
+                let sums = self.print_own_sums(round, hash)?;
+                Ok(TaskResult::Summarised { round, hash, square_norm, checks, sums })
+            }
+            Task::SetSumsAside { step, stage } => {
+                self.resources.engine.set_sums_aside(stage, step)?;
+                Ok(TaskResult::SumsMoved { stage })
+            }
+            Task::PrintSums { step, stage, rounds } => {
+                let mut sums = Vec::new();
+                for (round, result) in rounds {
+                    sums.push(self.print_sums((round, result), stage)?);
+                }
+                self.resources.engine.put_sums_back(stage, step)?;
+                Ok(TaskResult::SumsPrinted { step, stage, sums })
+            }
+            Task::PutSumsBack { step, stage } => {
+                self.resources.engine.put_sums_back(stage, step)?;
+                Ok(TaskResult::SumsMoved { stage })
             }
             Task::Apply { step, stage, rounds, gradient_norm, targets } => {
                 self.apply((step, stage), &rounds, gradient_norm, targets)
@@ -367,8 +384,33 @@ impl EngineWorker {
         self.resources.parts.manifest.codec.all_reduce
     }
 
-    /// Returns the engine with the sums of a round, and the state of its all-reduce, which begins
-    /// empty.
+    /// The prints of this member's sums of a round at each of its stages, in a run with audits.
+    fn print_own_sums(
+        &mut self,
+        round: RoundId,
+        result: ContentHash,
+    ) -> Result<Vec<(Stage, SumsPrint)>, EngineError> {
+        let manifest = &self.resources.parts.manifest;
+        if !manifest.audit.is_on() {
+            return Ok(Vec::new());
+        }
+        let stages: Vec<Stage> = manifest.stages_of(round.weights).collect();
+        let hosted = stages.into_iter().filter(|stage| self.resources.engine.hosts(*stage));
+        let hosted: Vec<Stage> = hosted.collect();
+        let print = |stage| Ok((stage, self.print_sums((round, result), stage)?));
+        hosted.into_iter().map(print).collect()
+    }
+
+    /// The print of a stage's sums of a round.
+    fn print_sums(
+        &mut self,
+        (round, result): (RoundId, ContentHash),
+        stage: Stage,
+    ) -> Result<SumsPrint, EngineError> {
+        let challenge = Challenge::of(round, result);
+        self.resources.engine.print_sums(stage, round.weights, round.step, &challenge)
+    }
+
     /// What a result's challenge makes of this member's sums and of the result.
     fn check_sums(
         &mut self,
@@ -392,6 +434,8 @@ impl EngineWorker {
         Ok(groups.iter().map(|group| reduction.check(group)).collect())
     }
 
+    /// Returns the engine with the sums of a round, and the state of its all-reduce, which begins
+    /// empty.
     fn reduction(&mut self, round: RoundId) -> Result<(&mut Island, &mut AllReduce), EngineError> {
         let EngineResources { engine, .. } = &mut self.resources;
         let reduction = match self.rounds.entry(round.weights) {

@@ -6,7 +6,7 @@ use shoal_protocol::ids::{Era, Incarnation, Member, Term};
 use shoal_protocol::label::Label;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{Manifest, NOTE};
-use shoal_protocol::message::{Envelope, Message, TensorTag};
+use shoal_protocol::message::{Envelope, Message, Recalled, TensorTag};
 use shoal_protocol::wire::{self, WireError};
 
 use super::payload::Tensor;
@@ -127,7 +127,11 @@ pub(crate) fn unpack(
     let tag: TensorTag = wire::decode(tag)?;
     check_shapes(&tag, frames, manifest)?;
     let tensors = frames.iter().map(Tensor::from_frame).collect::<Result<Vec<_>, FrameError>>()?;
-    if let (TensorTag::Activation { .. }, [_, labels, ..]) = (&tag, tensors.as_slice()) {
+    let has_labels = matches!(
+        tag,
+        TensorTag::Activation { .. } | TensorTag::Recalled { input: Recalled::Activation, .. }
+    );
+    if let (true, [_, labels, ..]) = (has_labels, tensors.as_slice()) {
         let vocabulary = manifest.model.vocabulary;
         let words = labels.bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
         let mut words = words.enumerate();
@@ -186,6 +190,12 @@ fn check_shapes(tag: &TensorTag, frames: &[Frame], manifest: &Manifest) -> Resul
         }
         (TensorTag::ActivationGradient { .. }, [gradient, note]) if notes && !ends => {
             (is_gradient(gradient) && is_note(note), "a virtual worker's activation gradient")
+        }
+        (TensorTag::Recalled { input: Recalled::Activation, .. }, [activation, labels]) => {
+            (is_activation(activation, labels), "an activation to audit")
+        }
+        (TensorTag::Recalled { input: Recalled::Gradient, .. }, [gradient]) => {
+            (is_gradient(gradient), "a gradient to audit")
         }
         (TensorTag::RoundPart { .. }, [part]) => {
             (piece(part, codecs.all_reduce.part()), "a round's part")

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use shoal_protocol::ids::{Member, PeerId};
+use shoal_protocol::ids::{ContentHash, Member, PeerId};
 use shoal_protocol::message::{Envelope, TensorTag};
 use shoal_protocol::net::transport::{ConnectError, TransportEvent};
 use tokio::sync::mpsc;
@@ -42,6 +42,7 @@ pub(super) enum LinkEvent {
         from: Member,
         tag: TensorTag,
         tensors: Vec<Tensor>,
+        hash: Option<ContentHash>,
     },
     Unusable {
         from: Member,
@@ -124,9 +125,9 @@ impl LinkEvents {
 }
 
 impl From<Unpacked> for LinkEvent {
-    fn from(Unpacked { from, result }: Unpacked) -> Self {
+    fn from(Unpacked { from, result, hash }: Unpacked) -> Self {
         match result {
-            Ok((tag, tensors)) => Self::Tensors { from, tag, tensors },
+            Ok((tag, tensors)) => Self::Tensors { from, tag, tensors, hash },
             Err(error) => Self::Unusable { from, error },
         }
     }

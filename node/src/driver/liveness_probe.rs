@@ -72,6 +72,7 @@ mod tests {
             price: None,
             island: None,
             name: None,
+            fingerprint: None,
             moves: None,
         };
         let members = [

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use shoal_engine::{Footprint, PassFlops, SwapStats, pass_flops};
 use shoal_metrics::{
-    Direction, Fault, Label, LinkPacking, Metrics, MoveCause, NodeState, Path, PeerState, Phase,
-    PortState, Preemption, Queue, Refusal, RefusedConnection, Repeat, RoundFailure, Swap,
-    TensorKind, TrafficKind,
+    AuditResult, Direction, Fault, Label, LinkPacking, Metrics, MoveCause, NodeState, Path,
+    PeerState, Phase, PortState, Preemption, Queue, Refusal, RefusedConnection, Repeat,
+    RoundFailure, Swap, TensorKind, TrafficKind,
 };
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{ClaimKey, Era, Member, PeerId, Step};
@@ -17,7 +17,7 @@ use shoal_protocol::net::admission::Reason;
 use shoal_protocol::net::transport::{Flow, Traffic, Transport};
 use shoal_protocol::plain_name::{IslandName, PeerName};
 use shoal_protocol::units::Bytes;
-use shoal_scheduler::action::{self, CoordinatorEvent, PeerLoad, TaskResult};
+use shoal_scheduler::action::{self, AuditOutcome, CoordinatorEvent, PeerLoad, TaskResult};
 
 use super::anchor_role::AnchorRole;
 use super::payload::LogUse;
@@ -199,7 +199,9 @@ impl MetricsUpdate {
                 return self.metrics.checkpoints.write_duration.observe(seconds);
             }
             TaskResult::NotStored { .. } => return self.metrics.checkpoints.failures.inc(),
+            TaskResult::SumsPrinted { .. } => Phase::Reduce,
             TaskResult::Discarded { .. }
+            | TaskResult::SumsMoved { .. }
             | TaskResult::Left { .. }
             | TaskResult::Diverged { .. } => return,
         };
@@ -285,6 +287,14 @@ impl MetricsUpdate {
             CoordinatorEvent::Moves { reason, .. } => {
                 coordination.moves_done.of(cause(*reason)).inc()
             }
+            CoordinatorEvent::Audited { outcome, .. } => {
+                let result = match outcome {
+                    AuditOutcome::Sound => AuditResult::Sound,
+                    AuditOutcome::NotAudited => AuditResult::NotAudited,
+                };
+                coordination.audits.of(result).inc();
+            }
+            CoordinatorEvent::Convicted { .. } => coordination.audits.of(AuditResult::Wrong).inc(),
             CoordinatorEvent::MoveCancelled { reason, .. } => {
                 coordination.moves_given_up.of(cause(*reason)).inc();
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use shoal_metrics::Metrics;
 use shoal_protocol::ids::Member;
-use shoal_protocol::message::{Envelope, Message, TensorTag};
+use shoal_protocol::message::{Envelope, Message, Recalled, TensorTag};
 use shoal_protocol::net::transport::{Class, Transport};
 use shoal_protocol::wire;
 
@@ -67,8 +67,10 @@ impl Links {
         let rate = self.transport.link_rate_to(to.peer);
         let frames = self.packer.frames(&tag, tensors, rate).await?;
         let class = match tag {
-            TensorTag::Activation { .. } => Class::Activation,
-            TensorTag::ActivationGradient { .. } => Class::Gradient,
+            TensorTag::Activation { .. }
+            | TensorTag::Recalled { input: Recalled::Activation, .. } => Class::Activation,
+            TensorTag::ActivationGradient { .. }
+            | TensorTag::Recalled { input: Recalled::Gradient, .. } => Class::Gradient,
             TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => Class::Round,
         };
         self.transport.send_tensor(to.peer, wire::encode(&tag)?, frames, class)?.await;

@@ -10,7 +10,7 @@ use shoal_metrics::{LinkPacking, Metrics};
 use shoal_protocol::codec::PackingChoice;
 use shoal_protocol::codec::packing::{Packing, pack};
 use shoal_protocol::frame::Frame;
-use shoal_protocol::message::TensorTag;
+use shoal_protocol::message::{Recalled, TensorTag};
 
 use super::payload::{Tensor, Tensors};
 
@@ -37,8 +37,10 @@ enum Kind {
 impl From<&TensorTag> for Kind {
     fn from(tag: &TensorTag) -> Self {
         match tag {
-            TensorTag::Activation { .. } => Self::Activation,
-            TensorTag::ActivationGradient { .. } => Self::ActivationGradient,
+            TensorTag::Activation { .. }
+            | TensorTag::Recalled { input: Recalled::Activation, .. } => Self::Activation,
+            TensorTag::ActivationGradient { .. }
+            | TensorTag::Recalled { input: Recalled::Gradient, .. } => Self::ActivationGradient,
             TensorTag::RoundPart { .. } => Self::RoundPart,
             TensorTag::RoundResult { .. } => Self::RoundResult,
         }

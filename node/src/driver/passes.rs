@@ -13,6 +13,7 @@ use shoal_protocol::message::FixedLoss;
 use shoal_scheduler::action::{Task, TaskResult};
 
 use super::payload::{Payloads, Tensor, Tensors};
+use crate::wrong_work;
 
 /// What a device needs for passes besides its engine.
 #[derive(Debug, Clone)]
@@ -43,6 +44,10 @@ impl Passes {
             }
             Task::Forward { key, .. } => self.forward(engine, key, &inputs[0]),
             Task::Backward { key, .. } => self.backward(engine, key, inputs.first()),
+            Task::Accumulate { key, .. } if wrong_work::leaves_out(key) => {
+                engine.discard(key);
+                Ok(TaskResult::Accumulated { key })
+            }
             Task::Accumulate { key, .. } => {
                 engine.accumulate(key).map(|()| TaskResult::Accumulated { key })
             }
@@ -106,6 +111,7 @@ impl Passes {
                 Ok(loss_result(key, share, targets, padded))
             }
             ForwardOutput::Activation(bytes) => {
+                let bytes = wrong_work::handed_on(key, bytes);
                 let codec = self.manifest.codec.activations;
                 let mut tensors = vec![self.boundary_tensor(codec, bytes)];
                 tensors.extend(labels);

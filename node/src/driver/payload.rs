@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use shoal_protocol::codec::packing::Packing;
 use shoal_protocol::frame::{Element, Frame, FrameError};
+use shoal_protocol::ids::ContentHash;
 use shoal_protocol::units;
 use shoal_scheduler::action::{Payload, PayloadId};
 
@@ -44,6 +45,20 @@ impl Tensor {
 /// The tensors behind one handle; an activation comes with its labels.
 pub(crate) type Tensors = Arc<[Tensor]>;
 
+/// The hash of tensors whose elements the manifest fixes, by which audits compare them.
+pub(crate) fn hash_of(tensors: &[Tensor]) -> ContentHash {
+    let mut hasher = blake3::Hasher::new_derive_key("shoal audited tensors v1");
+    for Tensor { shape, bytes, .. } in tensors {
+        hasher.update(&(shape.len() as u64).to_le_bytes());
+        shape.iter().for_each(|size| {
+            hasher.update(&size.to_le_bytes());
+        });
+        hasher.update(&(bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    }
+    hasher.finalize().into()
+}
+
 /// Tensors behind a handle, in memory or on the disk.
 #[derive(Debug, Clone)]
 pub(crate) enum Held {
@@ -76,11 +91,14 @@ impl Held {
 pub(crate) struct Payloads {
     store: Arc<Mutex<Store>>,
     last: Arc<AtomicU64>,
+    /// Whether the output log is hashed, for audits.
+    hashes: bool,
 }
 
 #[derive(Debug, Default)]
 struct Store {
-    all: BTreeMap<PayloadId, Held>,
+    /// The tensors, with their hash if it is known.
+    all: BTreeMap<PayloadId, (Held, Option<ContentHash>)>,
     log: Log,
 }
 
@@ -129,6 +147,11 @@ pub(crate) struct LogUse {
 }
 
 impl Payloads {
+    /// No payloads yet, of a run with audits or without.
+    pub(crate) fn new(hashes: bool) -> Self {
+        Self { hashes, ..Self::default() }
+    }
+
     /// Sets the memory budget of the output log, and the file for the rest.
     pub(crate) fn spill_into(&self, file: Option<Arc<SpillFile>>, budget: units::Bytes) {
         let log = &mut self.lock().log;
@@ -138,13 +161,24 @@ impl Payloads {
 
     /// Stores tensors under a new handle.
     pub(crate) fn keep(&self, tensors: impl Into<Tensors>) -> Payload {
-        self.insert(Held::Memory(tensors.into()))
+        self.keep_hashed(tensors, None)
+    }
+
+    /// Like [`Self::keep`], with the hash if it is known.
+    pub(crate) fn keep_hashed(
+        &self,
+        tensors: impl Into<Tensors>,
+        hash: Option<ContentHash>,
+    ) -> Payload {
+        self.insert(Held::Memory(tensors.into()), hash)
     }
 
     /// Stores tensors of the output log under a new handle. Blocks until the log is within its
     /// memory budget.
     pub(crate) fn log(&self, tensors: impl Into<Tensors>) -> Payload {
-        let payload = self.keep(tensors);
+        let tensors = tensors.into();
+        let hash = self.hashes.then(|| hash_of(&tensors));
+        let payload = self.keep_hashed(tensors, hash);
         self.lock().log.in_memory.insert(payload.id, payload.size);
         while self.spill_one() {}
         payload
@@ -152,7 +186,8 @@ impl Payloads {
 
     /// Makes another handle for the same tensors.
     pub(crate) fn share(&self, id: PayloadId) -> Payload {
-        self.insert(self.get(id))
+        let (held, hash) = self.known(id);
+        self.insert(held, hash)
     }
 
     /// Returns the tensors behind a handle.
@@ -160,6 +195,10 @@ impl Payloads {
     /// # Panics
     /// When the scheduler uses a handle that it has released.
     pub(crate) fn get(&self, id: PayloadId) -> Held {
+        self.known(id).0
+    }
+
+    fn known(&self, id: PayloadId) -> (Held, Option<ContentHash>) {
         self.lock().all.get(&id).cloned().expect("a payload is used before it is released")
     }
 
@@ -180,11 +219,11 @@ impl Payloads {
         LogUse { on_disk: log.on_disk.all, failures: log.failures }
     }
 
-    fn insert(&self, held: Held) -> Payload {
+    fn insert(&self, held: Held, hash: Option<ContentHash>) -> Payload {
         let id = PayloadId(self.last.fetch_add(1, Ordering::Relaxed));
         let size = held.size();
-        self.lock().all.insert(id, held);
-        Payload { id, size }
+        self.lock().all.insert(id, (held, hash));
+        Payload { id, size, hash }
     }
 
     /// Moves the oldest payload of the output log to the disk, if the log is over its budget. Returns
@@ -198,7 +237,7 @@ impl Payloads {
             }
             let id = store.log.in_memory.oldest().expect("something is over the budget");
             store.log.in_memory.remove(id);
-            let Held::Memory(tensors) = &store.all[&id] else { return true };
+            let (Held::Memory(tensors), _) = &store.all[&id] else { return true };
             (id, tensors.clone(), file)
         };
         let written = file.write(&tensors);
@@ -206,7 +245,7 @@ impl Payloads {
         match written {
             Ok(spilled) => {
                 // It may have been released during the write.
-                if let Some(held) = store.all.get_mut(&id) {
+                if let Some((held, _)) = store.all.get_mut(&id) {
                     *held = Held::Disk(Arc::new(spilled));
                     store.log.on_disk.insert(id, size_of(&tensors));
                 }

@@ -282,6 +282,7 @@ mod tests {
             price: None,
             island: None,
             name: None,
+            fingerprint: None,
             moves: None,
         };
         let members = members.iter().map(record).map(Into::into).collect();

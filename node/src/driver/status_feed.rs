@@ -9,7 +9,7 @@ use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{CommitRecord, View, proof_of_all};
 use shoal_protocol::plain_name::PeerName;
 use shoal_protocol::units::Moment;
-use shoal_scheduler::action::{CoordinatorEvent, StepCounts};
+use shoal_scheduler::action::{AuditOutcome, CoordinatorEvent, StepCounts};
 
 use super::admission::Refusals;
 use super::context::Context;
@@ -284,6 +284,13 @@ fn run_event(
             let obstacle = obstacle.words().to_owned();
             RunEvent::MoveCancelled { peer: member.peer, name: name(member), to, reason, obstacle }
         }
+        CoordinatorEvent::Convicted { peer, step, stage, back } => RunEvent::Convicted {
+            peer,
+            name: names.get(&peer).cloned(),
+            step: step.0,
+            stage: stage.0,
+            back: back.0,
+        },
         CoordinatorEvent::Lost { member, span, how } => RunEvent::Lost {
             peer: member.peer,
             name: name(member),
@@ -313,6 +320,12 @@ fn log(event: &CoordinatorEvent) {
                  elsewhere"
             );
         }
+        CoordinatorEvent::Audited { of, stage, step, outcome } => match outcome {
+            AuditOutcome::Sound => tracing::debug!(peer = %of, %stage, %step, "its work is sound"),
+            AuditOutcome::NotAudited => {
+                tracing::debug!(peer = %of, %stage, %step, "no like replica could audit its work");
+            }
+        },
         CoordinatorEvent::RoundMended { round, gone, changed } => {
             let (step, weights) = (round.step, round.weights);
             tracing::info!(%step, %weights, gone, changed, "an all-reduce goes on without some");
@@ -349,6 +362,7 @@ fn log(event: &CoordinatorEvent) {
         | CoordinatorEvent::Moves { .. }
         | CoordinatorEvent::MoveCancelled { .. }
         | CoordinatorEvent::Lost { .. }
+        | CoordinatorEvent::Convicted { .. }
         | CoordinatorEvent::Finished
         | CoordinatorEvent::Stopped { .. } => {}
     }

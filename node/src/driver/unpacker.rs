@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use shoal_protocol::codec::packing::Packing;
-use shoal_protocol::ids::Member;
+use shoal_protocol::ids::{ContentHash, Member};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::TensorTag;
 use shoal_protocol::net::transport::TensorMessage;
 use tokio::task::JoinSet;
 
 use super::incoming::{self, Unusable};
-use super::payload::Tensor;
+use super::payload::{Tensor, hash_of};
 
 /// Messages that are unpacked at once, so that a large one delays no other.
 const AT_ONCE: usize = 4;
@@ -26,6 +26,8 @@ const WAITING: usize = 256;
 pub(crate) struct Unpacked {
     pub(crate) from: Member,
     pub(crate) result: Result<(TensorTag, Vec<Tensor>), Unusable>,
+    /// The hash of an activation or gradient, in a run with audits.
+    pub(crate) hash: Option<ContentHash>,
 }
 
 /// Unpacks the tensors of messages. They come out in any order, as tensors do from the links, and
@@ -46,7 +48,10 @@ impl Unpacker {
     /// Takes in a message. Returns it at once if no tensor is packed, or too many messages wait.
     pub(crate) fn take(&mut self, message: TensorMessage) -> Option<Unpacked> {
         let mut packings = message.frames.iter().map(|frame| frame.header().packing());
-        if packings.all(|packing| packing == Packing::Raw) || self.waiting.len() >= WAITING {
+        let is_raw = packings.all(|packing| packing == Packing::Raw);
+        // Hashing takes its time too.
+        let is_quick = is_raw && !self.manifest.audit.is_on();
+        if is_quick || self.waiting.len() >= WAITING {
             return Some(unpack(&message, &self.manifest));
         }
         self.waiting.push_back(message);
@@ -82,7 +87,15 @@ impl Unpacker {
 
 fn unpack(message: &TensorMessage, manifest: &Manifest) -> Unpacked {
     let result = incoming::unpack(&message.tag, &message.frames, manifest);
-    Unpacked { from: message.member, result }
+    let hashed = |tag: &TensorTag| {
+        let of_round = matches!(tag, TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. });
+        manifest.audit.is_on() && !of_round
+    };
+    let hash = match &result {
+        Ok((tag, tensors)) if hashed(tag) => Some(hash_of(tensors)),
+        _ => None,
+    };
+    Unpacked { from: message.member, result, hash }
 }
 
 #[cfg(test)]
@@ -196,7 +209,7 @@ mod tests {
         let mut good = Vec::new();
         let mut refused = Vec::new();
         for _ in 0..MESSAGES {
-            let Unpacked { from, result } = unpacker.next().await.expect("no panic");
+            let Unpacked { from, result, .. } = unpacker.next().await.expect("no panic");
             assert_eq!(from.peer, pair.sender());
             match result {
                 Ok((TensorTag::ActivationGradient { key, .. }, tensors)) => {

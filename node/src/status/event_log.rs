@@ -70,6 +70,7 @@ impl EventLog {
                 self.pause.clone_from(&text);
             }
             RunEvent::BecameCoordinator { .. } => self.pause = None,
+            RunEvent::Convicted { .. } => {}
             // The membership shows joins, losses and moves, to every member alike.
             RunEvent::Admitted { .. }
             | RunEvent::MoveBegun { .. }

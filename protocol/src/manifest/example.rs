@@ -1,9 +1,9 @@
 //! An example manifest for tests, the simulator and fuzzing.
 
 use super::{
-    Adam, Admission, Block, Checkpoint, Codecs, Data, Dtype, Evaluation, Manifest, MixedSource,
-    Mixture, Model, Optimizer, Phase, Prepared, Rule, Schedule, TokenWidth, Tokenizer, Tokens,
-    Training, Weight,
+    Adam, Admission, Audit, Block, Checkpoint, Codecs, Data, Dtype, Evaluation, Manifest,
+    MixedSource, Mixture, Model, Optimizer, Phase, Prepared, Rule, Schedule, TokenWidth, Tokenizer,
+    Tokens, Training, Weight,
 };
 use crate::ids::{ContentHash, Step};
 
@@ -54,6 +54,7 @@ pub fn small() -> Manifest {
         lora: None,
         start: None,
         inner: None,
+        audit: Audit::NONE,
     }
 }
 

@@ -4,6 +4,7 @@
 //! Two peers train together only if their manifests have the same hash. That hash names the run.
 
 mod admission;
+mod audit;
 mod block;
 mod boundary;
 mod codecs;
@@ -32,6 +33,7 @@ use crate::units::Bytes;
 use crate::wire;
 
 pub use admission::{Admission, AdmissionMode};
+pub use audit::Audit;
 pub use block::{
     Activation, Biases, Block, LayerAttention, Norm, Placement, QueryKeyNorm, Rotary, RotaryScaling,
 };
@@ -81,6 +83,9 @@ pub struct Manifest {
     /// What each microbatch does, in a run of virtual workers; `None` runs it once through the model.
     #[serde(default)]
     pub inner: Option<InnerLoop>,
+    /// Work that is computed again before it counts.
+    #[serde(default)]
+    pub audit: Audit,
 }
 
 /// Number format of the forward and backward passes. Weights are always f32.
@@ -224,6 +229,12 @@ pub enum ManifestError {
         /// It.
         other: &'static str,
     },
+    /// Audits in a run whose workers exchange tensors on their way.
+    #[error(
+        "audit does not go with outer workers of several stages: set audit.share = 0 and audit.probation = 0, or \
+         training.stages = 1"
+    )]
+    AuditOfExchanges,
     /// Adapters beside a boundary, which needs all weights trained.
     #[error(
         "lora freezes the model's weights, and model.boundary needs them to be trained: take one of them out"
@@ -490,6 +501,7 @@ impl Manifest {
         self.optimizer.check()?;
         self.check_evaluation()?;
         self.check_start()?;
+        self.check_audit()?;
         self.check_data()
     }
 

@@ -66,6 +66,12 @@ impl Challenge {
         Self { keys: keys.map(u64::from_le_bytes) }
     }
 
+    /// The point at which [`super::SumsPrint`]s are taken.
+    #[must_use]
+    pub(super) fn point(&self) -> u64 {
+        self.keys[0] ^ self.keys[1].rotate_left(32)
+    }
+
     /// The factors of an element in the directions, within -1 and 1.
     #[must_use]
     #[inline(always)]

@@ -258,6 +258,8 @@ pub struct MemberRecord {
     pub island: Option<IslandName>,
     /// Its name, for people. It decides nothing.
     pub name: Option<PeerName>,
+    /// What decides the bits that it computes, as in its candidature.
+    pub fingerprint: Option<ContentHash>,
     /// Its migration to other stages, while one is under way.
     pub moves: Option<Move>,
 }
@@ -421,6 +423,7 @@ mod tests {
             price: None,
             island: None,
             name: None,
+            fingerprint: None,
             moves: None,
         }
         .into()

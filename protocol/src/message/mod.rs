@@ -4,6 +4,7 @@
 //! the term. A receiver thus recognises a message from or to an earlier incarnation. Nothing here
 //! relies on exactly-once delivery: each message states a fact that may be repeated.
 
+mod audit;
 mod challenge;
 mod log;
 mod membership;
@@ -16,6 +17,9 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::audit::{
+    AuditId, AuditOrder, AuditedWork, Handover, HandoverDigest, SumsPrint, SumsPrinter, WorkDigest,
+};
 pub use self::challenge::{Challenge, OWNER_GROUPS, PROJECTIONS, RoundCheck, owner_groups};
 pub use self::log::{
     CommitRecord, Founding, LogRecord, SavedCheckpoint, SnapshotPart, StoredFile, StoredStage,
@@ -24,7 +28,7 @@ pub use self::membership::{
     Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, StageRoom, View, ViewChange,
     is_stopped,
 };
-pub use self::peer::{PeerMessage, TensorTag};
+pub use self::peer::{PeerMessage, Recalled, TensorTag};
 pub use self::round::{
     Mended, Round, RoundGroup, RoundGroupChange, RoundGroupMember, RoundId, RoundMember,
     RoundOutcome, proof_of_all, proof_tag,
@@ -119,6 +123,8 @@ pub struct HeldClaim {
     pub done: bool,
     /// The loss, from the last stage, once the work is done.
     pub loss: Option<FixedLoss>,
+    /// What was taken and made, once the work is done; empty in a run without audits.
+    pub handover: Handover,
 }
 
 /// The measured properties of a link from one peer to another.
@@ -255,6 +261,8 @@ pub enum ToCoordinator {
         loss: Option<FixedLoss>,
         /// The durations of its passes.
         pass_times: PassTimes,
+        /// What was taken and made; empty in a run without audits.
+        handover: Handover,
     },
     /// The answer to a claim revocation request: the work is not late. An input is missing or
     /// arrived only recently, or the work is done and its report is on the way.
@@ -275,6 +283,8 @@ pub enum ToCoordinator {
         /// What the sender's sums and the result make of the result's challenge, for each group of owners; empty if
         /// the round has no other member, or was mended and rounds sums.
         checks: Vec<RoundCheck>,
+        /// The prints of the sender's sums at each of its stages that has the weights, in a run with audits.
+        sums: Vec<(Stage, SumsPrint)>,
         /// The measured throughput of the sender's links to members of the round, by their
         /// positions.
         rates: Vec<(u16, Rate)>,
@@ -283,6 +293,13 @@ pub enum ToCoordinator {
     RoundGroupRequest {
         /// The round.
         round: RoundId,
+    },
+    /// The sender has computed a member's work again, or could not: `None`.
+    Audited {
+        /// The audit.
+        id: AuditId,
+        /// What the work comes to.
+        digest: Option<WorkDigest>,
     },
     /// The sender rejects a round's result.
     RoundRefused {
@@ -524,6 +541,8 @@ pub enum FromCoordinator {
         /// The members in this part.
         here: Vec<RoundGroupMember>,
     },
+    /// Compute a member's work again before its step is committed. Repeated until answered.
+    Audit(Arc<AuditOrder>),
     /// The results of a step: the receiver applies them.
     Commit(CommitRecord),
     /// Write your stage of a checkpoint as soon as you have that version.

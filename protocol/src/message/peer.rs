@@ -59,6 +59,24 @@ pub enum PeerMessage {
         /// The receiver's work.
         key: ClaimKey,
     },
+    /// The sender audits work and asks for an input of it, which the receiver has in its output log.
+    Recall {
+        /// The audited work.
+        key: ClaimKey,
+        /// The input.
+        input: Recalled,
+    },
+}
+
+/// An input of audited work.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, bincode::Encode, bincode::Decode,
+)]
+pub enum Recalled {
+    /// The activation that the stage before made.
+    Activation,
+    /// The gradient that the next stage made.
+    Gradient,
 }
 
 /// Identifies the content of a tensor message.
@@ -100,5 +118,12 @@ pub enum TensorTag {
         piece: u32,
         /// The sum of all members' tags.
         proof: u64,
+    },
+    /// An input of work that the receiver audits: an activation with its labels, or a gradient.
+    Recalled {
+        /// The audited work.
+        key: ClaimKey,
+        /// The input.
+        input: Recalled,
     },
 }

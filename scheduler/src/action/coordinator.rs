@@ -125,6 +125,28 @@ pub enum CoordinatorEvent {
         /// The members that reduced what is not the sum. They, or members that lie about what they gave, are at fault.
         owners: BTreeSet<Member>,
     },
+    /// A member's work was computed again, or nobody could.
+    Audited {
+        /// The member.
+        of: Member,
+        /// The stage.
+        stage: Stage,
+        /// The step.
+        step: Step,
+        /// What it showed.
+        outcome: AuditOutcome,
+    },
+    /// A peer's work was wrong: it is out of the run for good.
+    Convicted {
+        /// The peer.
+        peer: PeerId,
+        /// The step of the work.
+        step: Step,
+        /// The stage of the work.
+        stage: Stage,
+        /// The version that the run goes back to at most.
+        back: Step,
+    },
     /// Members of an all-reduce are gone. Other members recompute their contributions, and the
     /// round continues with the pieces that it has.
     RoundMended {
@@ -234,6 +256,15 @@ pub enum CoordinatorEvent {
     },
 }
 
+/// What an audit showed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AuditOutcome {
+    /// Another replica came to what the member stated.
+    Sound,
+    /// No like replica could compute the work again.
+    NotAudited,
+}
+
 /// How the loss of a member was detected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LossCause {
@@ -253,6 +284,8 @@ pub enum LossCause {
     Alarmed,
     /// It came to another result than most.
     Disproved,
+    /// Its work was wrong, as most of those found that computed it again.
+    Convicted,
     /// It keeps work or results back that others wait for.
     Withholds,
     /// It left in order.
@@ -276,6 +309,7 @@ impl LossCause {
             Self::ImpossibleClaim => "it claims what it cannot hold",
             Self::Alarmed => "it says that the run cannot go on, and no other has seen that",
             Self::Disproved => "it came to another result than most",
+            Self::Convicted => "its work was not what most replicas computed from the same inputs",
             Self::Withholds => "it keeps back what others wait for",
             Self::Left => "it left",
             Self::Replaced => "it started anew",

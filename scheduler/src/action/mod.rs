@@ -5,7 +5,8 @@ mod peer;
 mod task;
 
 pub use self::coordinator::{
-    CoordinatorAction, CoordinatorEvent, CoordinatorInput, LossCause, MoveObstacle, StepCounts,
+    AuditOutcome, CoordinatorAction, CoordinatorEvent, CoordinatorInput, LossCause, MoveObstacle,
+    StepCounts,
 };
 pub use self::peer::{Fault, PeerAction, PeerEvent, PeerInput, PeerLoad};
 pub use self::task::{DeviceIndex, Owned, Payload, PayloadId, Task, TaskResult};

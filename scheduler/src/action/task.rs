@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Member, Stage, Step};
-use shoal_protocol::message::{FixedLoss, RoundCheck, RoundId, StoredFile};
+use shoal_protocol::message::{FixedLoss, RoundCheck, RoundId, StoredFile, SumsPrint};
 use shoal_protocol::units::Bytes;
 
 /// Handle of a tensor that the driver holds: received over a link or produced by the engine. The
@@ -18,6 +18,8 @@ pub struct Payload {
     pub id: PayloadId,
     /// Its size in memory.
     pub size: Bytes,
+    /// Hash of an activation with its labels or of a gradient, in a run with audits.
+    pub hash: Option<ContentHash>,
 }
 
 /// One of the devices of a peer, counted from 0.
@@ -128,6 +130,30 @@ pub enum Task {
         round: RoundId,
         /// What to project: all elements; empty for a member that gave nothing.
         owned: Vec<Owned>,
+    },
+    /// Set a step's sums of a stage aside, so that it has none until they are printed or put back.
+    SetSumsAside {
+        /// The step.
+        step: Step,
+        /// The stage.
+        stage: Stage,
+    },
+    /// Take the prints of a step's sums of a stage at the challenges of its rounds, then put those back that were set
+    /// aside.
+    PrintSums {
+        /// The step.
+        step: Step,
+        /// The stage.
+        stage: Stage,
+        /// The round of each of the stage's weight groups, in their order, with the hash of its result.
+        rounds: Vec<(RoundId, ContentHash)>,
+    },
+    /// Put the sums back that were set aside.
+    PutSumsBack {
+        /// The step.
+        step: Step,
+        /// The stage.
+        stage: Stage,
     },
     /// Update a stage's weights with the results of these rounds and clear the accumulator.
     Apply {
@@ -253,6 +279,22 @@ pub enum TaskResult {
         square_norm: f64,
         /// The projections, for each group of owners.
         checks: Vec<RoundCheck>,
+        /// The prints of this member's sums at each hosted stage of the weights, in a run with audits.
+        sums: Vec<(Stage, SumsPrint)>,
+    },
+    /// `SetSumsAside` or `PutSumsBack`.
+    SumsMoved {
+        /// The stage.
+        stage: Stage,
+    },
+    /// `PrintSums`.
+    SumsPrinted {
+        /// The step.
+        step: Step,
+        /// The stage.
+        stage: Stage,
+        /// The print of each weight group's sums.
+        sums: Vec<SumsPrint>,
     },
     /// `Apply`.
     Applied {

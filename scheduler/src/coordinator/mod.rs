@@ -6,6 +6,7 @@
 //! | `work` | which member works on what, and which claims are late |
 //! | `rounds` | the all-reduces of the present step |
 //! | `weights` | which members write, keep and fetch snapshots and checkpoints |
+//! | `audits` | which work is computed again before its step is committed, and whose work was wrong |
 //! | `balance` | when members change their stage |
 //! | `alarms` | whether a report that the run cannot go on is believed |
 //! | `progress`, `census`, `lost_stage` | term, era, version and phase |
@@ -13,6 +14,7 @@
 //! `steps` and `transitions` join them: steps, and changes of the membership, of the term and of the era.
 
 mod alarms;
+mod audits;
 mod balance;
 mod census;
 mod config;
@@ -37,11 +39,12 @@ use shoal_protocol::message::{FromCoordinator, LogRecord, Round, RoundId, ToCoor
 use shoal_protocol::units::Moment;
 
 use self::alarms::Alarms;
+use self::audits::Audits;
 use self::balance::Balance;
 use self::context::Context;
 use self::members::Members;
 use self::progress::{Phase, Progress};
-use self::rounds::Rounds;
+use self::rounds::{Report, Rounds};
 use self::weights::Weights;
 use self::work::Work;
 use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput, LossCause};
@@ -62,6 +65,7 @@ pub struct Coordinator {
     weights: Weights,
     balance: Balance,
     alarms: Alarms,
+    audits: Audits,
     /// A rule that is broken on purpose, to check that the simulator notices.
     #[cfg(test)]
     pub(crate) omit: Option<crate::sim::Omit>,
@@ -84,6 +88,7 @@ impl Coordinator {
         let anchors = std::mem::take(&mut config.anchors);
         let progress = Progress::of(&history, config.term);
         let membership = Membership::of(stages, &history);
+        let stays = history.stays;
         Self {
             founded,
             work: Work::new(progress.term, config.routing),
@@ -91,9 +96,10 @@ impl Coordinator {
             weights: Weights::new(config.manifest.first_version(), history.checkpoints),
             balance: Balance::default(),
             alarms: Alarms::default(),
+            audits: Audits::default(),
             context: Context {
                 config,
-                members: Members::new(membership, history.view, anchors),
+                members: Members::new(membership, history.view, anchors, stays),
                 progress,
                 now: Moment::default(),
             },
@@ -143,6 +149,7 @@ impl Coordinator {
             self.member_lost(holder, how, out);
         }
         self.retry_late_rounds(out);
+        self.retry_audits(out);
         self.weights.retry_snapshots(&self.context, self.listens_from(), out);
         self.judge_snapshots(out);
         self.end_when_saved(out);
@@ -198,6 +205,7 @@ impl Coordinator {
             self.rounds.deadline(),
             self.balance.next_comparison(&self.context),
             self.context.extends_at(),
+            self.audits.next_timeout(),
         ];
         retries.into_iter().chain(others).flatten().min()
     }
@@ -236,18 +244,21 @@ impl Coordinator {
                 self.work.request(&self.context, from, &rooms, (through, service_time), out);
             }
             ToCoordinator::Claim { key } => self.work.claim(&self.context, from, key, out),
-            ToCoordinator::Done { key, grant, loss, pass_times } => {
+            ToCoordinator::Done { key, grant, loss, pass_times, handover } => {
                 let Self { work, context, .. } = self;
-                if work.done(context, from, (key, grant), (loss, pass_times), out) {
+                let done = (loss, pass_times, handover);
+                if work.done(context, from, (key, grant), done, out) {
                     self.close_when_complete(out);
                 }
             }
             ToCoordinator::Working { key, grant } => {
                 self.work.keep(&self.context, from, (key, grant), out);
             }
-            ToCoordinator::Reduced { round, mend, outcome, checks, rates } => {
-                self.reduced(from, (round, mend), (outcome, checks), &rates, out)
+            ToCoordinator::Reduced { round, mend, outcome, checks, sums, rates } => {
+                let report = Report { outcome, checks, sums };
+                self.reduced(from, (round, mend), report, &rates, out)
             }
+            ToCoordinator::Audited { id, digest } => self.audited(from, id, digest, out),
             ToCoordinator::RoundGroupRequest { round } => self.rounds.send_group(from, round, out),
             ToCoordinator::RoundRefused { round, owner, reason } => {
                 self.round_refused(from, (round, owner), &reason, out);
@@ -315,6 +326,9 @@ impl Coordinator {
             LogRecord::Rewind { era, version } => self.rewound(era, version, out),
             LogRecord::Checkpoint { version, stages, oldest } => {
                 self.checkpoint_logged((version, stages, oldest), out);
+            }
+            LogRecord::Convicted { peer, step, stage, back } => {
+                self.convicted(peer, (step, stage), back, out);
             }
             LogRecord::Completed => self.finish(out),
             // The term that follows in the log begins the history.

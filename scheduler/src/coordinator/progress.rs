@@ -29,6 +29,8 @@ pub(super) struct Progress {
     /// Whether the log held the end of the run before this term.
     pub(super) completed: bool,
     pub(super) phase: Phase,
+    /// What was computed after this version has something wrong in it: the run goes back to it, or further.
+    tainted_after: Option<Step>,
     /// The uncovered stages and the number of missing members in the last `Waiting` event.
     pub(super) last_waiting: Option<(Vec<Stage>, usize)>,
     /// Since when the run waits for nothing but hosts of stages that have none.
@@ -78,6 +80,7 @@ impl Progress {
             begun: history.has_begun(),
             completed: history.completed,
             phase: Phase::Beginning,
+            tainted_after: history.tainted_after,
             last_waiting: None,
             lacks_hosts_since: None,
             extends: false,
@@ -194,6 +197,17 @@ impl Progress {
         self.last_commit = Some(record);
     }
 
+    /// What was computed after this version has something wrong in it.
+    pub(super) fn taint(&mut self, back: Step) {
+        let earlier = self.tainted_after.map_or(back, |earlier| earlier.min(back));
+        self.tainted_after = Some(earlier);
+    }
+
+    /// Whether the run must go back.
+    pub(super) fn is_tainted(&self) -> bool {
+        self.tainted_after.is_some()
+    }
+
     /// A rewind is in the log. Returns the number of steps that are undone.
     ///
     /// # Panics
@@ -201,6 +215,7 @@ impl Progress {
     pub(super) fn rewind(&mut self, era: Era, version: Step) -> u64 {
         assert!(matches!(self.phase, Phase::Rewinding { .. }), "only this coordinator rewinds");
         let steps = self.version.0.saturating_sub(version.0);
+        self.tainted_after.take_if(|sound| version <= *sound);
         self.era = era;
         self.began_at = version;
         self.version = version;

@@ -4,12 +4,10 @@
 use std::collections::BTreeSet;
 
 use shoal_protocol::ids::{Member, Mend, Step};
-use shoal_protocol::message::{
-    CommitRecord, FromCoordinator, LogRecord, RoundCheck, RoundId, RoundOutcome, StoredStage,
-};
+use shoal_protocol::message::{CommitRecord, FromCoordinator, LogRecord, RoundId, StoredStage};
 use shoal_protocol::units::Rate;
 
-use super::rounds::{Agreement, Going, Inputs};
+use super::rounds::{Agreement, Going, Inputs, Report};
 use super::weights::Verdict;
 use super::{Coordinator, Out, Phase, event};
 use crate::action::{CoordinatorAction, CoordinatorEvent, LossCause};
@@ -19,6 +17,7 @@ impl Coordinator {
     pub(super) fn open_step(&mut self, out: &mut Out) {
         let steps = self.context.config.manifest.steps_at_once();
         self.work.open_steps(&self.context, steps, out);
+        self.audits.begin_step(self.context.now);
         self.context.progress.open_step();
         event(CoordinatorEvent::Opened { step: self.context.progress.version }, out);
     }
@@ -56,7 +55,7 @@ impl Coordinator {
         &mut self,
         from: Member,
         round: (RoundId, Mend),
-        report: (RoundOutcome, Vec<RoundCheck>),
+        report: Report,
         rates: &[(u16, Rate)],
         out: &mut Out,
     ) {
@@ -146,9 +145,11 @@ impl Coordinator {
         }
     }
 
-    /// Appends the commit to the log when the step is closed and all replicas hold its results.
-    fn commit_when_reduced(&mut self, out: &mut Out) {
-        if !matches!(self.context.progress.phase, Phase::Closing) {
+    /// Appends the commit to the log when the step is closed, all replicas hold its results, and nothing of it is being
+    /// audited.
+    pub(super) fn commit_when_reduced(&mut self, out: &mut Out) {
+        let is_closed = matches!(self.context.progress.phase, Phase::Closing);
+        if !is_closed || !self.rounds.are_complete() || !self.are_audits_closed(out) {
             return;
         }
         let ledger = self.work.ledger(self.context.progress.version);
@@ -188,6 +189,7 @@ impl Coordinator {
     fn reopen_step(&mut self) {
         if self.context.progress.reopen_step() {
             self.rounds.reopen_step();
+            self.audits.reopen_step();
         }
     }
 

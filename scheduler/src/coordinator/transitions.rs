@@ -333,6 +333,9 @@ impl Coordinator {
         // Without a commit in this era, newcomers can fetch the weights that it began with. If no member serves,
         // the earlier coordinator died in a rewind, which members learn of only when it is in the log.
         let committed = self.context.progress.last_commit.is_some();
+        if self.context.progress.is_tainted() {
+            return self.go_back(out);
+        }
         let rewinding = committed || is_stopped(members.current.records());
         if rewinding && !members.current.uncovered().is_empty() {
             return self.begin_search(out);
@@ -397,6 +400,19 @@ impl Coordinator {
         let stages = self.context.members.current.uncovered();
         let version = self.weights.archive().newest();
         event(CoordinatorEvent::StageLost { stages, version }, out);
+        self.search(version, out);
+    }
+
+    /// The run goes back to a checkpoint, since what was computed after it is wrong.
+    pub(super) fn go_back(&mut self, out: &mut Out) {
+        // Where a rewind is on its way to the log, it is looked at again behind it.
+        if !matches!(self.context.progress.phase, Phase::Rewinding { .. }) {
+            self.search(self.weights.archive().newest(), out);
+        }
+    }
+
+    /// Searches for a version to go back to, from this one on.
+    fn search(&mut self, version: Step, out: &mut Out) {
         let until = self.context.now + self.context.config.return_trip;
         self.context.progress.enter(Phase::LostStage(Search::new(version, until)));
         self.continue_search(out);
@@ -488,11 +504,16 @@ impl Coordinator {
         self.work.forget_service_times(&others);
         self.rounds.end_step();
         self.weights.rewind(version);
+        self.audits.begin_step(self.context.now);
+        self.context.members.stays.rewind(version);
         event(CoordinatorEvent::Rewound { era, version, steps }, out);
         let members: Vec<Member> = self.context.members.current.members().collect();
         for member in &members {
             let span = self.context.members.current.span_of(*member).expect("it was just listed");
             send(*member, FromCoordinator::Rewind { era, version, span }, out);
+        }
+        if self.context.progress.is_tainted() {
+            return self.go_back(out);
         }
         self.start_fetching(members, out);
         self.open_when_gathered(out);

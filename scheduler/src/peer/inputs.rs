@@ -12,12 +12,12 @@ use shoal_protocol::message::{
 use shoal_protocol::units::Moment;
 
 use super::senders::{Host, Listed};
-use super::{Out, Peer, Status, context_of, report_unentitled};
+use super::{Out, Peer, Status, audits, context_of, report_unentitled};
 use crate::action::{Payload, PeerAction, PeerEvent, PeerInput, TaskResult};
 use crate::router::Routing;
 
 /// Claims in one message of a census, far below the size limit of a message.
-const CLAIMS: usize = 2048;
+const CLAIMS: usize = 1024;
 
 /// The position of the run, as a new coordinator reports it.
 struct RunPosition {
@@ -136,6 +136,7 @@ impl Peer {
             FromCoordinator::RoundGroup { weights, number, part, here } => {
                 self.weights.rounds.take_group_page(&ctx, weights, number, part, here);
             }
+            FromCoordinator::Audit(order) => self.audits.order(&ctx, order, out),
             FromCoordinator::Commit(record) => self.handle_commit(now, record, out),
             FromCoordinator::Store { version, stage } => {
                 let is_hosted = self.pipeline.stages.contains(stage);
@@ -213,6 +214,16 @@ impl Peer {
                 pipeline.downstream.handle_free(&ctx, sender, stage, out);
             }
             PeerMessage::Withdrawn { key } => pipeline.handle_withdrawn(&ctx, sender, key, out),
+            PeerMessage::Recall { key, input } => {
+                let Some(host) = Host::of(ctx.view, from, [key.stage]) else {
+                    return Some(message);
+                };
+                if ctx.config.manifest.audit.is_on() {
+                    audits::send_recalled(pipeline, host, (key, input), out);
+                } else {
+                    report_unentitled(from, "an audit in a run without audits", out);
+                }
+            }
             PeerMessage::Evaluated { key } => {
                 if let Some(asked) = pipeline.asked(sender, key, out) {
                     pipeline.handle_evaluated(&ctx, asked, out);
@@ -254,6 +265,13 @@ impl Peer {
                     self.pipeline.handle_gradient(&ctx, asked, exchange, payload, out);
                 })
             }
+            TensorTag::Recalled { key, input } => {
+                let taken = sender.and_then(|sender| self.audits.awaited(sender, key, input));
+                if taken.is_none() && sender.is_some() {
+                    report_unentitled(from, "an input that was not recalled", out);
+                }
+                taken.map(|recalled| self.audits.take_input(recalled, payload))
+            }
             // A round knows its members.
             TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => {
                 return self.handle_round_piece(now, (from, tag, payload), out);
@@ -275,7 +293,9 @@ impl Peer {
         out: &mut Out,
     ) {
         let ctx = context_of!(self, now);
+        let Some(result) = self.audits.handle_task(&ctx, result, out) else { return };
         match result {
+            TaskResult::SumsMoved { .. } | TaskResult::SumsPrinted { .. } => {}
             TaskResult::Forwarded { key, output, loss } => {
                 self.pipeline.handle_forward(&ctx, key, busy, (output, loss), out);
             }
@@ -322,17 +342,24 @@ impl Peer {
     pub(super) fn release_input(&mut self, now: Moment, input: PeerInput, out: &mut Out) {
         match input {
             PeerInput::Tensor { payload, .. } => out.push(PeerAction::Release(payload.id)),
-            PeerInput::Done { result, .. } => match result {
-                TaskResult::Forwarded { key, output: result, .. }
-                | TaskResult::Returned { key, gradient: result } => {
-                    self.pipeline.release_result(key, result, out);
-                }
-                TaskResult::Exported { .. }
-                | TaskResult::Reduced { .. }
-                | TaskResult::Installed { .. }
-                | TaskResult::Summarised { .. } => self.handle_round_task(now, result, out),
-                _ => {}
+            PeerInput::Done { result, .. } => match self.audits.handle_late_task(result, out) {
+                None => {}
+                Some(result) => self.release_result(now, result, out),
             },
+            _ => {}
+        }
+    }
+
+    fn release_result(&mut self, now: Moment, result: TaskResult, out: &mut Out) {
+        match result {
+            TaskResult::Forwarded { key, output: result, .. }
+            | TaskResult::Returned { key, gradient: result } => {
+                self.pipeline.release_result(key, result, out);
+            }
+            TaskResult::Exported { .. }
+            | TaskResult::Reduced { .. }
+            | TaskResult::Installed { .. }
+            | TaskResult::Summarised { .. } => self.handle_round_task(now, result, out),
             _ => {}
         }
     }

@@ -9,12 +9,14 @@
 //! | `membership` | the members, and those that left or are unreachable |
 //! | `links` | estimates of the links to other peers |
 //! | `pipeline` | the hosted stages, their microbatches and the queue of the engine's passes |
+//! | `audits` | work of others that this peer computes again |
 //! | `weights` | rounds, queued commits, the start of a newcomer, the migration to another stage, snapshots |
 //!
 //! A component reads the state of others through a `context::Context`. `inputs` has the hand-over of
 //! messages and results, `progress` that of weights from step to step, `senders` what the sender of a
 //! message must be.
 
+mod audits;
 mod config;
 mod contact;
 mod context;
@@ -35,6 +37,7 @@ use shoal_protocol::ids::{Member, Step, WeightGroup};
 use shoal_protocol::message::{ToCoordinator, View};
 use shoal_protocol::units::Moment;
 
+use self::audits::Audits;
 use self::contact::CoordinatorContact;
 use self::context::Position;
 use self::links::LinkEstimates;
@@ -61,6 +64,7 @@ pub struct Peer {
     links: LinkEstimates,
     pipeline: Pipeline,
     weights: Weights,
+    audits: Audits,
     /// Tasks that the engine has.
     tasks: usize,
     /// The time of the next repetition of unanswered messages.
@@ -115,6 +119,7 @@ impl Peer {
             links: LinkEstimates::default(),
             pipeline: Pipeline::new(devices),
             weights: Weights::default(),
+            audits: Audits::default(),
             tasks: 0,
             retry_at: Moment::default(),
         }
@@ -139,7 +144,11 @@ impl Peer {
         self.handle_input(now, input, out);
         if self.is_serving() {
             let ctx = context_of!(self, now);
-            self.pipeline.dispatch(&ctx, out);
+            self.audits.advance(&ctx, (&self.pipeline, &self.weights.rounds), out);
+            // The sums are those of audited work meanwhile.
+            if !self.audits.are_busy() {
+                self.pipeline.dispatch(&ctx, out);
+            }
             self.pipeline.widen_when_idle(&ctx, out);
             self.pipeline.request_work(&ctx, out);
         }
@@ -154,7 +163,9 @@ impl Peer {
     /// The time at which a `Tick` is due, if there is no other input before.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Moment> {
-        let wait = self.pipeline.wait_ends_at().filter(|_| self.is_serving());
+        // No pass begins meanwhile.
+        let waits = self.is_serving() && !self.audits.are_busy();
+        let wait = self.pipeline.wait_ends_at().filter(|_| waits);
         let saved = self.saving.map(|(_, at)| at);
         let due = wait.into_iter().chain(saved).fold(self.retry_at, Moment::min);
         (self.status != Status::Over).then_some(due)
@@ -175,11 +186,13 @@ impl Peer {
     /// The resources that the peer holds.
     #[must_use]
     pub fn load(&self) -> PeerLoad {
+        let pipeline = self.pipeline.load();
         PeerLoad {
+            in_flight: pipeline.in_flight + self.audits.held(),
             computing: self.tasks,
             rounds: self.weights.rounds.held(),
             heard: self.weights.rounds.result_bytes(),
-            ..self.pipeline.load()
+            ..pipeline
         }
     }
 
@@ -213,6 +226,7 @@ impl Peer {
         self.weights.rounds.repeat_group_requests(&ctx, out);
         self.pipeline.jobs.repeat_reports(now, retry, out);
         self.pipeline.downstream.retry(&ctx, out);
+        self.audits.repeat(&ctx, out);
         self.pipeline.repeat_acceptances(&ctx, out);
         self.weights.retry(&ctx, out);
         self.membership.repeat_unreachable(self.contact.current(), out);
@@ -231,6 +245,7 @@ impl Peer {
 
     /// Ends the peer's part in the run and releases everything.
     fn end(&mut self, now: Moment, event: PeerEvent, out: &mut Out) {
+        self.audits.abandon_all(out);
         self.pipeline.drop_through(&context_of!(self, now), Step(u64::MAX), out);
         self.weights.end(out);
         self.status = Status::Over;

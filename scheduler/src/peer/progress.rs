@@ -63,6 +63,8 @@ impl Peer {
         let id = close.round.id;
         let stages = self.config.manifest.stages_of(id.weights);
         let Some(own) = self.pipeline.stages.counted(stages, id.step) else { return };
+        // The round reads this peer's own sums.
+        self.audits.give_up(out);
         let ctx = context_of!(self, now);
         match self.weights.rounds.begin(&ctx, close, &own, out) {
             Ok(true) => self.handle_early_pieces(now, id, out),
@@ -109,6 +111,7 @@ impl Peer {
         out: &mut Out,
     ) {
         let (step, next) = (record.step, record.step.next());
+        self.audits.abandon_all(out);
         let ctx = context_of!(self, now);
         self.weights.apply(&ctx, &record, hosted, rounds, out);
         self.pipeline.drop_through(&ctx, step, out);
@@ -192,6 +195,7 @@ impl Peer {
         if self.status != Status::Member || era <= known {
             return;
         }
+        self.audits.abandon_all(out);
         self.pipeline.drop_through(&context_of!(self, now), Step(u64::MAX), out);
         self.cancel_migration(out);
         self.weights.leave_era(era, out);

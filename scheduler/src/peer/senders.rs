@@ -9,11 +9,12 @@
 //! | [`Host`] | a member that hosts a stage, or is on its way there |
 //! | [`Feeder`] | a member whose offer of a microbatch this peer has taken |
 //! | [`Asked`] | a member that this peer has offered or sent a microbatch to |
+//! | [`Keeper`] | a member that this peer has asked for an input of work that it audits |
 
 use std::collections::BTreeSet;
 
 use shoal_protocol::ids::{ClaimKey, Member, Stage};
-use shoal_protocol::message::{MemberRecord, View};
+use shoal_protocol::message::{MemberRecord, Recalled, View};
 
 /// A member of the view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,5 +99,28 @@ impl Asked {
     /// The microbatch at this peer's stage, not at the next one.
     pub(super) fn key(self) -> ClaimKey {
         self.key
+    }
+}
+
+/// A member that this peer has asked for an input of work that it audits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Keeper {
+    key: ClaimKey,
+    input: Recalled,
+}
+
+impl Keeper {
+    /// `asked` is the member that was asked for this input.
+    pub(super) fn of(
+        asked: Member,
+        from: Listed,
+        (key, input): (ClaimKey, Recalled),
+    ) -> Option<Self> {
+        (from.member() == asked).then_some(Self { key, input })
+    }
+
+    /// The audited work, and which of its inputs.
+    pub(super) fn input(self) -> (ClaimKey, Recalled) {
+        (self.key, self.input)
     }
 }

@@ -27,9 +27,9 @@ use std::ops::Range;
 use std::time::Duration;
 
 use shoal_protocol::codec::SumCodec;
-use shoal_protocol::ids::{ContentHash, Member, Mend};
+use shoal_protocol::ids::{ContentHash, Member, Mend, Stage};
 use shoal_protocol::message::{
-    LinkEstimate, Round, RoundCheck, RoundOutcome, TensorTag, owner_groups,
+    LinkEstimate, Round, RoundCheck, RoundOutcome, SumsPrint, TensorTag, owner_groups,
 };
 use shoal_protocol::units::Bytes;
 
@@ -87,6 +87,8 @@ pub(crate) struct Reduction {
     outcome: Option<RoundOutcome>,
     /// What this member's sums and the result make of the result's challenge.
     checks: Vec<RoundCheck>,
+    /// The prints of this member's sums, by stage, in a run with audits.
+    sums: Vec<(Stage, SumsPrint)>,
     held: Bytes,
     /// Tasks given and not finished.
     tasks: usize,
@@ -187,6 +189,7 @@ impl Reduction {
             measuring: false,
             outcome: None,
             checks: Vec::new(),
+            sums: Vec::new(),
             held: Bytes(0),
             tasks: 0,
             aborted: false,
@@ -241,6 +244,11 @@ impl Reduction {
     /// What this member's sums and the result make of the result's challenge, once it holds the result.
     pub(crate) fn checks(&self) -> &[RoundCheck] {
         &self.checks
+    }
+
+    /// The prints of this member's sums, by stage, in a run with audits.
+    pub(crate) fn sums(&self) -> &[(Stage, SumsPrint)] {
+        &self.sums
     }
 
     /// Bytes of the others' pieces that wait or are in use.
@@ -407,12 +415,13 @@ impl Reduction {
     /// Handles `Task::Summarise`. Returns the outcome, if the round still needs it.
     pub(crate) fn summarised(
         &mut self,
-        hash: ContentHash,
-        square_norm: f64,
+        (hash, square_norm): (ContentHash, f64),
         checks: Vec<RoundCheck>,
+        sums: Vec<(Stage, SumsPrint)>,
     ) -> Option<RoundOutcome> {
         self.tasks -= 1;
         if !self.aborted && self.measuring {
+            self.sums = sums;
             self.checks = checks;
             // Who owns nothing has no pieces.
             let groups = checked_groups(&self.round, self.layout.codec());

@@ -61,12 +61,12 @@ fn of_one(own_proof: u64) -> Reduction {
 
 /// A member's integers for piece 0 or 1, of four elements, or 2 or 3, of two.
 fn part(number: u64, piece: u32) -> Payload {
-    Payload { id: PayloadId(number), size: Bytes(if piece < 2 { 32 } else { 16 }) }
+    Payload { id: PayloadId(number), size: Bytes(if piece < 2 { 32 } else { 16 }), hash: None }
 }
 
 /// The result of a piece.
 fn mean(number: u64, piece: u32) -> Payload {
-    Payload { id: PayloadId(number), size: Bytes(if piece < 2 { 16 } else { 8 }) }
+    Payload { id: PayloadId(number), size: Bytes(if piece < 2 { 16 } else { 8 }), hash: None }
 }
 
 fn export(piece: u32, range: Range<usize>) -> PeerAction {
@@ -177,7 +177,7 @@ fn the_result_is_measured_when_it_is_whole() {
         assert_eq!(measured, piece == 2);
     }
     assert_eq!(reduction.outcome(), None);
-    let outcome = reduction.summarised(ContentHash([1; 32]), 2.5, Vec::new());
+    let outcome = reduction.summarised((ContentHash([1; 32]), 2.5), Vec::new(), Vec::new());
     let expected = RoundOutcome { hash: ContentHash([1; 32]), square_norm: 2.5, proof: 10 };
     assert_eq!(outcome, Some(expected));
     assert_eq!(reduction.outcome(), Some(expected));
@@ -285,12 +285,12 @@ fn interrupted(changed: &[u16]) -> (Reduction, Round) {
     actions(|out| {
         interrupted.start(out).expect("a valid round");
         for from in [1, 2] {
-            let first = Payload { id: PayloadId(u64::from(from)), size: Bytes(32) };
+            let first = Payload { id: PayloadId(u64::from(from)), size: Bytes(32), hash: None };
             interrupted.part((member(from), Mend(0)), 0, 5, first, out).expect("a valid round");
         }
-        let second = Payload { id: PayloadId(3), size: Bytes(32) };
+        let second = Payload { id: PayloadId(3), size: Bytes(32), hash: None };
         interrupted.part((member(1), Mend(0)), 3, 5, second, out).expect("a valid round");
-        interrupted.reduced(0, Payload { id: PayloadId(10), size: Bytes(16) }, out);
+        interrupted.reduced(0, Payload { id: PayloadId(10), size: Bytes(16), hash: None }, out);
     });
     interrupted.gave = interrupted.layout.numbers().collect();
     let mended = Mended { mend: Mend(1), changed: changed.iter().copied().collect() };
@@ -298,7 +298,7 @@ fn interrupted(changed: &[u16]) -> (Reduction, Round) {
 }
 
 fn result_of(id: u64) -> Payload {
-    Payload { id: PayloadId(id), size: Bytes(16) }
+    Payload { id: PayloadId(id), size: Bytes(16), hash: None }
 }
 
 #[test]
@@ -336,7 +336,7 @@ fn a_mended_round_keeps_summed_pieces_and_unchanged_sums() {
             interrupted.installed(&range, out);
         });
     }
-    let new = Payload { id: PayloadId(50), size: Bytes(32) };
+    let new = Payload { id: PayloadId(50), size: Bytes(32), hash: None };
     let summed =
         actions(|out| interrupted.part((member(1), Mend(1)), 6, 5, new, out).expect("whole"));
     let parts = vec![PayloadId(50)];
@@ -344,7 +344,7 @@ fn a_mended_round_keeps_summed_pieces_and_unchanged_sums() {
     assert_eq!(summed, [PeerAction::Compute(reduce)]);
     let last = actions(|out| interrupted.reduced(6, result_of(51), out));
     assert!(last.iter().any(is_summary), "{last:?}");
-    assert!(interrupted.summarised(ContentHash([1; 32]), 2.5, Vec::new()).is_some());
+    assert!(interrupted.summarised((ContentHash([1; 32]), 2.5), Vec::new(), Vec::new()).is_some());
     assert_eq!(interrupted.held(), Bytes(0));
 }
 
@@ -354,7 +354,7 @@ fn changed_sums_are_awaited_and_earlier_ones_are_discarded() {
     let (mut interrupted, mended) = interrupted(&[1]);
     let continued = actions(|out| assert_eq!(interrupted.go_on(mended, 5, false, out), Ok(())));
     assert_eq!(continued, [PeerAction::Release(PayloadId(3))]);
-    let payload = |id| Payload { id: PayloadId(id), size: Bytes(32) };
+    let payload = |id| Payload { id: PayloadId(id), size: Bytes(32), hash: None };
     let part = |interrupted: &mut Reduction, mend, piece, id| {
         actions(|out| {
             interrupted.part((member(1), Mend(mend)), piece, 10, payload(id), out).expect("whole")
@@ -378,7 +378,7 @@ fn changing_sums_are_not_read() {
     interrupted.sums_change();
     let held_back = actions(|out| {
         interrupted.result(member(1), 1, 15, result_of(70), out).expect("whole");
-        let second = Payload { id: PayloadId(71), size: Bytes(32) };
+        let second = Payload { id: PayloadId(71), size: Bytes(32), hash: None };
         interrupted.part((member(2), Mend(0)), 3, 5, second, out).expect("a valid round");
     });
     let install = Task::Install { round: id(), range: 4..8, payload: PayloadId(70) };
@@ -412,7 +412,7 @@ fn of_two_islands(me: u8) -> Reduction {
 }
 
 fn integers(number: u64) -> Payload {
-    Payload { id: PayloadId(number), size: Bytes(32) }
+    Payload { id: PayloadId(number), size: Bytes(32), hash: None }
 }
 
 #[test]

@@ -251,15 +251,15 @@ impl Table {
         match task {
             Task::Export { to, piece, range, .. } => {
                 let size = self.layout.part_bytes(&range);
-                member.exported(to, piece, Payload { id, size }, out);
+                member.exported(to, piece, Payload { id, size, hash: None }, out);
             }
             Task::Reduce { piece, range, .. } => {
                 let size = self.layout.result_bytes(&range);
-                member.reduced(piece, Payload { id, size }, out);
+                member.reduced(piece, Payload { id, size, hash: None }, out);
             }
             Task::Install { range, .. } => member.installed(&range, out),
             Task::Summarise { .. } => {
-                member.summarised(ContentHash([0; 32]), 0.0, Vec::new());
+                member.summarised((ContentHash([0; 32]), 0.0), Vec::new(), Vec::new());
                 self.done += 1;
             }
             other => unreachable!("not a task of a round: {other:?}"),
@@ -294,7 +294,7 @@ impl Table {
         if self.flows.crosses((from, to)) {
             self.crossed += weight;
         }
-        self.flows.send((from, to), weight, (tag, Payload { id, size }));
+        self.flows.send((from, to), weight, (tag, Payload { id, size, hash: None }));
     }
 }
 

@@ -37,6 +37,15 @@ pub(super) enum Corruption {
         /// The lie.
         lie: SumLie,
     },
+    /// A peer computes wrongly.
+    Miscompute {
+        /// The peer.
+        peer: usize,
+        /// What it gets wrong.
+        error: ComputeError,
+        /// In one of so many passes.
+        every: u64,
+    },
     /// One piece of a round carries a wrong proof.
     WrongProof,
     /// A tensor is never released.
@@ -68,6 +77,20 @@ pub(super) enum SumLie {
     GaveAll,
     /// It says so of the pieces of one member, each time.
     GaveFirst,
+}
+
+/// What a peer computes wrongly, on purpose or because its machine is broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(test), expect(dead_code, reason = "only tests put errors in"))]
+pub(super) enum ComputeError {
+    /// One element of a weight gradient.
+    Gradient,
+    /// A whole weight gradient, which is zero.
+    Nothing,
+    /// The activation that goes on.
+    Output,
+    /// The gradient that goes back.
+    Returned,
 }
 
 impl Corruption {

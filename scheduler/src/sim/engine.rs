@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
-use shoal_protocol::ids::{ClaimKey, Exchange, Stage, Step, WeightGroup};
+use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Stage, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{Challenge, RoundId, StoredFile};
+use shoal_protocol::message::{Challenge, RoundId, StoredFile, SumsPrint, SumsPrinter};
 use shoal_protocol::units::{Bytes, Moment};
 
 use self::lanes::Lanes;
-use super::corruption::SumLie;
+use super::corruption::{ComputeError, SumLie};
 use super::integer_model::{self, Weights, Worker};
 use super::omitted_rules::Omit;
 use super::payloads::{Content, Payloads};
@@ -49,6 +49,8 @@ pub(super) struct Engine {
     pub(super) busy: Duration,
     /// What it lies about sums, as an injected error.
     pub(super) sum_lie: Option<SumLie>,
+    /// What it computes wrongly in one of so many passes, as an injected error.
+    pub(super) errs: Option<(ComputeError, u64)>,
 }
 
 /// Sizes of tensors.
@@ -67,6 +69,8 @@ struct StageState {
     weights: Weights,
     /// The accumulator of each step.
     sums: BTreeMap<Step, Vec<i64>>,
+    /// That of the step whose work of others is computed again.
+    aside: Option<(Step, Vec<i64>)>,
     /// Inputs of microbatches between forward and backward.
     graphs: BTreeMap<(ClaimKey, Exchange), u64>,
     /// Virtual workers that are being trained here with other stages.
@@ -118,6 +122,7 @@ impl Engine {
                 version: manifest.first_version(),
                 weights: Weights::initial(manifest, stage),
                 sums: BTreeMap::new(),
+                aside: None,
                 graphs: BTreeMap::new(),
                 workers: BTreeMap::new(),
                 waiting: BTreeMap::new(),
@@ -148,6 +153,7 @@ impl Engine {
             disk_fails_until: Moment::default(),
             busy: Duration::ZERO,
             sum_lie: None,
+            errs: None,
         }
     }
 
@@ -243,7 +249,11 @@ impl Engine {
                 let state = self.stage(key.stage);
                 let part = state.waiting.remove(&key).ok_or("there is no gradient to add")?;
                 integer_model::add(state.sums(key.step), 0..part.len(), &part);
-                observed = Observed::Accumulated(key);
+                // What is computed again for an audit counts nowhere.
+                let audits = state.aside.as_ref().is_some_and(|(step, _)| *step == key.step);
+                if !audits {
+                    observed = Observed::Accumulated(key);
+                }
                 TaskResult::Accumulated { key }
             }
             Task::Discard { key, .. } => {
@@ -275,13 +285,63 @@ impl Engine {
                 observed = Observed::Restored(stage);
                 TaskResult::Left { stage }
             }
+            Task::SetSumsAside { step, stage } => {
+                let state = self.stage(stage);
+                let sums = std::mem::take(state.sums.entry(step).or_default());
+                state.sums.remove(&step);
+                if state.aside.replace((step, sums)).is_some() {
+                    return Err("sums were set aside twice".to_owned());
+                }
+                TaskResult::SumsMoved { stage }
+            }
+            Task::PrintSums { step, stage, rounds } => {
+                let print =
+                    |(round, result): &(RoundId, ContentHash)| self.print(*round, *result, stage);
+                let sums = rounds.iter().map(print).collect();
+                self.put_back(step, stage)?;
+                TaskResult::SumsPrinted { step, stage, sums }
+            }
+            Task::PutSumsBack { step, stage } => {
+                self.put_back(step, stage)?;
+                TaskResult::SumsMoved { stage }
+            }
             task => self.round_task(task, payloads)?,
         };
         Ok((Some(result), observed))
     }
 
+    /// Puts the sums back that were set aside.
+    fn put_back(&mut self, step: Step, stage: Stage) -> Result<(), String> {
+        let state = self.stage(stage);
+        let (of, sums) = state.aside.take().ok_or("no sums were set aside")?;
+        if of != step {
+            return Err(format!("the sums of step {of} are put back as those of step {step}"));
+        }
+        state.sums.remove(&step);
+        if !sums.is_empty() {
+            state.sums.insert(step, sums);
+        }
+        Ok(())
+    }
+
+    /// The print of a stage's sums at the challenge of a round.
+    fn print(&mut self, round: RoundId, result: ContentHash, stage: Stage) -> SumsPrint {
+        let mut printer = SumsPrinter::of(&Challenge::of(round, result));
+        let state = self.stage(stage);
+        if let Some(place) = state.groups.get(&round.weights).cloned() {
+            printer.add(&state.sums(round.step)[place]);
+        }
+        printer.print()
+    }
+
     fn stage(&mut self, stage: Stage) -> &mut StageState {
         self.stages.get_mut(&stage).expect("the run has the stage")
+    }
+
+    /// What the next pass gets wrong.
+    fn error(&mut self) -> Option<ComputeError> {
+        let (error, every) = self.errs?;
+        (self.rng.within(0..=every - 1) == 0).then_some(error)
     }
 
     /// The weights that an exchange of this work item reads.
@@ -307,6 +367,7 @@ impl Engine {
         let size = self.sizes.activation;
         let at_once = self.manifest.exchanges_at_once();
         let count = self.manifest.exchanges_of(key.microbatch);
+        let errs = self.error();
         let mut weights = self.weights(key, exchange)?;
         let joined = self.manifest.joins_at(exchange).then_some(weights);
         let state = self.stage(key.stage);
@@ -319,6 +380,7 @@ impl Engine {
             return Err(format!("{key} ran forward twice"));
         }
         let word = integer_model::forward(weights, input);
+        let word = word ^ u64::from(errs == Some(ComputeError::Output));
         let loss = match state.workers.get_mut(&key) {
             Some(worker) => {
                 worker.loss = [worker.loss, integer_model::loss(word)].into_iter().sum();
@@ -339,6 +401,7 @@ impl Engine {
     ) -> Result<TaskResult, String> {
         let size = self.sizes.gradient;
         let count = self.manifest.exchanges_of(key.microbatch);
+        let errs = self.error();
         let mut weights = self.weights(key, exchange)?;
         let state = self.stage(key.stage);
         let input = state.graphs.remove(&(key, exchange));
@@ -352,6 +415,11 @@ impl Engine {
         };
         let elements = state.elements();
         let mut part = integer_model::weight_gradient(weights, input, gradient, elements);
+        match errs {
+            Some(ComputeError::Gradient) => part[0] += 1,
+            Some(ComputeError::Nothing) => part.fill(0),
+            _ => {}
+        }
         if let Some(worker) = state.workers.get_mut(&key) {
             worker.backward(exchange, &part)?;
             part.clone_from(&worker.sums);
@@ -361,6 +429,7 @@ impl Engine {
             state.waiting.insert(key, part);
         }
         let returned = integer_model::backward(weights, input, gradient);
+        let returned = returned ^ u64::from(errs == Some(ComputeError::Returned));
         let upstream = key.stage > Stage(0);
         let gradient = upstream.then(|| payloads.keep(Content::Word(returned), size));
         Ok(TaskResult::Returned { key, gradient })
@@ -405,7 +474,15 @@ impl Engine {
                     Some(SumLie::Results) | None => 0,
                 };
                 checks[..lies].iter_mut().for_each(|check| check.own[0] += 1e9);
-                Ok(TaskResult::Summarised { round, hash, square_norm, checks })
+                let mut prints = Vec::new();
+                if self.manifest.audit.is_on() {
+                    let stages: Vec<Stage> = self.manifest.stages_of(round.weights).collect();
+                    prints.extend(stages.into_iter().map(|stage| {
+                        let print = self.print(round, hash, stage);
+                        (stage, print)
+                    }));
+                }
+                Ok(TaskResult::Summarised { round, hash, square_norm, checks, sums: prints })
             }
             other => Err(format!("not a task of a round: {other:?}")),
         }
@@ -524,6 +601,7 @@ impl Engine {
         state.graphs.clear();
         state.waiting.clear();
         state.sums.clear();
+        state.aside = None;
         Ok(TaskResult::Restored { version, stage })
     }
 }

@@ -5,6 +5,8 @@
 //! counting is checked on real values.
 
 mod all_reduce;
+#[cfg(test)]
+mod audits;
 mod corruption;
 mod defaults;
 mod drawn_peer;
@@ -54,8 +56,8 @@ pub use self::oracle::Violation;
 pub use self::peer_scenario::{Clock, ComputeScenario, PeerScenario};
 pub use self::regions::Regional;
 pub use self::report::{
-    ClaimRecovery, LinkRecovery, Migrations, Rare, RareClaims, RareLog, RareRounds, Recovery,
-    Report, RoundRecovery, StepTime, Swapped, Work,
+    AuditCounts, ClaimRecovery, LinkRecovery, Migrations, Rare, RareClaims, RareLog, RareRounds,
+    Recovery, Report, RoundRecovery, StepTime, Swapped, Work,
 };
 pub use self::scenario::{Fault, Faults, NetworkScenario, Scenario, SnapshotScenario};
 pub use self::spot::{SpotError, SpotTrace, SpotUnit};

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use shoal_protocol::ids::ContentHash;
 use shoal_protocol::units::Bytes;
 
 use super::integer_model::mix;
@@ -41,14 +42,22 @@ impl bincode::Encode for Content {
 pub(super) struct Payloads {
     live: BTreeMap<PayloadId, (Content, Bytes)>,
     next: u64,
+    /// Whether they are hashed.
+    hashes: bool,
 }
 
 impl Payloads {
+    /// None yet, of a run in which tensors are hashed or not.
+    pub(super) fn new(hashes: bool) -> Self {
+        Self { hashes, ..Self::default() }
+    }
+
     pub(super) fn keep(&mut self, content: Content, size: Bytes) -> Payload {
         let id = PayloadId(self.next);
         self.next += 1;
+        let hash = self.hashes.then(|| ContentHash::of(&content.digest().to_le_bytes()));
         self.live.insert(id, (content, size));
-        Payload { id, size }
+        Payload { id, size, hash }
     }
 
     /// A live tensor; an error if it was released.

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use shoal_protocol::ids::{ContentHash, Step};
+use shoal_protocol::ids::{ContentHash, PeerId, Step};
 use shoal_protocol::message::MoveReason;
 use shoal_protocol::units::{Bytes, Moment};
 
-use crate::action::{CoordinatorEvent, Fault};
+use crate::action::{AuditOutcome, CoordinatorEvent, Fault};
 
 /// The result of a run of the simulator.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -44,8 +44,21 @@ pub struct Report {
     pub stopped: Option<String>,
     /// Lies that a member told.
     pub lies: u64,
+    /// Audits of members' work.
+    pub audits: AuditCounts,
+    /// Peers that were convicted.
+    pub convicted: Vec<PeerId>,
     /// Faults that peers reported.
     pub faults: Vec<Fault>,
+}
+
+/// Audits of members' work.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AuditCounts {
+    /// Those that found what was stated.
+    pub sound: u64,
+    /// Those that nobody could make.
+    pub not_made: u64,
 }
 
 /// The swapping of stages.
@@ -245,6 +258,11 @@ impl Report {
             CoordinatorEvent::RoundsAborted { rounds, .. } => {
                 self.recovery.rounds.aborted += *rounds as u64;
             }
+            CoordinatorEvent::Audited { outcome, .. } => match outcome {
+                AuditOutcome::Sound => self.audits.sound += 1,
+                AuditOutcome::NotAudited => self.audits.not_made += 1,
+            },
+            CoordinatorEvent::Convicted { peer, .. } => self.convicted.push(*peer),
             CoordinatorEvent::RoundForged { .. } => self.recovery.rounds.forged += 1,
             CoordinatorEvent::RoundMended { .. } => self.recovery.rounds.mended += 1,
             CoordinatorEvent::ClaimRefused { .. } => self.recovery.claims.refused += 1,

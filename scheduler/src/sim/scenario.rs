@@ -8,7 +8,8 @@ use shoal_protocol::codec::{Codec, SumCodec};
 use shoal_protocol::ids::{ContentHash, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
-    DistanceCodec, Evaluation, InnerLoop, InnerMoments, Manifest, Model, Start, Training, example,
+    Audit, DistanceCodec, Evaluation, InnerLoop, InnerMoments, Manifest, Model, Start, Training,
+    example,
 };
 use shoal_protocol::message::{StageChoice, StageRoom};
 use shoal_protocol::units::Bytes;
@@ -409,6 +410,43 @@ impl Scenario {
         let lies: Vec<_> = (0..lies).map(lie).collect();
         scenario.faults.happen.extend(lies);
         scenario.faults.happen.sort_by_key(|(at, _)| *at);
+        scenario
+    }
+
+    /// The scenario of this seed with faults, in which work is audited before it counts.
+    #[must_use]
+    pub fn audited(seed: u64) -> Self {
+        let mut scenario = Self::faulty(seed);
+        let mut rng = Rng::new(seed ^ 0x6175_6469_7400_0000);
+        let manifest = Arc::make_mut(&mut scenario.manifest);
+        let audit = Audit { share: rng.pick(&[0.1, 0.5, 1.0]), probation: rng.pick(&[0, 2]) };
+        // What workers exchange on their way is not audited.
+        if !manifest.workers_exchange() {
+            manifest.audit = audit;
+        }
+        scenario
+    }
+
+    /// The scenario of this seed, audited and with faults, in a run of few stages with four more replicas of each, which
+    /// the faults spare.
+    #[must_use]
+    pub fn replicated(seed: u64) -> Self {
+        let is_small = |scenario: &Self| {
+            let manifest = &scenario.manifest;
+            manifest.training.stages <= 4 && !manifest.workers_exchange()
+        };
+        let mut scenarios = (0..).map(|nth| Self::audited(seed + nth * 1_000_003));
+        let mut scenario = scenarios.find(is_small).expect("one in a few is small");
+        let mut rng = Rng::new(seed ^ 0x7265_706c_6963_6173);
+        let cut = scenario.peers[0].limits.cut;
+        let region = scenario.peers[0].region;
+        let manifest = Arc::make_mut(&mut scenario.manifest);
+        manifest.audit.share = rng.pick(&[0.3, 1.0]);
+        for stage in manifest.stages().collect::<Vec<_>>() {
+            let choice = StageChoice::Span(StageSpan::one(stage));
+            let more = (0..4).map(|_| peer(&mut rng, manifest, cut, choice, region));
+            scenario.peers.extend(more);
+        }
         scenario
     }
 

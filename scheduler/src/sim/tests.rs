@@ -1,6 +1,7 @@
 //! Swarms with and without faults: every oracle holds, every run is repeatable, every model equals
 //! the reference's.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -26,7 +27,7 @@ const LIARS: u64 = 600;
 const SOME: u64 = 100;
 
 /// `count` seeds, or those that SHOAL_SIM_SEED names: one, or a range such as 0..10000.
-fn seeds(count: u64) -> std::ops::Range<u64> {
+pub(super) fn seeds(count: u64) -> std::ops::Range<u64> {
     let Ok(text) = std::env::var("SHOAL_SIM_SEED") else { return 0..count };
     let number = |text: &str| text.parse::<u64>().expect("SHOAL_SIM_SEED is a seed or a range");
     match text.split_once("..") {
@@ -36,7 +37,10 @@ fn seeds(count: u64) -> std::ops::Range<u64> {
 }
 
 /// Runs `check` on every seed, on as many threads as there are processors.
-fn on_all<T: Send>(seeds: std::ops::Range<u64>, check: impl Fn(u64) -> T + Sync) -> Vec<T> {
+pub(super) fn on_all<T: Send>(
+    seeds: std::ops::Range<u64>,
+    check: impl Fn(u64) -> T + Sync,
+) -> Vec<T> {
     let next = AtomicU64::new(seeds.start);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let work = || {
@@ -56,12 +60,12 @@ fn on_all<T: Send>(seeds: std::ops::Range<u64>, check: impl Fn(u64) -> T + Sync)
 }
 
 /// Runs a check of a seed; the error says how to repeat it.
-fn checked(
+pub(super) fn checked(
     seed: u64,
     test: &str,
-    check: fn(u64) -> Result<Report, String>,
+    check: impl Fn(u64) -> Result<Report, String>,
 ) -> Result<Report, String> {
-    let result = std::panic::catch_unwind(|| check(seed))
+    let result = std::panic::catch_unwind(AssertUnwindSafe(|| check(seed)))
         .unwrap_or_else(|_| Err("an assertion failed (above)".to_owned()));
     result.map_err(|what| {
         format!(
@@ -100,7 +104,7 @@ fn with_faults(seed: u64) -> Result<Report, String> {
 }
 
 /// The reports of all seeds, none of which may fail.
-fn all_hold(results: Vec<Result<Report, String>>) -> Vec<Report> {
+pub(super) fn all_hold(results: Vec<Result<Report, String>>) -> Vec<Report> {
     let failures: Vec<&String> =
         results.iter().filter_map(|result| result.as_ref().err()).collect();
     let first: Vec<&str> = failures.iter().take(12).map(|failure| failure.as_str()).collect();
@@ -113,7 +117,7 @@ fn all_hold(results: Vec<Result<Report, String>>) -> Vec<Report> {
 type Mark = (&'static str, fn(&Report) -> u64);
 
 /// Asserts that the seeds reach a path.
-fn reached(reports: &[Report], what: &str, count: impl Fn(&Report) -> u64) {
+pub(super) fn reached(reports: &[Report], what: &str, count: impl Fn(&Report) -> u64) {
     let sum: u64 = reports.iter().map(count).sum();
     println!("{what}: {sum}");
     let chosen = std::env::var_os("SHOAL_SIM_SEED").is_some();

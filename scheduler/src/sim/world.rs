@@ -62,7 +62,17 @@ type Held = Result<(), Violation>;
 
 impl<'a> World<'a> {
     pub(super) fn new(scenario: &'a Scenario, corruption: Corruption, with_oracles: bool) -> Self {
-        Self { scenario, swarm: Swarm::new(scenario, corruption, with_oracles) }
+        let mut swarm = Swarm::new(scenario, corruption, with_oracles);
+        if matches!(corruption, Corruption::Miscompute { .. }) {
+            swarm.observation.expect_errors();
+        }
+        Self { scenario, swarm }
+    }
+
+    /// The id of a peer of a scenario.
+    #[cfg(test)]
+    pub(super) fn peer_id(index: usize) -> shoal_protocol::ids::PeerId {
+        self::peer_index::peer_id(index)
     }
 
     /// Adds an observer.

@@ -1,6 +1,8 @@
 //! Whole swarms on this machine: one program, which runs tests beside each other.
 
 mod admission;
+#[cfg(debug_assertions)]
+mod audits;
 mod bad_input;
 mod balance;
 mod bucket;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::ops::Range;
 use std::sync::mpsc::channel;
 
 use bytes::Bytes;
@@ -42,9 +43,26 @@ impl Islander {
 
     /// Trains one step. Returns its mean loss.
     pub(crate) fn step(&mut self, step: u64) -> f64 {
+        let all = self.count(step, 0..self.manifest.training.microbatches);
+        let gradients: Vec<Bytes> =
+            self.manifest.clone().weight_groups().map(|group| self.reduce(group, step)).collect();
+        let targets = all.iter().map(|(_, targets)| targets).sum();
+        each_update(&self.manifest, step, &gradients, targets, |stage, update| {
+            self.island.need_update(stage).expect("room for a mean");
+            let groups = self.manifest.groups_of(stage);
+            let means: Vec<&[u8]> = groups.map(|group| self.all_reduces[&group].mean()).collect();
+            assert!(means == update.gradients, "means are in memory again");
+            let update = Update { gradients: &means, ..*update };
+            self.island.apply(stage, &update).expect("a whole gradient");
+        });
+        all.iter().map(|(share, _)| f64::from(*share)).sum::<f64>() / all.len() as f64
+    }
+
+    /// Computes microbatches, and adds their gradients to the sums. Returns their shares of the loss and their targets.
+    pub(crate) fn count(&mut self, step: u64, microbatches: Range<u32>) -> Vec<(f32, u64)> {
         let stages: Vec<Stage> = self.manifest.stages().collect();
         let (results, losses) = channel();
-        for microbatch in 0..self.manifest.training.microbatches {
+        for microbatch in microbatches {
             // Unequal parts of the work.
             let passes = passes_at_once(&self.manifest, self.devices).expect("they suit the run");
             let place = (microbatch as usize / 2) % passes;
@@ -73,19 +91,7 @@ impl Islander {
             }
         }
         drop(results);
-        let gradients: Vec<Bytes> =
-            self.manifest.clone().weight_groups().map(|group| self.reduce(group, step)).collect();
-        let all: Vec<(f32, u64)> = losses.iter().collect();
-        let targets = all.iter().map(|(_, targets)| targets).sum();
-        each_update(&self.manifest, step, &gradients, targets, |stage, update| {
-            self.island.need_update(stage).expect("room for a mean");
-            let groups = self.manifest.groups_of(stage);
-            let means: Vec<&[u8]> = groups.map(|group| self.all_reduces[&group].mean()).collect();
-            assert!(means == update.gradients, "means are in memory again");
-            let update = Update { gradients: &means, ..*update };
-            self.island.apply(stage, &update).expect("a whole gradient");
-        });
-        all.iter().map(|(share, _)| f64::from(*share)).sum::<f64>() / all.len() as f64
+        losses.iter().collect()
     }
 
     /// The mean gradient of a weight group, of which one part is read here and one comes from another peer.

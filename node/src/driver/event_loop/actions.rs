@@ -73,7 +73,9 @@ impl Driver<'_> {
         match tag {
             TensorTag::ActivationGradient { .. } => FaultPoint::GradientUnsent.pass(),
             TensorTag::RoundPart { .. } => FaultPoint::Reducing.pass(),
-            TensorTag::Activation { .. } | TensorTag::RoundResult { .. } => {}
+            TensorTag::Activation { .. }
+            | TensorTag::RoundResult { .. }
+            | TensorTag::Recalled { .. } => {}
         }
         self.background.spawn(self.network.send_tensors(to, tag, payloads.get(payload)));
         if matches!(tag, TensorTag::Activation { .. }) {

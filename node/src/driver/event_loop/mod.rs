@@ -130,7 +130,7 @@ impl<'a> Driver<'a> {
         Ok(Self {
             peer,
             inputs: VecDeque::new(),
-            engine: EngineHost::new(engine),
+            engine: EngineHost::new(engine, manifest),
             network: PeerNetwork::new(me, network, manifest, setup.metrics),
             coordination: Coordination::new(&context, role.coordinator, anchor_role, file_holders),
             checkpoints: CheckpointShelf::new(history.as_ref(), &role),
@@ -343,8 +343,8 @@ impl<'a> Driver<'a> {
                 self.coordination.unreachable(peer, &error, out);
             }
             LinkEvent::Message { from, envelope } => self.message(from, envelope, out),
-            LinkEvent::Tensors { from, tag, tensors } => {
-                let payload = self.engine.payloads().keep(tensors);
+            LinkEvent::Tensors { from, tag, tensors, hash } => {
+                let payload = self.engine.payloads().keep_hashed(tensors, hash);
                 out.push(PeerInput::Tensor { from, tag, payload }.into());
             }
             LinkEvent::Unusable { from, error } => out.push(Effect::Refuse { from, error }),

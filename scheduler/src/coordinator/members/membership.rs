@@ -6,7 +6,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use shoal_protocol::history::History;
-use shoal_protocol::ids::{ContentHash, Era, Incarnation, Member, PeerId, Stage, StageSpan, Step};
+use shoal_protocol::ids::{Era, Incarnation, Member, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::limits;
 use shoal_protocol::message::{
     Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, ViewChange,
@@ -23,7 +23,7 @@ use crate::rng::mixed;
 #[derive(Debug)]
 pub(crate) struct Membership {
     stages: u16,
-    members: BTreeMap<PeerId, Registered>,
+    members: BTreeMap<PeerId, Arc<MemberRecord>>,
     /// The newest incarnation of each peer that was expelled. Neither it nor an earlier one is admitted again.
     expelled: BTreeMap<PeerId, Incarnation>,
     /// Members that are about to leave. The log does not have this: they report it to every coordinator.
@@ -43,13 +43,6 @@ struct Unlogged {
     gone: BTreeSet<Member>,
     /// Members whose records are new or changed.
     here: BTreeSet<PeerId>,
-}
-
-#[derive(Debug)]
-struct Registered {
-    record: Arc<MemberRecord>,
-    /// None if an earlier coordinator admitted the member.
-    fingerprint: Option<ContentHash>,
 }
 
 /// The result of an admission.
@@ -83,13 +76,9 @@ pub(crate) enum AdmissionError {
 impl Membership {
     /// The membership that the log gives.
     pub(crate) fn of(stages: u16, history: &History) -> Self {
-        let registered = |record: &Arc<MemberRecord>| Registered {
-            record: Arc::clone(record),
-            fingerprint: None,
-        };
         let members = history.view.members.iter();
-        let members: BTreeMap<PeerId, Registered> =
-            members.map(|record| (record.member.peer, registered(record))).collect();
+        let members: BTreeMap<PeerId, Arc<MemberRecord>> =
+            members.map(|record| (record.member.peer, Arc::clone(record))).collect();
         let gone = history.lives.iter().filter(|(peer, _)| !members.contains_key(peer));
         let expelled = gone.map(|(peer, life)| (*peer, *life)).collect();
         let position = (history.era, history.version);
@@ -108,10 +97,10 @@ impl Membership {
         self.position = (era, version);
         let mut others = Vec::new();
         for (peer, known) in &mut self.members {
-            let Some(moves) = known.record.moves else { continue };
-            let span = known.record.span_at(era, version);
-            if span != known.record.span || moves.era < era {
-                let record = Arc::make_mut(&mut known.record);
+            let Some(moves) = known.moves else { continue };
+            let span = known.span_at(era, version);
+            if span != known.span || moves.era < era {
+                let record = Arc::make_mut(known);
                 let swaps = [record.span, span].map(|span| record.swaps(span));
                 others.extend((swaps[0] != swaps[1]).then_some(record.member));
                 (record.span, record.moves) = (span, None);
@@ -119,6 +108,17 @@ impl Membership {
             }
         }
         others
+    }
+
+    /// The version that the run has reached.
+    pub(crate) fn version(&self) -> Step {
+        self.position.1
+    }
+
+    /// Whether two members compute the same bits.
+    pub(crate) fn are_like(&self, one: Member, other: Member) -> bool {
+        let [one, other] = [one, other].map(|member| self.record(member)?.fingerprint);
+        one.is_some() && one == other
     }
 
     /// Forgets that any incarnation of a peer was expelled.
@@ -144,14 +144,14 @@ impl Membership {
         let Candidate { devices_per_pass, room, longest, price, island, name, .. } = candidate;
         let mut replaced = None;
         if let Some(known) = self.members.get(&member.peer) {
-            let MemberRecord { member: life, span, .. } = *known.record;
+            let MemberRecord { member: life, span, .. } = **known;
             if life == member {
                 return Ok(Admission { span, again: true, replaced, unlike: false });
             }
             if life > member {
                 return Err(AdmissionError::OldLife);
             }
-            replaced = Some(Arc::clone(&known.record));
+            replaced = Some(Arc::clone(known));
         } else if self.expelled.get(&member.peer).is_some_and(|last| member.incarnation <= *last) {
             return Err(AdmissionError::Expelled);
         } else if self.members.len() >= limits::MEMBERS {
@@ -195,9 +195,10 @@ impl Membership {
             price,
             island,
             name,
+            fingerprint,
             moves,
         });
-        self.members.insert(member.peer, Registered { record, fingerprint });
+        self.members.insert(member.peer, record);
         self.unlogged.here.insert(member.peer);
         Ok(Admission { span, again: false, replaced, unlike })
     }
@@ -254,22 +255,22 @@ impl Membership {
         self.unlogged.here.remove(&member.peer);
         self.unlogged.gone.insert(member);
         self.expelled.insert(member.peer, member.incarnation);
-        self.members.remove(&member.peer).map(|known| known.record)
+        self.members.remove(&member.peer)
     }
 
     /// The record of a member.
     pub(crate) fn record(&self, member: Member) -> Option<&MemberRecord> {
-        let known = self.members.get(&member.peer).map(|known| known.record.as_ref());
+        let known = self.members.get(&member.peer).map(AsRef::as_ref);
         known.filter(|record| record.member == member)
     }
 
     fn record_mut(&mut self, member: Member) -> Option<&mut MemberRecord> {
         let known = self.members.get_mut(&member.peer)?;
-        if known.record.member != member {
+        if known.member != member {
             return None;
         }
         self.unlogged.here.insert(member.peer);
-        Some(Arc::make_mut(&mut known.record))
+        Some(Arc::make_mut(known))
     }
 
     /// The stages that a member hosts.
@@ -299,8 +300,8 @@ impl Membership {
     /// All members lose their weights.
     pub(crate) fn stop_serving(&mut self) {
         self.unlogged.stops = true;
-        for known in self.members.values_mut().filter(|known| known.record.serving) {
-            Arc::make_mut(&mut known.record).serving = false;
+        for known in self.members.values_mut().filter(|known| known.serving) {
+            Arc::make_mut(known).serving = false;
         }
     }
 
@@ -451,12 +452,12 @@ impl Membership {
 
     /// The records of all members, in order.
     pub(crate) fn records(&self) -> impl Iterator<Item = &MemberRecord> + '_ {
-        self.members.values().map(|known| known.record.as_ref())
+        self.members.values().map(|known| known.as_ref())
     }
 
     /// The incarnation of a peer that is a member.
     pub(crate) fn member_of(&self, peer: PeerId) -> Option<Member> {
-        self.members.get(&peer).map(|known| known.record.member)
+        self.members.get(&peer).map(|known| known.member)
     }
 
     /// The members with a duty besides hosting stages, in order.
@@ -486,7 +487,7 @@ impl Membership {
         let gone = take_first(&mut unlogged.gone, &mut room);
         let here = take_first(&mut unlogged.here, &mut room);
         let here = here.iter().filter_map(|peer| members.get(peer));
-        let here = here.map(|known| Arc::clone(&known.record)).collect();
+        let here = here.map(|known| Arc::clone(known)).collect();
         let stops = std::mem::take(&mut unlogged.stops);
         ViewChange { since, number: *number, stops, gone, here }
     }
@@ -548,6 +549,7 @@ mod tests {
             price: None,
             island: None,
             name: None,
+            fingerprint: None,
             moves: moves_to.map(|to| Move { to: StageSpan::one(Stage(to)), era, at, reason }),
         })
     }

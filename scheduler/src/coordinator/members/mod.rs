@@ -14,6 +14,7 @@ use shoal_protocol::ids::{Era, Member, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::message::{
     FromCoordinator, LinkEstimate, LogRecord, MemberRecord, Move, View, ViewChange,
 };
+use shoal_protocol::stays::Stays;
 use shoal_protocol::units::Moment;
 
 use self::absence::Absences;
@@ -48,6 +49,8 @@ pub(super) struct Members {
     pub(super) links: LinkEstimates,
     /// Peers that may not come back yet.
     absences: Absences,
+    /// Since when peers take part, and who may not any more.
+    pub(super) stays: Stays,
 }
 
 /// What a logged change of the membership brings.
@@ -64,7 +67,12 @@ pub(super) struct LoggedChange {
 }
 
 impl Members {
-    pub(super) fn new(current: Membership, logged: View, anchors: BTreeSet<PeerId>) -> Self {
+    pub(super) fn new(
+        current: Membership,
+        logged: View,
+        anchors: BTreeSet<PeerId>,
+        stays: Stays,
+    ) -> Self {
         Self {
             current,
             logged,
@@ -74,6 +82,7 @@ impl Members {
             complaints: BTreeMap::new(),
             links: LinkEstimates::default(),
             absences: Absences::default(),
+            stays,
         }
     }
 
@@ -117,6 +126,7 @@ impl Members {
     ) -> LoggedChange {
         let (mut new, mut movers) = (BTreeSet::new(), BTreeSet::new());
         for record in &change.here {
+            self.stays.list(record.member.peer, self.current.version());
             let known = self.logged.record(record.member);
             new.extend(known.is_none().then_some(record.member));
             // The log may list a migration that is over.

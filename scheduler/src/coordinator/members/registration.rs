@@ -1,6 +1,6 @@
 //! Registration: a peer becomes a member, or is refused.
 
-use shoal_protocol::ids::{Member, StageSpan};
+use shoal_protocol::ids::{Member, Stage, StageSpan, Step};
 use shoal_protocol::message::{Candidate, FromCoordinator, MemberRecord};
 use shoal_protocol::units::Moment;
 
@@ -53,6 +53,10 @@ impl Members {
             // It knows until when, and asks again.
             return Registration::Rejected;
         }
+        if let Some((step, stage)) = self.stays.conviction(from.peer) {
+            refuse(from, conviction(step, stage), out);
+            return Registration::Rejected;
+        }
         match &candidate.link_estimates {
             None if !self.current.contains(from) => {
                 let at = self.current.probe_targets(from.peer, &candidate, estimates);
@@ -95,6 +99,15 @@ impl Members {
             }
         }
     }
+}
+
+/// Why a convicted peer is out of the run.
+fn conviction(step: Step, stage: Stage) -> String {
+    format!(
+        "this peer's work of step {step} at stage {stage} was not what most replicas computed from the same inputs, so \
+         its key is out of the run: check the machine's memory and device with `shoal doctor`; with a sound machine, \
+         join with a new key (another --data-dir)"
+    )
 }
 
 /// Sends a peer the reason why it is not admitted.

@@ -106,6 +106,7 @@ mod tests {
                 price: None,
                 island: None,
                 name: None,
+                fingerprint: None,
                 moves: None,
             };
         let records: Vec<MemberRecord> = (0..).zip(members).map(record).collect();

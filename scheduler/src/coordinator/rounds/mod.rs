@@ -10,16 +10,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shoal_protocol::codec::SumCodec;
-use shoal_protocol::ids::{Attempt, Member, Mend, Microbatch, Stage, WeightGroup};
+use shoal_protocol::ids::{Attempt, ContentHash, Member, Mend, Microbatch, Stage, WeightGroup};
 use shoal_protocol::message::{
-    CommitRecord, Mended, Round, RoundCheck, RoundGroup, RoundGroupMember, RoundId, RoundOutcome,
+    CommitRecord, Mended, Round, RoundGroup, RoundGroupMember, RoundId, RoundOutcome,
 };
 use shoal_protocol::units::{Moment, Rate};
 
 use self::accused::Accused;
 pub(super) use self::accused::Going;
-pub(super) use self::open_round::Agreement;
 use self::open_round::OpenRound;
+pub(super) use self::open_round::{Agreement, Report};
 use self::round_groups::RoundGroups;
 use super::context::Context;
 use super::progress::Progress;
@@ -68,6 +68,15 @@ pub(super) struct Due {
     pub(super) ending: bool,
     /// Whether all is done at all stages.
     pub(super) complete: bool,
+}
+
+/// A round whose results all replicas hold.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Complete<'a> {
+    pub(super) id: RoundId,
+    /// Hash of the result.
+    pub(super) result: ContentHash,
+    pub(super) reports: &'a BTreeMap<Member, Report>,
 }
 
 /// The state that a new or mended round depends on.
@@ -236,7 +245,7 @@ impl Rounds {
         &mut self,
         from: Member,
         (id, mend): (RoundId, Mend),
-        report: (RoundOutcome, Vec<RoundCheck>),
+        report: Report,
         (rates, codec): (&[(u16, Rate)], SumCodec),
     ) -> Result<Option<Agreement>, String> {
         let Some(open) = self.open.get_mut(&id.weights) else { return Ok(None) };
@@ -248,13 +257,30 @@ impl Rounds {
         Ok(Some(open.agreement(codec)))
     }
 
+    /// Whether all replicas hold the results of all rounds.
+    pub(super) fn are_complete(&self) -> bool {
+        self.open.values().all(OpenRound::is_complete)
+    }
+
+    /// The results are here and are being audited: no round is late any more.
+    pub(super) fn await_audits(&mut self) {
+        self.deadline = None;
+    }
+
+    /// The open round of a weight group, with its result and what members reported of it, once it is complete.
+    pub(super) fn complete(&self, weights: WeightGroup) -> Option<Complete<'_>> {
+        let open = self.open.get(&weights).filter(|open| open.is_complete())?;
+        let (_, outcome) = open.result();
+        Some(Complete { id: open.round.id, result: outcome.hash, reports: &open.outcomes })
+    }
+
     /// The commit of the closed step and the time that its rounds took, once all replicas hold their results.
     pub(super) fn commit(
         &mut self,
         context: &Context,
         ledger: &Ledger,
     ) -> Option<(CommitRecord, Duration)> {
-        if !self.open.values().all(OpenRound::is_complete) {
+        if !self.are_complete() {
             return None;
         }
         self.deadline = None;

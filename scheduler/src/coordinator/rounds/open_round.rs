@@ -7,7 +7,7 @@ use shoal_protocol::codec::SumCodec;
 use shoal_protocol::ids::{Attempt, Member, Mend, Microbatch, Stage};
 use shoal_protocol::message::{
     FromCoordinator, Mended, OWNER_GROUPS, PROJECTIONS, Round, RoundCheck, RoundGroup,
-    RoundGroupChange, RoundGroupMember, RoundId, RoundOutcome,
+    RoundGroupChange, RoundGroupMember, RoundId, RoundOutcome, SumsPrint,
 };
 
 use super::super::{Out, send};
@@ -23,9 +23,20 @@ pub(super) struct OpenRound {
     /// The microbatches that the replicas' accumulators must hold.
     pub(super) counted: BTreeMap<Member, Vec<(Stage, Microbatch)>>,
     /// The replicas' results, and what each makes of their challenge.
-    pub(super) outcomes: BTreeMap<Member, (RoundOutcome, Vec<RoundCheck>)>,
+    pub(super) outcomes: BTreeMap<Member, Report>,
     /// Whether a replica is gone: the round is mended once others have done its work.
     pub(super) torn: bool,
+}
+
+/// What a member reports of a round.
+#[derive(Debug, Clone)]
+pub(in super::super) struct Report {
+    /// The result.
+    pub(in super::super) outcome: RoundOutcome,
+    /// What its sums and the result make of the result's challenge.
+    pub(in super::super) checks: Vec<RoundCheck>,
+    /// The prints of its sums, by stage.
+    pub(in super::super) sums: Vec<(Stage, SumsPrint)>,
 }
 
 /// How far the replicas of a round agree on its result.
@@ -70,11 +81,8 @@ impl OpenRound {
     ///
     /// # Errors
     /// When a microbatch was lost or counted twice, by the replica's own proof.
-    pub(super) fn record(
-        &mut self,
-        from: Member,
-        (outcome, checks): (RoundOutcome, Vec<RoundCheck>),
-    ) -> Result<(), String> {
+    pub(super) fn record(&mut self, from: Member, report: Report) -> Result<(), String> {
+        let outcome = report.outcome;
         let RoundId { step, weights, .. } = self.round.id;
         if outcome.proof != self.proof {
             return Err(format!(
@@ -83,7 +91,7 @@ impl OpenRound {
                 outcome.proof, self.proof, step, weights
             ));
         }
-        self.outcomes.insert(from, (outcome, checks));
+        self.outcomes.insert(from, report);
         Ok(())
     }
 
@@ -136,7 +144,7 @@ impl OpenRound {
     /// The owners of pieces that are not the sum of what the members say that they gave.
     fn forged(&self, groups: usize) -> BTreeSet<Member> {
         let is_forged = |group: usize| {
-            let checks = self.outcomes.values().map(|(_, checks)| checks[group]);
+            let checks = self.outcomes.values().map(|report| report.checks[group]);
             // Who exaggerates its slack gains nothing: it could as well say that it gave the difference.
             let slack: f64 = checks.clone().map(|check| check.slack).sum();
             (0..PROJECTIONS).any(|direction| {
@@ -160,8 +168,8 @@ impl OpenRound {
 
     /// The attempt and the result of a complete round.
     pub(super) fn result(&self) -> (Attempt, RoundOutcome) {
-        let (outcome, _) = self.outcomes.values().next().expect("a round has members");
-        (self.round.id.attempt, *outcome)
+        let report = self.outcomes.values().next().expect("a round has members");
+        (self.round.id.attempt, report.outcome)
     }
 
     /// A replica is gone.
@@ -223,11 +231,9 @@ impl OpenRound {
     }
 }
 
-/// A member's result and its checks.
-type Report = (RoundOutcome, Vec<RoundCheck>);
-
 /// Whether a report has a check of numbers for each group of owners, and nothing of those without pieces.
-fn is_report((_, checks): &Report, groups: usize, without_pieces: &[bool]) -> bool {
+fn is_report(report: &Report, groups: usize, without_pieces: &[bool]) -> bool {
+    let checks = &report.checks;
     let is_nothing =
         |check: &RoundCheck| check.own.iter().chain(&check.result).all(|of| *of == 0.0);
     let fits = |(check, without): (&RoundCheck, &bool)| {
@@ -237,13 +243,14 @@ fn is_report((_, checks): &Report, groups: usize, without_pieces: &[bool]) -> bo
 }
 
 /// Whether two members hold the same result and project it alike.
-fn agree((one, of_one): &Report, (other, of_other): &Report) -> bool {
+fn agree(one: &Report, other: &Report) -> bool {
+    let (of_one, of_other) = (&one.checks, &other.checks);
     let alike = |(one, other): (&RoundCheck, &RoundCheck)| {
         let slack = one.slack.min(other.slack);
         let mut both = one.result.iter().zip(&other.result);
         both.all(|(one, other)| (one - other).abs() <= slack)
     };
-    equal_bits(one, other)
+    equal_bits(&one.outcome, &other.outcome)
         && of_one.len() == of_other.len()
         && of_one.iter().zip(of_other).all(alike)
 }

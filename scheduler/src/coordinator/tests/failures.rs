@@ -78,7 +78,8 @@ fn a_loss_during_the_all_reduce_mends_it_and_earlier_results_are_dropped() {
     assert_eq!((same, mended), (&round(), &Mended { mend, changed }));
     assert_eq!(run.reduce(0, outcome()), [], "a result from before");
     let (round, outcome, rates, checks) = (round(), outcome(), Vec::new(), Vec::new());
-    run.receive(0, ToCoordinator::Reduced { round, mend, outcome, checks, rates });
+    let sums = Vec::new();
+    run.receive(0, ToCoordinator::Reduced { round, mend, outcome, checks, sums, rates });
     assert!(matches!(run.logged.last(), Some(LogRecord::Commit(_))), "{:?}", run.logged);
 }
 
@@ -222,6 +223,7 @@ fn a_newcomer_starts_from_a_snapshot_listens_and_serves_once_it_is_ready() {
         grant,
         loss: Some(FixedLoss::new(1, 1)),
         pass_times: PassTimes::default(),
+        handover: Handover::default(),
     };
     let closed = run.receive(0, done);
     let closes = messages(&closed, |message| matches!(message, FromCoordinator::Close { .. }));
@@ -370,6 +372,7 @@ fn a_coordinator_that_takes_over_in_the_middle_of_a_rewind_completes_it() {
         price: None,
         island: None,
         name: None,
+        fingerprint: None,
         moves: None,
     };
     let view = View { number: 1, members: vec![Arc::new(record)] };
@@ -402,8 +405,8 @@ fn unclaimed_work_is_replayed_but_not_of_a_step_without_weights() {
     let onward = ClaimKey { stage: Stage(1), ..key(0) };
     run.receive(1, ToCoordinator::Claim { key: onward });
     let done = |key, grant, loss| {
-        let pass_times = PassTimes::default();
-        ToCoordinator::Done { key, grant: nth(grant), loss, pass_times }
+        let (pass_times, handover) = (PassTimes::default(), Handover::default());
+        ToCoordinator::Done { key, grant: nth(grant), loss, pass_times, handover }
     };
     run.receive(1, done(onward, 2, Some(FixedLoss::new(1, 1))));
     let ended = run.receive(0, done(key(0), 1, None));

@@ -13,9 +13,9 @@ use shoal_protocol::ids::{
 };
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{
-    Candidate, Duties, FixedLoss, FromCoordinator, LogRecord, PROJECTIONS, PassTimes, RoundCheck,
-    RoundId, RoundOutcome, SnapshotPart, StageChoice, StageRoom, StoredFile, StoredStage,
-    ToCoordinator, proof_of_all,
+    Candidate, Duties, FixedLoss, FromCoordinator, Handover, LogRecord, PROJECTIONS, PassTimes,
+    RoundCheck, RoundId, RoundOutcome, SnapshotPart, StageChoice, StageRoom, StoredFile,
+    StoredStage, ToCoordinator, proof_of_all,
 };
 use shoal_protocol::units::{Bytes, Moment};
 
@@ -156,6 +156,7 @@ impl Run {
                 grant,
                 loss: Some(FixedLoss::new(1, 1)),
                 pass_times: PassTimes::default(),
+                handover: Handover::default(),
             },
         )
     }
@@ -171,8 +172,8 @@ impl Run {
         outcome: RoundOutcome,
         checks: Vec<RoundCheck>,
     ) -> Vec<CoordinatorAction> {
-        let (round, mend, rates) = (round(), Mend(0), Vec::new());
-        self.receive(from, ToCoordinator::Reduced { round, mend, outcome, checks, rates })
+        let (round, mend, sums, rates) = (round(), Mend(0), Vec::new(), Vec::new());
+        self.receive(from, ToCoordinator::Reduced { round, mend, outcome, checks, sums, rates })
     }
 
     /// A run whose first step, of a single microbatch, is closed.

@@ -364,6 +364,11 @@ impl Weights {
         self.checkpoints.is_saved(context, &self.archive)
     }
 
+    /// Checkpoints after a version have something wrong in them.
+    pub(super) fn forget_after(&mut self, version: Step) {
+        self.archive.forget_after(version);
+    }
+
     /// The run rewinds to a version: newer ones could not be had, and all members start again.
     pub(super) fn rewind(&mut self, version: Step) {
         self.archive.forget_after(version);

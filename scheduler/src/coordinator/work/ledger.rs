@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step, Term};
-use shoal_protocol::message::{FixedLoss, HeldClaim};
+use shoal_protocol::message::{FixedLoss, Handover, HeldClaim};
 
 /// The claims of one step.
 #[derive(Debug)]
@@ -52,6 +52,7 @@ struct Claim {
     grant: Grant,
     done: bool,
     loss: Option<FixedLoss>,
+    handover: Handover,
 }
 
 /// The answer to a claim.
@@ -128,7 +129,8 @@ impl Ledger {
             };
         }
         let grant = grants.next();
-        let claim = Claim { holder: member, grant, done: false, loss: None };
+        let (done, handover) = (false, Handover::default());
+        let claim = Claim { holder: member, grant, done, loss: None, handover };
         self.claims.insert((key.stage, key.microbatch), claim);
         self.held[usize::from(key.stage.0)] += 1;
         self.orphaned.remove(&(key.stage, key.microbatch));
@@ -141,7 +143,7 @@ impl Ledger {
     /// Takes a claim that an earlier coordinator granted. Returns whether that is possible: such work exists, and
     /// no other member holds it.
     pub(crate) fn restore(&mut self, claim: &HeldClaim, holder: Member) -> bool {
-        let HeldClaim { key, grant, done, loss } = *claim;
+        let HeldClaim { key, grant, done, loss, handover } = *claim;
         let place = (key.stage, key.microbatch);
         let exists = key.stage.0 < self.stages && key.microbatch.0 < self.microbatches;
         let last = key.stage.0 + 1 == self.stages;
@@ -149,7 +151,8 @@ impl Ledger {
         if key.step != self.step || !exists || !sound || self.claims.contains_key(&place) {
             return false;
         }
-        self.claims.insert(place, Claim { holder, grant, done, loss: loss.filter(|_| done) });
+        let loss = loss.filter(|_| done);
+        self.claims.insert(place, Claim { holder, grant, done, loss, handover });
         self.held[usize::from(key.stage.0)] += 1;
         self.done[usize::from(key.stage.0)] += u32::from(done);
         if key.stage == Stage(0) {
@@ -164,7 +167,7 @@ impl Ledger {
         key: ClaimKey,
         member: Member,
         grant: Grant,
-        loss: Option<FixedLoss>,
+        (loss, handover): (Option<FixedLoss>, Handover),
     ) -> DoneAnswer {
         if key.step != self.step {
             return DoneAnswer::Refused;
@@ -180,6 +183,7 @@ impl Ledger {
                 }
                 claim.done = true;
                 claim.loss = loss;
+                claim.handover = handover;
                 self.done[usize::from(key.stage.0)] += 1;
                 DoneAnswer::Noted
             }
@@ -232,6 +236,17 @@ impl Ledger {
             }
         }
         counted
+    }
+
+    /// The training microbatches that a member has done at a stage, in order, with what it stated about them.
+    pub(crate) fn stated(
+        &self,
+        member: Member,
+        stage: Stage,
+    ) -> impl Iterator<Item = (Microbatch, Handover, Option<FixedLoss>)> + '_ {
+        let all = (stage, Microbatch(0))..(stage, Microbatch(self.training));
+        let own = self.claims.range(all).filter(move |(_, claim)| claim.holder == member);
+        own.map(|((_, microbatch), claim)| (*microbatch, claim.handover, claim.loss))
     }
 
     /// The sum of the training microbatches' losses and, if the step has any, of the held-out ones'.
@@ -345,6 +360,9 @@ mod tests {
 
     use super::*;
 
+    const HANDOVER: Handover =
+        Handover { activation: None, output: None, gradient: None, returned: None };
+
     fn nth(number: u64) -> Grant {
         Grant { term: Term(1), number }
     }
@@ -419,7 +437,8 @@ mod tests {
     fn only_the_holder_reports_done_under_its_grant_and_only_once() {
         let mut step = step4();
         step.claim(key(0, 0), member(1));
-        let mut done = |by, grant| step.ledger.done(key(0, 0), member(by), nth(grant), None);
+        let mut done =
+            |by, grant| step.ledger.done(key(0, 0), member(by), nth(grant), (None, HANDOVER));
         assert_eq!(done(2, 10), DoneAnswer::Refused);
         assert_eq!(done(1, 11), DoneAnswer::Refused);
         assert_eq!(done(1, 10), DoneAnswer::Noted);
@@ -432,8 +451,14 @@ mod tests {
         step.claim(key(0, 0), member(1));
         step.claim(key(1, 0), member(1));
         let loss = Some(FixedLoss::new(5, 1));
-        assert_eq!(step.ledger.done(key(0, 0), member(1), nth(10), loss), DoneAnswer::Refused);
-        assert_eq!(step.ledger.done(key(1, 0), member(1), nth(11), None), DoneAnswer::Refused);
+        assert_eq!(
+            step.ledger.done(key(0, 0), member(1), nth(10), (loss, HANDOVER)),
+            DoneAnswer::Refused
+        );
+        assert_eq!(
+            step.ledger.done(key(1, 0), member(1), nth(11), (None, HANDOVER)),
+            DoneAnswer::Refused
+        );
     }
 
     fn finish(step: &mut Step4) {
@@ -446,7 +471,10 @@ mod tests {
                 };
                 assert_eq!(step.ledger.undone(Stage(stage)), 3 - microbatch);
                 let loss = (stage == 1).then_some(FixedLoss::new(1 << microbatch, 1));
-                assert_eq!(step.ledger.done(key, holder, grant, loss), DoneAnswer::Noted);
+                assert_eq!(
+                    step.ledger.done(key, holder, grant, (loss, HANDOVER)),
+                    DoneAnswer::Noted
+                );
             }
         }
     }
@@ -516,7 +544,7 @@ mod tests {
         assert!(!step.ledger.release(key(1, 0), member(1), nth(10)));
         assert_eq!(step.claim(key(1, 0), member(1)), granted(11));
         let loss = Some(FixedLoss::new(1, 1));
-        step.ledger.done(key(1, 0), member(1), nth(11), loss);
+        step.ledger.done(key(1, 0), member(1), nth(11), (loss, HANDOVER));
         assert!(!step.ledger.release(key(1, 0), member(1), nth(11)));
     }
 

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step, Term};
-use shoal_protocol::message::{FixedLoss, FromCoordinator, HeldClaim, PassTimes};
+use shoal_protocol::message::{FixedLoss, FromCoordinator, Handover, HeldClaim, PassTimes};
 use shoal_protocol::units::Moment;
 
 use self::open_steps::OpenSteps;
@@ -199,13 +199,13 @@ impl Work {
         context: &Context,
         from: Member,
         (key, grant): (ClaimKey, Grant),
-        (loss, pass_times): (Option<FixedLoss>, PassTimes),
+        (loss, pass_times, handover): (Option<FixedLoss>, PassTimes, Handover),
         out: &mut Out,
     ) -> bool {
         // A member that changes over releases its work of later steps, done or not.
         let hosts = context.members.current.hosts(from, key.stage, key.step);
         let answer = if hosts {
-            self.steps.done(from, key, (grant, loss), context.now)
+            self.steps.done(from, key, grant, (loss, handover), context.now)
         } else {
             DoneAnswer::Refused
         };

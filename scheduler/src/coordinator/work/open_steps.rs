@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step, Term};
-use shoal_protocol::message::FixedLoss;
+use shoal_protocol::message::{FixedLoss, Handover};
 use shoal_protocol::units::Moment;
 
 use super::stragglers::Preference;
@@ -294,12 +294,13 @@ impl OpenSteps {
         &mut self,
         member: Member,
         key: ClaimKey,
-        (grant, loss): (Grant, Option<FixedLoss>),
+        grant: Grant,
+        done: (Option<FixedLoss>, Handover),
         now: Moment,
     ) -> DoneAnswer {
         let ledger = self.ledgers.get_mut(&key.step);
         let answer =
-            ledger.map_or(DoneAnswer::Refused, |ledger| ledger.done(key, member, grant, loss));
+            ledger.map_or(DoneAnswer::Refused, |ledger| ledger.done(key, member, grant, done));
         match answer {
             DoneAnswer::Repeated => self.counts.repeated += 1,
             DoneAnswer::Noted => self.measure(member, key, now),

@@ -87,6 +87,11 @@ impl Downstream {
         self.offer_early(ctx, key, out);
     }
 
+    /// The activation of a microbatch in the output log.
+    pub(in crate::peer) fn logged_output(&self, key: ClaimKey) -> Option<Payload> {
+        self.deliveries.get(&key)?.outputs.first().copied()
+    }
+
     /// The job's claim is granted. `next_holder` is the holder of the next stage's claim, if there is one.
     pub(super) fn grant(
         &mut self,

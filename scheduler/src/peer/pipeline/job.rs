@@ -1,7 +1,9 @@
 //! One microbatch at one stage, from its acceptance until the commit of its step.
 
 use shoal_protocol::ids::{ClaimKey, Exchange, Grant, Member};
-use shoal_protocol::message::{FixedLoss, PassTimes, PeerMessage, TensorTag};
+use shoal_protocol::message::{
+    FixedLoss, Handover, PassTimes, PeerMessage, TensorTag, ToCoordinator,
+};
 use shoal_protocol::units::Moment;
 
 use super::exchanges::Exchanges;
@@ -28,6 +30,8 @@ pub(super) struct Job {
     /// The gradient of each exchange's input, in the output log.
     pub(super) input_gradients: Vec<Payload>,
     pub(super) loss: Option<FixedLoss>,
+    /// What was taken and made, in a run with audits.
+    pub(super) handover: Handover,
     /// The time at which the next pass had its inputs, weights excepted.
     pub(super) ready_at: Moment,
     /// The durations of the passes that ended.
@@ -81,6 +85,7 @@ impl Job {
             exchanges,
             input_gradients: Vec::new(),
             loss: None,
+            handover: Handover::default(),
             ready_at: Moment::default(),
             pass_times: PassTimes::default(),
         }
@@ -91,6 +96,12 @@ impl Job {
             Claim::Granted(grant) => Some(grant),
             Claim::Requested { .. } => None,
         }
+    }
+
+    /// The report of the finished work.
+    pub(super) fn done(&self, key: ClaimKey, grant: Grant) -> ToCoordinator {
+        let (loss, pass_times, handover) = (self.loss, self.pass_times, self.handover);
+        ToCoordinator::Done { key, grant, loss, pass_times, handover }
     }
 
     /// Whether its forward pass went to this device, and its backward pass has not ended.

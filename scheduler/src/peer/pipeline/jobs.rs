@@ -5,7 +5,7 @@ use std::collections::btree_map::{Iter, Keys};
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Exchange, Grant, Microbatch, Stage, Step};
-use shoal_protocol::message::{HeldClaim, PeerMessage, ToCoordinator};
+use shoal_protocol::message::{Handover, HeldClaim, PeerMessage, ToCoordinator};
 use shoal_protocol::units::{Bytes, Moment};
 
 use super::job::{Claim, Job, Report};
@@ -48,6 +48,11 @@ impl Jobs {
 
     pub(super) fn contains(&self, key: ClaimKey) -> bool {
         self.by_key.contains_key(&key)
+    }
+
+    /// Whether there is a job of this key that is not done.
+    pub(in crate::peer) fn is_open(&self, key: ClaimKey) -> bool {
+        self.by_key.get(&key).is_some_and(|job| job.report == Report::NotDone)
     }
 
     pub(super) fn get(&self, key: ClaimKey) -> Option<&Job> {
@@ -191,6 +196,16 @@ impl Jobs {
         Removed { device: job.device, holds_room: job.holds_room, running, has_graph, in_use }
     }
 
+    /// Whether work of a step at a stage was granted here and is not done.
+    pub(in crate::peer) fn has_granted(&self, step: Step, stage: Stage) -> bool {
+        self.at(step, stage).any(|job| job.grant().is_some() && job.report == Report::NotDone)
+    }
+
+    /// The gradient of a microbatch's input in the output log.
+    pub(in crate::peer) fn logged_gradient(&self, key: ClaimKey) -> Option<Payload> {
+        self.by_key.get(&key)?.input_gradients.first().copied()
+    }
+
     /// The jobs of the steps up to this one.
     pub(super) fn keys_through(&self, step: Step) -> Vec<ClaimKey> {
         self.keys().take_while(|key| key.step <= step).copied().collect()
@@ -211,8 +226,7 @@ impl Jobs {
         let job = self.existing(key);
         let grant = job.grant().expect("work is done under its claim");
         job.report = Report::Sent { at: now };
-        let (loss, pass_times) = (job.loss, job.pass_times);
-        out.push(PeerAction::ToCoordinator(ToCoordinator::Done { key, grant, loss, pass_times }));
+        out.push(PeerAction::ToCoordinator(job.done(key, grant)));
     }
 
     /// Repeats claim requests and reports without an answer.
@@ -228,9 +242,7 @@ impl Jobs {
                 && now.since(*at) >= retry
             {
                 *at = now;
-                let (key, loss, pass_times) = (*key, job.loss, job.pass_times);
-                let message = ToCoordinator::Done { key, grant, loss, pass_times };
-                out.push(PeerAction::ToCoordinator(message));
+                out.push(PeerAction::ToCoordinator(job.done(*key, grant)));
             }
         }
     }
@@ -253,7 +265,9 @@ impl Jobs {
             if done {
                 job.report = Report::Acknowledged;
             }
-            Some(HeldClaim { key: *key, grant, done, loss: job.loss.filter(|_| done) })
+            let loss = job.loss.filter(|_| done);
+            let handover = if done { job.handover } else { Handover::default() };
+            Some(HeldClaim { key: *key, grant, done, loss, handover })
         });
         held.collect()
     }

@@ -268,6 +268,8 @@ impl Pipeline {
         job.ready_at = ctx.now;
         job.loss = job.loss.or(loss);
         let (_, input) = job.exchanges.end_forward();
+        job.handover.activation = input.and_then(|input| input.hash);
+        job.handover.output = output.and_then(|output| output.hash);
         if let Some(input) = input {
             self.jobs.release(input, out);
         }
@@ -299,6 +301,8 @@ impl Pipeline {
         job.pass_times.backward = job.pass_times.backward.max(took);
         job.ready_at = ctx.now;
         let (exchange, used) = job.exchanges.end_backward();
+        job.handover.gradient = used.and_then(|used| used.hash);
+        job.handover.returned = gradient.and_then(|gradient| gradient.hash);
         let is_over = job.exchanges.are_over();
         if let Some(used) = used {
             self.jobs.release(used, out);
@@ -586,6 +590,11 @@ impl Pipeline {
         }
         self.downstream.remove_members(ctx, departed, out);
         self.admit_all(ctx, out);
+    }
+
+    /// Whether the engine still has passes of dropped work.
+    pub(super) fn is_dropping(&self, key: ClaimKey) -> bool {
+        self.queue.is_dropping(key)
     }
 
     /// Whether there is work of the steps up to this one.

@@ -204,6 +204,7 @@ mod tests {
             price: None,
             island: None,
             name: None,
+            fingerprint: None,
             moves: None,
         })
     }

@@ -17,9 +17,9 @@ use shoal_protocol::ids::{
 };
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{
-    Candidate, CommitRecord, Duties, FixedLoss, FromCoordinator, MemberRecord, Move, MoveReason,
-    PassTimes, PeerMessage, RoundOutcome, SnapshotPart, StageChoice, StageRoom, StoredStage,
-    TensorTag, ToCoordinator, ViewChange,
+    Candidate, CommitRecord, Duties, FixedLoss, FromCoordinator, Handover, MemberRecord, Move,
+    MoveReason, PassTimes, PeerMessage, RoundOutcome, SnapshotPart, StageChoice, StageRoom,
+    StoredStage, TensorTag, ToCoordinator, ViewChange,
 };
 use shoal_protocol::units::{Bytes, Moment};
 
@@ -119,6 +119,7 @@ impl Probe {
             price: None,
             island: None,
             name: None,
+            fingerprint: None,
             moves: None,
         };
         let other = StageSpan::one(Stage(others));
@@ -206,7 +207,7 @@ fn grant(microbatch: u32) -> Grant {
 }
 
 fn payload(id: u64) -> Payload {
-    Payload { id: PayloadId(id), size: Bytes(32) }
+    Payload { id: PayloadId(id), size: Bytes(32), hash: None }
 }
 
 /// A request for work of the first step, and for a whole window of each of the next two.
@@ -235,6 +236,7 @@ fn done(key: ClaimKey, grant: Grant, loss: Option<FixedLoss>) -> PeerAction {
         grant,
         loss,
         pass_times: PassTimes::default(),
+        handover: Handover::default(),
     })
 }
 

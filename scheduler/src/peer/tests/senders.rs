@@ -1,5 +1,7 @@
 //! Every message from every kind of sender that may not send it changes nothing.
 
+use shoal_protocol::message::Recalled;
+
 use super::*;
 
 /// A peer without a place in the view.
@@ -78,6 +80,10 @@ fn messages_of_others_than_their_senders_change_nothing() {
         (PeerMessage::Free { stage: Stage(2) }, nobody.to_vec()),
         (PeerMessage::Withdrawn { key: here }, vec![STRANGER, OBSERVER, OTHER_BEFORE, asked]),
         (PeerMessage::Evaluated { key: here }, vec![STRANGER, OBSERVER, FEEDER, not_asked]),
+        (
+            PeerMessage::Recall { key: there, input: Recalled::Activation },
+            vec![STRANGER, OBSERVER, FEEDER, OTHER_BEFORE, AFTER[0], AFTER[1]],
+        ),
     ];
     for (message, senders) in table {
         for from in senders {
@@ -101,6 +107,10 @@ fn tensors_of_others_than_their_senders_change_nothing() {
         (
             TensorTag::ActivationGradient { key, exchange: FIRST },
             vec![STRANGER, OBSERVER, FEEDER, OTHER_BEFORE, not_asked],
+        ),
+        (
+            TensorTag::Recalled { key, input: Recalled::Activation },
+            vec![STRANGER, OBSERVER, FEEDER, OTHER_BEFORE, asked, not_asked],
         ),
     ];
     for (tag, senders) in table {

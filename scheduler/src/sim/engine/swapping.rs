@@ -95,6 +95,12 @@ impl Engine {
                 let part = Part::Sums(key.step);
                 tiers.change((key.stage, part), self.stages[&key.stage].value(part));
             }
+            Task::SetSumsAside { step, stage }
+            | Task::PrintSums { step, stage, .. }
+            | Task::PutSumsBack { step, stage } => {
+                let part = Part::Sums(*step);
+                tiers.change((*stage, part), self.stages[stage].value(part));
+            }
             Task::Apply { step, stage, .. } => {
                 for (place, value) in self.stages[stage].state(*stage) {
                     tiers.change(place, value);
@@ -118,6 +124,9 @@ impl Engine {
                 vec![(key.stage, Part::Weights)]
             }
             Task::Accumulate { key, .. } => vec![(key.stage, Part::Sums(key.step))],
+            Task::SetSumsAside { step, stage }
+            | Task::PrintSums { step, stage, .. }
+            | Task::PutSumsBack { step, stage } => vec![(*stage, Part::Sums(*step))],
             Task::Apply { stage, .. } | Task::Store { stage, .. } | Task::Restore { stage, .. } => {
                 vec![(*stage, Part::Weights), (*stage, Part::Moments)]
             }

@@ -46,7 +46,7 @@ impl Monotone {
                     return Err(format!("a checkpoint of version {version} follows a newer one"));
                 }
             }
-            LogRecord::Completed => {}
+            LogRecord::Completed | LogRecord::Convicted { .. } => {}
             LogRecord::Founded(founding) => {
                 self.era = Some(founding.era());
                 self.term = Some(founding.term());

@@ -4,7 +4,7 @@ use shoal_protocol::ids::Member;
 use shoal_protocol::message::RoundId;
 
 use crate::action::{PeerAction, Task, TaskResult};
-use crate::sim::corruption::{Corruption, SumLie};
+use crate::sim::corruption::{ComputeError, Corruption, SumLie};
 use crate::sim::omitted_rules::{Omit, OmittedRules};
 
 /// The deviations of a run.
@@ -51,6 +51,14 @@ impl Deviations {
     pub(super) fn repeats(&mut self, result: &TaskResult) -> bool {
         let accumulated = matches!(result, TaskResult::Accumulated { .. });
         self.once(Corruption::CountTwice, accumulated)
+    }
+
+    /// What a peer computes wrongly, in one of so many passes.
+    pub(super) fn errs(&self, index: usize) -> Option<(ComputeError, u64)> {
+        match self.corruption {
+            Corruption::Miscompute { peer, error, every } if peer == index => Some((error, every)),
+            _ => None,
+        }
     }
 
     /// What a peer's engine lies about sums.

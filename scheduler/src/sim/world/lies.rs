@@ -9,8 +9,8 @@ use shoal_protocol::ids::{
     StageSpan, Step, Term, WeightGroup,
 };
 use shoal_protocol::message::{
-    AnchorGroup, FromCoordinator, HeldClaim, PassTimes, PeerMessage, RoundId, RoundOutcome,
-    StoredFile, TensorTag, TermProof, TermVote, ToCoordinator, ViewChange,
+    AnchorGroup, FromCoordinator, Handover, HeldClaim, PassTimes, PeerMessage, Recalled, RoundId,
+    RoundOutcome, StoredFile, TensorTag, TermProof, TermVote, ToCoordinator, ViewChange,
 };
 use shoal_protocol::units::Bytes;
 
@@ -149,13 +149,14 @@ fn order(rng: &mut Rng, About { key, grant, .. }: About) -> FromCoordinator {
 
 fn said(rng: &mut Rng, About { key, other, .. }: About) -> PeerMessage {
     let (wanted, service_time) = (Exchange(0), rng.within(0..=1_000));
-    match rng.within(0..=6) {
+    match rng.within(0..=7) {
         0 => PeerMessage::Offer { key, size: Bytes(8), retry: rng.chance(500) },
         1 => PeerMessage::Accepted { key, wanted, service_time },
         2 => PeerMessage::Busy { key, service_time },
         3 => PeerMessage::HeldBy { key, holder: other },
         4 => PeerMessage::Free { stage: key.stage },
         5 => PeerMessage::Withdrawn { key },
+        6 => PeerMessage::Recall { key, input: Recalled::Activation },
         _ => PeerMessage::Evaluated { key },
     }
 }
@@ -166,10 +167,19 @@ fn reported(rng: &mut Rng, About { key, round, grant, other }: About) -> ToCoord
     let (version, stage, mend) = (key.step, key.stage, Mend(0));
     match rng.within(0..=15) {
         0 => ToCoordinator::Claim { key },
-        1 => ToCoordinator::Done { key, grant, loss: None, pass_times: PassTimes::default() },
+        1 => ToCoordinator::Done {
+            key,
+            grant,
+            loss: None,
+            pass_times: PassTimes::default(),
+            handover: Handover::default(),
+        },
         2 => ToCoordinator::Working { key, grant },
         3 => ToCoordinator::Released { key, grant },
-        4 => ToCoordinator::Reduced { round, mend, outcome, checks: Vec::new(), rates: Vec::new() },
+        4 => {
+            let (checks, sums, rates) = <_>::default();
+            ToCoordinator::Reduced { round, mend, outcome, checks, sums, rates }
+        }
         5 => {
             let owner = rng.chance(500).then_some(other);
             ToCoordinator::RoundRefused { round, owner, reason }
@@ -186,7 +196,13 @@ fn reported(rng: &mut Rng, About { key, round, grant, other }: About) -> ToCoord
         11 => ToCoordinator::Stale { there: rng.chance(500) },
         12 => ToCoordinator::CannotReach { member: other },
         13 => {
-            let claim = HeldClaim { key, grant, done: rng.chance(500), loss: None };
+            let claim = HeldClaim {
+                key,
+                grant,
+                done: rng.chance(500),
+                loss: None,
+                handover: Handover::default(),
+            };
             ToCoordinator::Held { claims: vec![claim], part: 0, last: true }
         }
         14 => ToCoordinator::WorkRequest {

@@ -97,7 +97,7 @@ impl Node {
         Self {
             peer,
             engine: Engine::new(scenario, index),
-            payloads: Payloads::default(),
+            payloads: Payloads::new(scenario.manifest.audit.is_on()),
             tick_at: None,
             span: None,
             finished: false,

@@ -207,6 +207,7 @@ impl<'a> Swarm<'a> {
             node.engine.forget_meeting(device);
         }
         node.engine.sum_lie = self.deviations.sum_lie(index);
+        node.engine.errs = self.deviations.errs(index);
         let finished = node.engine.finish(device, &mut node.payloads);
         if finished.is_err() && self.scenario.liar == Some(index) {
             // What it said of its work does not fit what it did.
@@ -252,6 +253,10 @@ impl<'a> Swarm<'a> {
                 self.ends(index, Some(self.scenario.faults.rebirth));
             }
             PeerEvent::Refused { .. } | PeerEvent::Stopped { .. } if self.observation.is_over() => {
+                self.nodes[index].finished = true;
+            }
+            // It was convicted.
+            PeerEvent::Refused { .. } if self.deviations.errs(index).is_some() => {
                 self.nodes[index].finished = true;
             }
             PeerEvent::Refused { reason } | PeerEvent::Stopped { reason } => {

@@ -160,9 +160,9 @@ impl<'a> Traffic<'a> {
             }
             Cargo::Elected(proofs) => (Sort::Told, encoded(wire::encode(proofs))),
             Cargo::Tensor { tag, size, .. } => match tag {
-                TensorTag::Activation { .. } | TensorTag::ActivationGradient { .. } => {
-                    (Sort::Tensor, *size)
-                }
+                TensorTag::Activation { .. }
+                | TensorTag::ActivationGradient { .. }
+                | TensorTag::Recalled { .. } => (Sort::Tensor, *size),
                 TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => {
                     (Sort::Piece, Bytes(size.0.saturating_mul(self.scenario.weight)))
                 }

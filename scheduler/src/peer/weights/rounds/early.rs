@@ -126,7 +126,9 @@ pub(in crate::peer) fn round_of(tag: &TensorTag) -> Option<(RoundId, Mend)> {
         TensorTag::RoundPart { round, mend, .. } | TensorTag::RoundResult { round, mend, .. } => {
             Some((*round, *mend))
         }
-        TensorTag::Activation { .. } | TensorTag::ActivationGradient { .. } => None,
+        TensorTag::Activation { .. }
+        | TensorTag::ActivationGradient { .. }
+        | TensorTag::Recalled { .. } => None,
     }
 }
 

@@ -7,7 +7,7 @@ mod received_result;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_protocol::ids::{Era, Member, Microbatch, Stage, Step, WeightGroup};
+use shoal_protocol::ids::{ContentHash, Era, Member, Microbatch, Stage, Step, WeightGroup};
 use shoal_protocol::message::{
     CommitRecord, Mended, Round, RoundGroupChange, RoundGroupMember, RoundId, RoundMember,
     RoundOutcome, TensorTag, ToCoordinator,
@@ -225,7 +225,9 @@ impl Rounds {
             TensorTag::RoundResult { piece, proof, .. } => {
                 reduction.result(from, piece, proof, payload, out)
             }
-            TensorTag::Activation { .. } | TensorTag::ActivationGradient { .. } => Ok(()),
+            TensorTag::Activation { .. }
+            | TensorTag::ActivationGradient { .. }
+            | TensorTag::Recalled { .. } => Ok(()),
         };
         // Whoever reduces a piece checks the parts of it.
         let owner = matches!(tag, TensorTag::RoundResult { .. }).then_some(from);
@@ -301,8 +303,8 @@ impl Rounds {
             }
             TaskResult::Reduced { piece, payload, .. } => reduction.reduced(piece, payload, out),
             TaskResult::Installed { range, .. } => reduction.installed(&range, out),
-            TaskResult::Summarised { hash, square_norm, checks, .. } => {
-                if let Some(outcome) = reduction.summarised(hash, square_norm, checks) {
+            TaskResult::Summarised { hash, square_norm, checks, sums, .. } => {
+                if let Some(outcome) = reduction.summarised((hash, square_norm), checks, sums) {
                     out.push(report_of(reduction, outcome, links));
                 }
             }
@@ -310,6 +312,17 @@ impl Rounds {
         }
         self.ended.retain(Reduction::is_busy);
         false
+    }
+
+    /// Whether this member holds results of these rounds or of later attempts, so that none of them goes on.
+    pub(in crate::peer) fn are_over(&self, rounds: &[(RoundId, ContentHash)]) -> bool {
+        let is_over = |(round, _): &(RoundId, ContentHash)| {
+            let known = self.running.get(&round.weights);
+            known.is_some_and(|known| {
+                known.round().id.step == round.step && known.outcome().is_some()
+            })
+        };
+        rounds.iter().all(is_over)
     }
 
     /// Bytes of other members' sums.
@@ -472,6 +485,6 @@ fn report_of(reduction: &Reduction, outcome: RoundOutcome, links: &LinkEstimates
     let places = (0..).zip(&round.group.members);
     let rates =
         places.filter_map(|(place, part)| Some((place, links.rate(part.member.peer)?))).collect();
-    let (round, mend) = (round.id, round.mended.mend);
-    PeerAction::ToCoordinator(ToCoordinator::Reduced { round, mend, outcome, checks, rates })
+    let (round, mend, sums) = (round.id, round.mended.mend, reduction.sums().to_vec());
+    PeerAction::ToCoordinator(ToCoordinator::Reduced { round, mend, outcome, checks, sums, rates })
 }

@@ -1,0 +1,384 @@
+//! Audits: work that like replicas compute again before the commit of its step.
+//!
+//! When every member holds the results of a step, the hash of all results says whether the step is audited: nobody
+//! knew it while there was work to do. Then a like replica computes each member's work again, all at the same time,
+//! from the inputs in the output logs. What it comes to must be what the member stated: the hashes of what it handed
+//! on, the losses, and the prints of its sums at the point that the result poses. The commit waits for that.
+//!
+//! Where they differ more replicas compute it (`votes`). Who states another thing than most is convicted, in the log:
+//! its peer is out for good, and the run goes back to a checkpoint that nothing of its work is in.
+
+mod votes;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use shoal_protocol::ids::{ClaimKey, ContentHash, Member, PeerId, Stage, Step};
+use shoal_protocol::message::{
+    AuditId, AuditOrder, AuditedWork, FromCoordinator, HandoverDigest, LogRecord, RoundId,
+    WorkDigest,
+};
+use shoal_protocol::units::Moment;
+
+use self::votes::{Ruling, Votes};
+use super::context::Context;
+use super::progress::Progress;
+use super::rounds::Rounds;
+use super::{Coordinator, Out, Phase, event, send};
+use crate::action::{AuditOutcome, CoordinatorAction, CoordinatorEvent, LossCause};
+use crate::coordinator::work::ledger::Ledger;
+
+/// Times that a step took to be computed after which an audit of it is late.
+const LATE: u32 = 3;
+
+/// The audits of the present step.
+#[derive(Debug, Default)]
+pub(super) struct Audits {
+    /// When the present step was opened.
+    opened_at: Moment,
+    /// Whether the audits are those of the results that all members hold now.
+    drawn: bool,
+    open: BTreeMap<(Stage, Member), Audit>,
+    /// Statements of which no more is to be found out.
+    closed: BTreeMap<(Stage, Member), WorkDigest>,
+    /// Peers whose conviction is being appended to the log.
+    convicting: BTreeSet<PeerId>,
+    /// When orders without an answer are repeated.
+    retry_at: Option<Moment>,
+}
+
+/// An audit of one member's work at a stage.
+#[derive(Debug)]
+struct Audit {
+    votes: Votes,
+    order: Arc<AuditOrder>,
+    /// The replicas that were ordered to compute it, and until when.
+    asked: BTreeMap<Member, Moment>,
+}
+
+/// What the step's results and its ledger say.
+#[derive(Debug, Clone, Copy)]
+struct Inputs<'a> {
+    context: &'a Context,
+    rounds: &'a Rounds,
+    ledger: &'a Ledger,
+}
+
+impl Inputs<'_> {
+    /// Hash of the results of all rounds; `None` while some are lacking.
+    fn seed(&self) -> Option<ContentHash> {
+        let mut hasher = blake3::Hasher::new_derive_key("shoal audit draw v1");
+        hasher.update(&self.context.progress.version.0.to_le_bytes());
+        for weights in self.context.config.manifest.weight_groups() {
+            hasher.update(&self.rounds.complete(weights)?.result.0);
+        }
+        Some(hasher.finalize().into())
+    }
+
+    /// What a member states about its work at a stage.
+    fn statement(&self, of: Member, stage: Stage) -> WorkDigest {
+        let mut digest = HandoverDigest::default();
+        for (microbatch, handover, loss) in self.ledger.stated(of, stage) {
+            digest.add(microbatch, handover, loss);
+        }
+        let complete = |weights| self.rounds.complete(weights).expect("all rounds are complete");
+        let sums = self.context.config.manifest.groups_of(stage).filter_map(|weights| {
+            let report = complete(weights).reports.get(&of)?;
+            let mut sums = report.sums.iter();
+            sums.find(|(at, _)| *at == stage).map(|(_, print)| *print)
+        });
+        digest.with(sums.collect())
+    }
+
+    /// The order to compute this work again.
+    fn order(&self, of: Member, stage: Stage) -> AuditOrder {
+        let Progress { era, term, version: step, .. } = self.context.progress;
+        let id = AuditId { era, term, step, stage, of };
+        let mut holders: BTreeMap<Member, u16> = BTreeMap::new();
+        let mut place = |key: Option<ClaimKey>| {
+            let holder = self.ledger.holder(key?)?;
+            let next = u16::try_from(holders.len()).ok()?;
+            Some(*holders.entry(holder).or_insert(next))
+        };
+        let last = self.context.config.manifest.last_stage();
+        let mut work = |microbatch| {
+            let key = id.key(microbatch);
+            let after = (stage != last).then(|| key.downstream());
+            AuditedWork { microbatch, activation: place(key.upstream()), gradient: place(after) }
+        };
+        let work = self.ledger.stated(of, stage).map(|(microbatch, ..)| work(microbatch)).collect();
+        let mut holders: Vec<(u16, Member)> =
+            holders.into_iter().map(|(holder, place)| (place, holder)).collect();
+        holders.sort_unstable();
+        let holders = holders.into_iter().map(|(_, holder)| holder).collect();
+        let round = |weights| {
+            let complete = self.rounds.complete(weights).expect("all rounds are complete");
+            (complete.id, complete.result)
+        };
+        let rounds: Vec<(RoundId, ContentHash)> =
+            self.context.config.manifest.groups_of(stage).map(round).collect();
+        AuditOrder { id, rounds, holders, work }
+    }
+
+    /// The replicas of a stage that compute the same bits as a member, in the order in which they audit it: each begins
+    /// with another one.
+    fn auditors(&self, of: Member, stage: Stage, seed: ContentHash) -> Vec<Member> {
+        let members = &self.context.members;
+        let replicas = members.replicas_at(stage, self.context.progress.version);
+        let order = |member: &Member| {
+            let mut hasher = blake3::Hasher::new();
+            hasher.update(&seed.0).update(&stage.0.to_le_bytes()).update(&member.peer.0);
+            *hasher.finalize().as_bytes()
+        };
+        let own = order(&of);
+        // Who has come to serve since the step's rounds began only listens to them.
+        let complete = |weights| self.rounds.complete(weights).expect("all rounds are complete");
+        let groups = || self.context.config.manifest.groups_of(stage).map(complete);
+        let is_in = |one: &Member| groups().all(|round| round.reports.contains_key(one));
+        let is_like = |one: &Member| *one != of && members.current.are_like(*one, of) && is_in(one);
+        let mut others: Vec<([u8; 32], Member)> =
+            replicas.iter().filter(|one| is_like(one)).map(|one| (order(one), *one)).collect();
+        others.sort_unstable();
+        let after = others.partition_point(|(order, _)| *order < own);
+        others.rotate_left(after);
+        others.into_iter().map(|(_, member)| member).collect()
+    }
+
+    /// Whether all work of a member is audited, however the step is drawn.
+    fn is_on_probation(&self, member: Member) -> bool {
+        let version = self.context.progress.version;
+        let since = self.context.members.stays.since(member.peer, version);
+        version.0 < since.0 + u64::from(self.context.config.manifest.audit.probation)
+    }
+}
+
+impl Audits {
+    /// A step is opened: its audits are other ones.
+    pub(super) fn begin_step(&mut self, now: Moment) {
+        *self = Self { opened_at: now, ..Self::default() };
+    }
+
+    /// The step is open again: audits of members that are gone stay, and those of others are drawn again.
+    pub(super) fn reopen_step(&mut self) {
+        self.drawn = false;
+        self.retry_at = None;
+    }
+
+    /// When orders are repeated.
+    pub(super) fn next_timeout(&self) -> Option<Moment> {
+        self.retry_at
+    }
+
+    /// All members hold the results: draws the audits.
+    fn draw(&mut self, inputs: &Inputs<'_>) {
+        let Some(seed) = inputs.seed().filter(|_| !self.drawn) else { return };
+        self.drawn = true;
+        let Context { config, members, .. } = inputs.context;
+        let number = u64::from_le_bytes(seed.0[..8].try_into().expect("eight bytes"));
+        let all = config.manifest.audit.draws(number);
+        let mut wanted: BTreeMap<(Stage, Member), Audit> = BTreeMap::new();
+        // Who left meanwhile is not spared.
+        for ((stage, of), mut audit) in std::mem::take(&mut self.open) {
+            if !members.current.contains(of) {
+                audit.votes.forgive();
+                audit.asked.clear();
+                wanted.insert((stage, of), audit);
+            }
+        }
+        for stage in config.manifest.stages() {
+            for of in inputs.ledger.counted(std::iter::once(stage)).into_keys() {
+                if !all && !inputs.is_on_probation(of) {
+                    continue;
+                }
+                let statement = inputs.statement(of, stage);
+                if self.closed.get(&(stage, of)) == Some(&statement) {
+                    continue;
+                }
+                let auditors = inputs.auditors(of, stage, seed);
+                let audit = Audit {
+                    votes: Votes::new(of, statement, auditors),
+                    order: Arc::new(inputs.order(of, stage)),
+                    asked: BTreeMap::new(),
+                };
+                wanted.insert((stage, of), audit);
+            }
+        }
+        self.open = wanted;
+    }
+
+    /// Asks for findings, and closes audits. Returns who stated what is wrong, with the stage.
+    fn rule(&mut self, context: &Context, out: &mut Out) -> Verdicts {
+        let (now, home) = (context.now, context.config.home);
+        let took = now.since(self.opened_at);
+        let patience: Duration = (took * LATE).max(context.config.patience);
+        let mut verdicts = Verdicts::default();
+        let Self { open, closed, .. } = self;
+        open.retain(|(stage, of), audit| {
+            let (stage, of) = (*stage, *of);
+            let outcome = match audit.votes.ruling(home) {
+                Ruling::Ask(members) => {
+                    for to in members {
+                        audit.asked.entry(to).or_insert_with(|| {
+                            send(to, FromCoordinator::Audit(Arc::clone(&audit.order)), out);
+                            now + patience
+                        });
+                    }
+                    return true;
+                }
+                Ruling::Sound => AuditOutcome::Sound,
+                Ruling::NotAudited => AuditOutcome::NotAudited,
+                Ruling::Wrong(members) => {
+                    verdicts.wrong.extend(members.into_iter().map(|wrong| (wrong, stage)));
+                    return true;
+                }
+                Ruling::Unclear => {
+                    verdicts.unclear.get_or_insert((of, stage));
+                    return true;
+                }
+            };
+            closed.insert((stage, of), audit.votes.statement().clone());
+            event(CoordinatorEvent::Audited { of, stage, step: audit.order.id.step, outcome }, out);
+            false
+        });
+        if self.open.is_empty() {
+            self.retry_at = None;
+        } else {
+            self.retry_at.get_or_insert_with(|| context.retry_at());
+        }
+        verdicts
+    }
+
+    /// A replica's finding.
+    fn find(&mut self, from: Member, id: AuditId, digest: Option<WorkDigest>) {
+        let audit = self.open.get_mut(&(id.stage, id.of));
+        if let Some(audit) = audit.filter(|audit| audit.order.id == id)
+            && audit.asked.contains_key(&from)
+        {
+            audit.votes.find(from, digest);
+        }
+    }
+
+    /// Repeats orders without an answer; those that are late, or of members that are gone, go to others.
+    fn retry(&mut self, context: &Context, out: &mut Out) {
+        self.retry_at = Some(context.retry_at());
+        for audit in self.open.values_mut() {
+            for (to, until) in &audit.asked {
+                if !audit.votes.lacks(*to) {
+                    continue;
+                }
+                if context.now >= *until || !context.members.current.contains(*to) {
+                    audit.votes.find(*to, None);
+                } else {
+                    send(*to, FromCoordinator::Audit(Arc::clone(&audit.order)), out);
+                }
+            }
+        }
+    }
+
+    /// A peer is convicted: neither an audit of its work nor its word on others' is of use any more.
+    fn forget(&mut self, peer: PeerId) {
+        self.convicting.remove(&peer);
+        self.open.retain(|(_, of), _| of.peer != peer);
+        for audit in self.open.values_mut() {
+            audit.votes.forget(peer);
+        }
+    }
+}
+
+/// What audits show.
+#[derive(Debug, Default)]
+struct Verdicts {
+    /// Who stated or found what is wrong, and at which stage.
+    wrong: BTreeMap<Member, Stage>,
+    /// Whose work nobody can judge.
+    unclear: Option<(Member, Stage)>,
+}
+
+impl Coordinator {
+    /// All members hold the results of the step. Returns whether it may be committed: nothing of it is being audited.
+    pub(super) fn are_audits_closed(&mut self, out: &mut Out) -> bool {
+        if !self.context.config.manifest.audit.is_on() {
+            return true;
+        }
+        let Self { audits, rounds, work, context, .. } = self;
+        let ledger = work.ledger(context.progress.version).expect("a closed step has a ledger");
+        audits.draw(&Inputs { context, rounds, ledger });
+        let verdicts = audits.rule(context, out);
+        if !audits.open.is_empty() {
+            rounds.await_audits();
+        }
+        if let Some((of, stage)) = verdicts.unclear {
+            let step = self.context.progress.version;
+            let reason = format!(
+                "another replica of stage {stage} came to another result of the work of {of} in step {step}, and no \
+                 third one is like them: check both machines with `shoal doctor`, and start again with three"
+            );
+            self.stop(reason, out);
+            return false;
+        }
+        for (member, stage) in verdicts.wrong {
+            self.convict(member, stage, out);
+        }
+        self.audits.open.is_empty()
+    }
+
+    /// A member's work is wrong: appends that to the log.
+    fn convict(&mut self, member: Member, stage: Stage, out: &mut Out) {
+        let (peer, step) = (member.peer, self.context.progress.version);
+        if member == self.context.config.home {
+            let reason = format!(
+                "this machine computes wrong results at stage {stage}, as most like replicas found in step {step}: check \
+                 its memory and its device, and start the run on another machine"
+            );
+            return self.stop(reason, out);
+        }
+        if !self.audits.convicting.insert(peer) {
+            return;
+        }
+        let back = self.context.members.stays.since(peer, step);
+        let record = LogRecord::Convicted { peer, step, stage, back };
+        out.push(CoordinatorAction::Append(record));
+    }
+
+    /// A conviction is in the log: the peer is out, and the run goes back to before its work.
+    pub(super) fn convicted(
+        &mut self,
+        peer: PeerId,
+        (step, stage): (Step, Stage),
+        back: Step,
+        out: &mut Out,
+    ) {
+        event(CoordinatorEvent::Convicted { peer, step, stage, back }, out);
+        self.context.members.stays.convict(peer, step, stage);
+        self.audits.forget(peer);
+        if let Some(member) = self.context.members.current.member_of(peer) {
+            self.member_lost(member, LossCause::Convicted, out);
+        }
+        // Even where nothing of it is committed, the present step has what others made of what it handed on.
+        self.context.progress.taint(back);
+        self.weights.forget_after(back);
+        self.go_back(out);
+    }
+
+    /// A replica answers what work came to.
+    pub(super) fn audited(
+        &mut self,
+        from: Member,
+        id: AuditId,
+        digest: Option<WorkDigest>,
+        out: &mut Out,
+    ) {
+        self.audits.find(from, id, digest);
+        self.commit_when_reduced(out);
+    }
+
+    /// Repeats orders, and goes on without late answers.
+    pub(super) fn retry_audits(&mut self, out: &mut Out) {
+        let due = self.audits.retry_at.is_some_and(|at| self.context.now >= at);
+        if due && matches!(self.context.progress.phase, Phase::Closing) {
+            self.audits.retry(&self.context, out);
+            self.commit_when_reduced(out);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Work that is computed again: what a peer gets wrong is found, and the run takes it back.
+
+use shoal_tests::run::Run;
+use shoal_tests::swarm::Swarm;
+
+/// A run of two stages, in which each peer's work of this share of the steps is audited.
+fn audited(share: f64) -> Run {
+    Run::tiny(&[
+        ("training.steps", 8.into()),
+        ("training.stages", 2.into()),
+        ("checkpoint.every", 2.into()),
+        ("audit.share", share.into()),
+    ])
+}
+
+/// Three replicas of each stage, of which the last of a stage computes wrongly. Returns the hashes of the swarm and of
+/// one process.
+fn hashes_with(error: &str, stage: &str, share: f64) -> [String; 2] {
+    let run = audited(share);
+    let at = |stage| ["--stage", stage];
+    let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "6"], &at("0")[..]].concat());
+    for stage in ["0", "1", "1"] {
+        swarm.join(&at(stage));
+    }
+    swarm.join(&at(if stage == "0" { "1" } else { "0" }));
+    swarm.join_to_err(error, &at(stage));
+    let convicted = swarm.peers[0].event("convicted");
+    assert_eq!(convicted["peer"], swarm.peer_id(5), "{error}");
+    assert_eq!(convicted["stage"].to_string(), stage, "{error}");
+    let ended = swarm.peers.remove(5).end();
+    let said = ended.failure(1);
+    assert!(said.contains("was not what most replicas computed"), "{error}: {said}");
+    [swarm.finish().hash(), run.alone().hash()]
+}
+
+#[test]
+fn a_gradient_that_is_left_out_is_found_and_the_model_is_that_without_the_peer() {
+    let [swarm, alone] = hashes_with("gradient:2", "1", 1.0);
+    assert_eq!(swarm, alone);
+}
+
+#[test]
+fn an_activation_that_is_off_by_a_bit_is_found_and_what_came_of_it_is_taken_back() {
+    let [swarm, alone] = hashes_with("activation:1", "0", 0.5);
+    assert_eq!(swarm, alone);
+}
+
+#[test]
+fn audits_of_sound_work_change_nothing_whoever_dies() {
+    let run = audited(1.0);
+    let slow = ["--slow-down", "15"];
+    let mut swarm = Swarm::start(&run.config(), &[&["--wait-for", "3"], &slow[..]].concat());
+    swarm.join(&slow);
+    swarm.join(&slow);
+    swarm.reach(2);
+    swarm.peers.remove(1).kill();
+    swarm.join(&slow);
+    assert_eq!(swarm.finish().hash(), run.alone().hash());
+}
