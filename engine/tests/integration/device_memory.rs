@@ -82,7 +82,8 @@ fn several_devices_have_weights_only_while_passes_read_them() {
         },
         |manifest| {
             manifest.training.dtype = Dtype::Bf16;
-            manifest.lora = Some(Lora { rank: 4, alpha: 8.0, targets: LoraTarget::ALL.to_vec() });
+            manifest.lora =
+                Some(Lora { rank: 4, alpha: 8.0, targets: LoraTarget::ALL.to_vec(), base: None });
         },
     ];
     for (change, slices) in changes.into_iter().flat_map(|change| [(change, 1), (change, 2)]) {
@@ -121,7 +122,8 @@ fn with_a_subspace_too() {
 fn with_adapters_too() {
     compare(|manifest| {
         manifest.training.dtype = Dtype::Bf16;
-        manifest.lora = Some(Lora { rank: 4, alpha: 8.0, targets: LoraTarget::ALL.to_vec() });
+        manifest.lora =
+            Some(Lora { rank: 4, alpha: 8.0, targets: LoraTarget::ALL.to_vec(), base: None });
     });
 }
 
@@ -156,7 +158,8 @@ fn is_fetched_in_time() -> bool {
 #[test]
 fn checkpoints_restarts_and_leaving_work() {
     let (folder, mut manifest) = four_stages(|manifest| {
-        manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+        manifest.lora =
+            Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec(), base: None });
     });
     let samples = samples(&mut manifest, folder.path(), &text());
     let tiers = Tiers { device: Some(room_for(&manifest, 1)), lower: None };

@@ -121,7 +121,7 @@ fn adapters_of_attention_are_trained_beside_frozen_experts() {
     device_memory::compare(|manifest| {
         mix(manifest);
         let targets = LoraTarget::ALL[..4].to_vec();
-        manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets });
+        manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets, base: None });
     });
 }
 

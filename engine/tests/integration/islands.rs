@@ -61,7 +61,8 @@ fn islands_compute_the_bits_of_one_device_with_adapters() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
         compare(|manifest| {
             manifest.training.dtype = dtype;
-            manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+            manifest.lora =
+                Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec(), base: None });
         });
     }
 }
@@ -142,6 +143,7 @@ fn islands_compute_the_bits_of_one_device_with_adapters_of_virtual_workers() {
     compare(|manifest| {
         manifest.training.stages = 1;
         *manifest = common::with_workers(manifest.clone());
-        manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+        manifest.lora =
+            Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec(), base: None });
     });
 }

@@ -28,7 +28,7 @@ fn run_of(base: &base::Imported, targets: &[LoraTarget]) -> Manifest {
     manifest.training.stages = 3;
     // Rates at which adapters move visibly in a few steps.
     manifest.optimizer.learning_rate = 1e-2;
-    manifest.lora = Some(Lora { rank: 4, alpha: 8.0, targets: targets.to_vec() });
+    manifest.lora = Some(Lora { rank: 4, alpha: 8.0, targets: targets.to_vec(), base: None });
     manifest
 }
 
@@ -138,7 +138,8 @@ fn only_adapters_take_the_room_of_trained_weights() {
     let all: Vec<usize> =
         manifest.stages().map(|stage| parameter_count(&manifest, stage)).collect();
     let before: Vec<u64> = memory(&manifest);
-    manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+    manifest.lora =
+        Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec(), base: None });
     for (stage, count) in manifest.stages().zip(&all) {
         assert_eq!(frozen_count(&manifest, stage), *count);
         assert!(parameter_count(&manifest, stage) < count / 5);

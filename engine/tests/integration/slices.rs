@@ -98,7 +98,7 @@ fn slices_have_the_losses_of_whole_matrices_in_every_block() {
 fn adapted(targets: &[LoraTarget]) -> Manifest {
     let mut manifest = divisible();
     manifest.training.stages = 2;
-    manifest.lora = Some(Lora { rank: 3, alpha: 6.0, targets: targets.to_vec() });
+    manifest.lora = Some(Lora { rank: 3, alpha: 6.0, targets: targets.to_vec(), base: None });
     // Adapters begin at zero, and move visibly in a few steps.
     manifest.optimizer.learning_rate = 1e-2;
     manifest
@@ -315,7 +315,8 @@ fn devices_that_train_workers_together_compute_the_bits_of_one() {
 #[test]
 fn devices_that_train_adapters_of_workers_together_compute_the_bits_of_one() {
     let mut manifest = sliced_workers(InnerMoments::Mean, DistanceCodec::Int8);
-    manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+    manifest.lora =
+        Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec(), base: None });
     manifest.check().expect("a run");
     compare(&manifest, &[2]);
 }

@@ -112,7 +112,8 @@ fn several_devices_swap_their_shares() {
         },
         |manifest| {
             manifest.training.dtype = Dtype::Bf16;
-            manifest.lora = Some(Lora { rank: 4, alpha: 8.0, targets: LoraTarget::ALL.to_vec() });
+            manifest.lora =
+                Some(Lora { rank: 4, alpha: 8.0, targets: LoraTarget::ALL.to_vec(), base: None });
         },
         |manifest| manifest.optimizer.rule = common::muon(),
         |manifest| {

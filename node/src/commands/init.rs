@@ -268,7 +268,7 @@ fn fine_tuning(folder: &Path, rank: Option<u32>) -> anyhow::Result<RunConfig> {
     };
     let targets = LoraTarget::ALL.into_iter().filter(exists).collect();
     // A scale of twice the rank is what most recipes take.
-    config.lora = rank.map(|rank| Lora { rank, alpha: 2.0 * f64::from(rank), targets });
+    config.lora = rank.map(|rank| Lora { rank, alpha: 2.0 * f64::from(rank), targets, base: None });
     config.optimizer.learning_rate = rate;
     config.optimizer.schedule = Schedule::Cosine { final_learning_rate: rate / 10.0 };
     config.optimizer.rule = Rule::Adamw(Adam::DEFAULT);
