@@ -49,11 +49,4 @@ char* shoal_packed_linear(
   });
 }
 
-// The values of a window of a packed matrix. No autograd.
-char* shoal_unpacked(Tensor* section, const Window* window, bool bf16, Tensor** result) {
-  return guarded([&] {
-    *result = new Tensor(unpacked({*section}, window, bf16 ? at::kBFloat16 : at::kFloat));
-  });
-}
-
 }  // extern "C"

@@ -155,12 +155,19 @@ fn nearest(
 /// # Panics
 /// If the section has another length than [`section_bytes`].
 pub(crate) fn pack(values: &[f32], section: &mut [u8]) {
+    pack_with(values, section, |scales| {
+        (scales.iter().copied().map(f64::from).sum::<f64>() / scales.len() as f64) as f32
+    });
+}
+
+/// As [`pack`], with a function for the mean of scales.
+fn pack_with(values: &[f32], section: &mut [u8], mean: impl Fn(&[f32]) -> f32) {
     assert_eq!(section.len(), section_bytes(values.len()), "a section of this matrix");
     let places = Places::of(values.len());
     let mut scales = nearest(values, BLOCK, middles(&LEVELS), |index, code| {
         section[places.codes + index / 2] |= if index % 2 == 0 { code << 4 } else { code };
     });
-    let mean = (scales.iter().copied().map(f64::from).sum::<f64>() / scales.len() as f64) as f32;
+    let mean = mean(&scales);
     scales.iter_mut().for_each(|scale| *scale -= mean);
     section[..4].copy_from_slice(&mean.to_le_bytes());
     let magnitudes = nearest(&scales, GROUP, middles(&SCALE_LEVELS), |index, code| {

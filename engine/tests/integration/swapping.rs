@@ -6,7 +6,7 @@ use shoal_engine::{
 };
 use shoal_protocol::ids::{Stage, Step, WeightGroup};
 use shoal_protocol::manifest::{
-    Boundary, BoundaryKind, Dtype, Lora, LoraTarget, Manifest, Rule, Sgd,
+    Boundary, BoundaryKind, Dtype, Lora, LoraTarget, Manifest, Quantisation, Rule, Sgd,
 };
 use shoal_protocol::units::Bytes;
 
@@ -102,7 +102,7 @@ fn checkpoints_restarts_and_leaving_work_where_stages_are_swapped() {
 /// Devices that compute slices together, each of which swaps its share.
 #[test]
 fn several_devices_swap_their_shares() {
-    let changes: [fn(&mut Manifest); 7] = [
+    let changes: [fn(&mut Manifest); 8] = [
         |_| {},
         |manifest| manifest.training.dtype = Dtype::Bf16,
         |manifest| {
@@ -114,6 +114,11 @@ fn several_devices_swap_their_shares() {
             manifest.training.dtype = Dtype::Bf16;
             manifest.lora =
                 Some(Lora { rank: 4, alpha: 8.0, targets: LoraTarget::ALL.to_vec(), base: None });
+        },
+        |manifest| {
+            let targets = LoraTarget::ALL.to_vec();
+            manifest.lora =
+                Some(Lora { rank: 2, alpha: 4.0, targets, base: Some(Quantisation::Nf4) });
         },
         |manifest| manifest.optimizer.rule = common::muon(),
         |manifest| {

@@ -2,15 +2,19 @@
 
 use shoal_protocol::manifest::Lora;
 
+/// The key of a packed base, with what it does.
+const NF4: &str =
+    "base = \"nf4\" # hold the frozen matrices of layers in 4 bits (QLoRA), not in training.dtype";
+
 /// The section in TOML, or a comment with an example if there is none.
 pub(super) fn to_toml(lora: Option<&Lora>) -> String {
     let Some(Lora { rank, alpha, targets, base }) = lora else {
-        return "# [lora]\n# rank = 16\n# alpha = 32.0\n# base = \"nf4\"".to_owned();
+        return format!("# [lora]\n# rank = 16\n# alpha = 32.0\n# {NF4}");
     };
     let names: Vec<&str> = targets.iter().map(|target| target.matrix()).collect();
     let base = match base {
         Some(format) => format!("base = {:?}", format.name()),
-        None => "# base = \"nf4\"".to_owned(),
+        None => format!("# {NF4}"),
     };
     format!("[lora]\nrank = {rank}\nalpha = {alpha:?}\ntargets = {names:?}\n{base}")
 }
