@@ -9,7 +9,6 @@ use tch::Tensor;
 use crate::adapter::{Adapter, AdapterSlices};
 use crate::error::Result;
 use crate::factor::Factor;
-use crate::frozen::Packed;
 use crate::held::Held;
 use crate::layer::{
     AttentionSlice, Dense, DenseSlice, Experts, ExpertsSlice, FeedForward, Layer, Linear, Matrices,
@@ -21,6 +20,7 @@ use crate::layer_table::{
 use crate::leaves::{Leaf, Leaves};
 use crate::nf4::Window;
 use crate::own_slices::OwnSlices;
+use crate::packed::Packed;
 use crate::parameters::{
     LayerNorms, Parameter, WeightPart, model_parameters, parameters, query_key_norm_widths,
 };

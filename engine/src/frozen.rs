@@ -16,6 +16,7 @@ use crate::image::Image;
 use crate::init::draw_one;
 use crate::nf4;
 use crate::own_slices::OwnSlices;
+use crate::packed::Packed;
 use crate::parameters::{Parameter, model_parameters};
 use crate::tensor::{elements, kind};
 
@@ -56,17 +57,6 @@ struct Read {
     packed: Option<Packed>,
 }
 
-/// The sections of packed matrices, each of which has all of its matrix.
-#[derive(Debug)]
-pub(crate) struct Packed(BTreeMap<String, Tensor>);
-
-impl Packed {
-    /// The section of a matrix, by the name of its weight.
-    pub(crate) fn section(&self, name: &str) -> Tensor {
-        self.0[name].shallow_clone()
-    }
-}
-
 impl Layout {
     fn new(manifest: &Manifest, parameters: &[Parameter], own: &OwnSlices) -> Self {
         let kind = kind(manifest.training.dtype);
@@ -75,7 +65,7 @@ impl Layout {
             return Self { elements: held.len(), held, kind, sections: None };
         }
         let (packed, plain): (Vec<_>, Vec<_>) =
-            parameters.iter().cloned().partition(nf4::is_packed);
+            parameters.iter().cloned().partition(Parameter::is_packable);
         let held = Held::of_some(&plain, own);
         let mut end = (held.len() * kind.elt_size_in_bytes()).next_multiple_of(nf4::ALIGNMENT);
         let section = |parameter: Parameter| {
@@ -103,14 +93,15 @@ impl Layout {
             let section = flat.f_narrow(0, range.start as i64, range.len() as i64)?;
             Ok((name.clone(), section.f_detach()?))
         };
-        let packed = Some(Packed(sections.iter().map(section).collect::<Result<_>>()?));
+        let sections = sections.iter().map(section).collect::<Result<_>>()?;
+        let packed = Some(Packed(sections));
         Ok(Read { values, packed })
     }
 
     /// Takes what is held of a weight's values into such a tensor.
     fn take(&self, flat: &Tensor, parameter: &Parameter, values: &Tensor) -> Result<()> {
         let read = self.read(flat)?;
-        let is_packed = nf4::is_packed(parameter);
+        let is_packed = parameter.is_packable();
         let Some(packed) = read.packed.filter(|_| is_packed) else {
             return self.held.take(&read.values, &parameter.range(), values);
         };

@@ -16,7 +16,7 @@ fn divided(manifest: &Manifest, stage: Stage) -> [Vec<Parameter>; 2] {
         return [Vec::new(), Vec::new()];
     }
     let packs = manifest.packs_base();
-    let is_packed = |parameter: &Parameter| packs && nf4::is_packed(parameter);
+    let is_packed = |parameter: &Parameter| packs && parameter.is_packable();
     let (packed, plain) = model_parameters(manifest, stage).into_iter().partition(is_packed);
     [plain, packed]
 }

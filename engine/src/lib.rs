@@ -80,6 +80,7 @@ mod normal_stream;
 mod optimizer;
 mod origin;
 mod own_slices;
+mod packed;
 mod parameters;
 mod pass_groups;
 mod pipelined_worker;

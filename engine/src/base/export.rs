@@ -263,7 +263,7 @@ impl<'a> Stages<'a> {
         let mut weights = files.values(parameter)?;
         if let Some(lora) = &self.manifest.lora {
             // Adapters were trained beside what packing left of the base.
-            if lora.base.is_some() && nf4::is_packed(parameter) {
+            if lora.base.is_some() && parameter.is_packable() {
                 weights = nf4::rounded_in(self.manifest.training.dtype, &weights);
             }
             add_adapter(&mut weights, parameter, lora, (adapters, &held.trained));

@@ -21,8 +21,6 @@ use shoal_protocol::manifest::Dtype;
 
 pub(crate) use self::unpack::{Window, unpack};
 use crate::fused::{Bf16, Number};
-use crate::layer_table::slice_of;
-use crate::parameters::Parameter;
 
 /// Weights with one scale.
 const BLOCK: usize = 64;
@@ -91,12 +89,6 @@ const SCALE_LEVELS: [f32; 256] = {
     levels[255] = 1.0;
     levels
 };
-
-/// Whether a frozen weight is a matrix of attention or of a feed-forward block, whose values are packed.
-pub(crate) fn is_packed(parameter: &Parameter) -> bool {
-    let matrix = parameter.name.trim_end_matches(".weight").rsplit('.').next();
-    parameter.is_layer_matrix() && matrix.and_then(slice_of).is_some()
-}
 
 /// Bytes of the section of a matrix with so many weights.
 pub(crate) fn section_bytes(weights: usize) -> usize {

@@ -99,6 +99,12 @@ fn checkpoints_restarts_and_leaving_work_where_stages_are_swapped() {
     assert_eq!(trainer.engine.state_hash(Stage(2)).expect("hosted"), initial[2]);
 }
 
+/// Has a run train adapters.
+fn adapt(manifest: &mut Manifest, base: Option<Quantisation>) {
+    let targets = LoraTarget::ALL.to_vec();
+    manifest.lora = Some(Lora { rank: 4, alpha: 8.0, targets, base });
+}
+
 /// Devices that compute slices together, each of which swaps its share.
 #[test]
 fn several_devices_swap_their_shares() {
@@ -112,14 +118,9 @@ fn several_devices_swap_their_shares() {
         },
         |manifest| {
             manifest.training.dtype = Dtype::Bf16;
-            manifest.lora =
-                Some(Lora { rank: 4, alpha: 8.0, targets: LoraTarget::ALL.to_vec(), base: None });
+            adapt(manifest, None);
         },
-        |manifest| {
-            let targets = LoraTarget::ALL.to_vec();
-            manifest.lora =
-                Some(Lora { rank: 2, alpha: 4.0, targets, base: Some(Quantisation::Nf4) });
-        },
+        |manifest| adapt(manifest, Some(Quantisation::Nf4)),
         |manifest| manifest.optimizer.rule = common::muon(),
         |manifest| {
             manifest.optimizer.rule = Rule::Sgd(Sgd { momentum: 0.0, nesterov: false });

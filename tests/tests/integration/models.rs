@@ -182,7 +182,7 @@ fn peers_train_adapters_beside_a_packed_base_through_a_death() {
     command.arg(run.config()).arg("--out").arg(run.path("refused"));
     let error = Process::start("local", command).end().failure(2);
     assert!(
-        error.contains("nf5") && error.contains("nf4") && error.contains("tiny.toml"),
+        error.contains("run.toml:") && error.contains("unknown variant `nf5`: did you mean `nf4`?"),
         "{error}"
     );
 }
