@@ -34,6 +34,7 @@ pub(crate) struct Frozen {
     read: Read,
     layout: Layout,
     parameters: Vec<Parameter>,
+    threads: usize,
     has_values: bool,
 }
 
@@ -99,7 +100,13 @@ impl Layout {
     }
 
     /// Takes what is held of a weight's values into such a tensor.
-    fn take(&self, flat: &Tensor, parameter: &Parameter, values: &Tensor) -> Result<()> {
+    fn take(
+        &self,
+        flat: &Tensor,
+        parameter: &Parameter,
+        values: &Tensor,
+        threads: usize,
+    ) -> Result<()> {
         let read = self.read(flat)?;
         let is_packed = parameter.is_packable();
         let Some(packed) = read.packed.filter(|_| is_packed) else {
@@ -108,7 +115,7 @@ impl Layout {
         // Passes would read these values if they were not packed.
         let values = values.f_to_kind(self.kind)?.f_to_kind(Kind::Float)?.f_contiguous()?;
         let mut section = vec![0; nf4::section_bytes(parameter.len())];
-        nf4::pack(elements(&values), &mut section);
+        nf4::pack(elements(&values), &mut section, threads);
         Ok(packed.section(&parameter.name).f_copy_(&Tensor::f_from_slice(&section)?)?)
     }
 }
@@ -144,7 +151,7 @@ impl Frozen {
         if frozen.has_values {
             for parameter in &frozen.parameters {
                 let values = draw_one(manifest, parameter, device.threads)?;
-                frozen.layout.take(&frozen.flat, parameter, &values)?;
+                frozen.layout.take(&frozen.flat, parameter, &values, device.threads)?;
             }
         }
         Ok(Some(frozen))
@@ -159,7 +166,8 @@ impl Frozen {
     ) -> Result<Self> {
         let image = device.has_images.then(|| Image::of([&flat], device.torch)).transpose()?;
         let read = layout.read(image.as_ref().map_or(&flat, Image::values))?;
-        Ok(Self { flat, is_beside, image, read, layout, parameters, has_values: false })
+        let threads = device.threads;
+        Ok(Self { flat, is_beside, image, read, layout, parameters, threads, has_values: false })
     }
 
     /// The frozen weights of another device of the same memory.
@@ -205,7 +213,7 @@ impl Frozen {
         let _guard = tch::no_grad_guard();
         for parameter in self.parameters.iter().filter(|_| !self.is_beside) {
             let values = Tensor::f_from_slice(&files.values(parameter)?)?;
-            self.layout.take(&self.flat, parameter, &values)?;
+            self.layout.take(&self.flat, parameter, &values, self.threads)?;
         }
         self.has_values = true;
         Ok(())

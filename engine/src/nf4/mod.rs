@@ -21,6 +21,7 @@ use shoal_protocol::manifest::Dtype;
 
 pub(crate) use self::unpack::{Window, unpack};
 use crate::fused::{Bf16, Number};
+use crate::kernel::widest;
 
 /// Weights with one scale.
 const BLOCK: usize = 64;
@@ -116,9 +117,35 @@ impl Places {
 }
 
 /// Between each two adjacent levels, their mean.
-fn middles<const N: usize>(levels: &[f32; N]) -> impl Fn(f32) -> u8 {
-    let middles: Vec<f32> = levels.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0).collect();
-    move |value| middles.partition_point(|middle| *middle < value) as u8
+const fn middles<const N: usize, const M: usize>(levels: &[f32; N]) -> [f32; M] {
+    let mut middles = [0.0; M];
+    let mut index = 0;
+    while index < M {
+        middles[index] = (levels[index] + levels[index + 1]) / 2.0;
+        index += 1;
+    }
+    middles
+}
+
+widest! {
+    /// The numbers of the levels of weights, one after the other: how many middles are below each.
+    fn levels_of_weights(scaled: &[f32], numbers: &mut [u8]) {
+        const MIDDLES: [f32; 15] = middles(&LEVELS);
+        numbers.fill(0);
+        for middle in MIDDLES {
+            for (number, value) in numbers.iter_mut().zip(scaled) {
+                *number += u8::from(middle < *value);
+            }
+        }
+    }
+}
+
+/// The same for scales.
+fn levels_of_scales(scaled: &[f32], numbers: &mut [u8]) {
+    const MIDDLES: [f32; 255] = middles(&SCALE_LEVELS);
+    for (number, value) in numbers.iter_mut().zip(scaled) {
+        *number = MIDDLES.partition_point(|middle| middle < value) as u8;
+    }
 }
 
 /// The numbers of the nearest levels of values in parts of `length`, and the largest magnitude of each part. A last part
@@ -126,46 +153,65 @@ fn middles<const N: usize>(levels: &[f32; N]) -> impl Fn(f32) -> u8 {
 fn nearest(
     values: &[f32],
     length: usize,
-    level: impl Fn(f32) -> u8,
-    mut put: impl FnMut(usize, u8),
+    levels_of: impl Fn(&[f32], &mut [u8]),
+    mut put: impl FnMut(usize, &[u8]),
 ) -> Vec<f32> {
+    let (mut scaled, mut numbers) = ([0f32; GROUP], [0; GROUP]);
     let part = |(number, part): (usize, &[f32])| {
         let largest = part.iter().fold(0f32, |largest, value| largest.max(value.abs()));
         let (divisor, is_short) = (largest.max(LEAST), part.len() < length);
         let factor = 1.0 / divisor;
-        for (index, value) in part.iter().enumerate() {
-            let scaled = if is_short { value / divisor } else { value * factor };
-            put(number * length + index, level(scaled.clamp(-1.0, 1.0)));
+        let (scaled, numbers) = (&mut scaled[..part.len()], &mut numbers[..part.len()]);
+        for (scaled, value) in scaled.iter_mut().zip(part) {
+            let quotient = if is_short { value / divisor } else { value * factor };
+            *scaled = quotient.clamp(-1.0, 1.0);
         }
+        levels_of(scaled, numbers);
+        put(number * length, numbers);
         if is_short { divisor } else { largest }
     };
     values.chunks(length).enumerate().map(part).collect()
 }
 
-/// Packs the values of a matrix into its section, which is zero before.
+/// Packs weights, the first of which is the first of a block. Returns their scales.
+fn pack_blocks(weights: &[f32], codes: &mut [u8]) -> Vec<f32> {
+    nearest(weights, BLOCK, levels_of_weights, |first, numbers| {
+        for (code, pair) in codes[first / 2..].iter_mut().zip(numbers.chunks(2)) {
+            *code = pair[0] << 4 | pair.get(1).unwrap_or(&0);
+        }
+    })
+}
+
+/// Packs the values of a matrix into its section, with so many threads.
 ///
 /// # Panics
 /// If the section has another length than [`section_bytes`].
-pub(crate) fn pack(values: &[f32], section: &mut [u8]) {
-    pack_with(values, section, |scales| {
+pub(crate) fn pack(values: &[f32], section: &mut [u8], threads: usize) {
+    pack_with(values, section, threads, |scales| {
         (scales.iter().copied().map(f64::from).sum::<f64>() / scales.len() as f64) as f32
     });
 }
 
 /// As [`pack`], with a function for the mean of scales.
-fn pack_with(values: &[f32], section: &mut [u8], mean: impl Fn(&[f32]) -> f32) {
+fn pack_with(values: &[f32], section: &mut [u8], threads: usize, mean: impl Fn(&[f32]) -> f32) {
     assert_eq!(section.len(), section_bytes(values.len()), "a section of this matrix");
     let places = Places::of(values.len());
-    let mut scales = nearest(values, BLOCK, middles(&LEVELS), |index, code| {
-        section[places.codes + index / 2] |= if index % 2 == 0 { code << 4 } else { code };
+    let share = values.len().div_ceil(threads.max(1)).next_multiple_of(BLOCK).max(BLOCK);
+    let (head, codes) = section.split_at_mut(places.codes);
+    let mut scales = std::thread::scope(|scope| {
+        let shares = values.chunks(share).zip(codes.chunks_mut(share / 2));
+        let started: Vec<_> =
+            shares.map(|(values, codes)| scope.spawn(move || pack_blocks(values, codes))).collect();
+        let joined = started.into_iter().map(|one| one.join().expect("packing does not panic"));
+        joined.flatten().collect::<Vec<f32>>()
     });
     let mean = mean(&scales);
     scales.iter_mut().for_each(|scale| *scale -= mean);
-    section[..4].copy_from_slice(&mean.to_le_bytes());
-    let magnitudes = nearest(&scales, GROUP, middles(&SCALE_LEVELS), |index, code| {
-        section[places.scales + index] = code;
+    head[..4].copy_from_slice(&mean.to_le_bytes());
+    let magnitudes = nearest(&scales, GROUP, levels_of_scales, |first, numbers| {
+        head[places.scales + first..][..numbers.len()].copy_from_slice(numbers);
     });
-    let of_magnitudes = section[places.magnitudes..places.scales].chunks_exact_mut(4);
+    let of_magnitudes = head[places.magnitudes..places.scales].chunks_exact_mut(4);
     for (bytes, magnitude) in of_magnitudes.zip(magnitudes) {
         bytes.copy_from_slice(&magnitude.to_le_bytes());
     }
@@ -184,7 +230,7 @@ pub(crate) fn rounded_in(dtype: Dtype, values: &[f32]) -> Vec<f32> {
 
 fn rounded<N: Number>(values: &[f32]) -> Vec<f32> {
     let mut section = vec![0; section_bytes(values.len())];
-    pack(values, &mut section);
+    pack(values, &mut section, 1);
     let mut out = vec![N::store(0.0); values.len()];
     unpack(&section, values.len(), 0, &mut out);
     out.into_iter().map(Number::load).collect()

@@ -42,7 +42,7 @@ fn hex(bytes: &[u8]) -> String {
 
 fn section_of(values: &[f32]) -> Vec<u8> {
     let mut section = vec![0; section_bytes(values.len())];
-    pack(values, &mut section);
+    pack(values, &mut section, 1);
     section
 }
 
@@ -72,7 +72,7 @@ fn values_are_those_of_bitsandbytes() {
         let own = u32::from_le_bytes(own[..4].try_into().expect("four"));
         assert!(own.abs_diff(mean.to_bits()) <= 1, "{name}: {own:x} instead of {mean}");
         let mut section = vec![0; section_bytes(weights.len())];
-        pack_with(&weights, &mut section, |_| mean);
+        pack_with(&weights, &mut section, 3, |_| mean);
         let places = Places::of(weights.len());
         let bits = |at: usize| {
             u64::from(u32::from_le_bytes(section[at..at + 4].try_into().expect("four")))
@@ -100,6 +100,19 @@ fn values_are_those_of_bitsandbytes() {
 fn a_weight_takes_little_more_than_half_a_byte() {
     let bytes = section_bytes(4096 * 4096) as f64 / (4096.0 * 4096.0);
     assert!((0.515..0.52).contains(&bytes), "{bytes} bytes");
+}
+
+#[test]
+fn threads_change_no_byte() {
+    for count in [1, 64, 65, 500, 20_000] {
+        let weights = values(4, count);
+        let expected = section_of(&weights);
+        for threads in [2, 3, 64] {
+            let mut section = vec![0; section_bytes(count)];
+            pack(&weights, &mut section, threads);
+            assert!(section == expected, "{count} weights, {threads} threads");
+        }
+    }
 }
 
 #[test]

@@ -2,9 +2,8 @@
 
 use shoal_protocol::manifest::Lora;
 
-/// The key of a packed base, with what it does.
-const NF4: &str =
-    "base = \"nf4\" # hold the frozen matrices of layers in 4 bits (QLoRA), not in training.dtype";
+/// The key of a packed base.
+const NF4: &str = "base = \"nf4\"";
 
 /// The section in TOML, or a comment with an example if there is none.
 pub(super) fn to_toml(lora: Option<&Lora>) -> String {

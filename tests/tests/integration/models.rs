@@ -427,11 +427,11 @@ fn the_commands_of_a_fine_tuning_work_as_they_are() {
     let written = fs::read_to_string(exported.join("chat_template.jinja")).expect("exported");
     assert_eq!(written, own, "the model has the template that it learnt from");
     let adapted = run.path("adapted.toml");
-    let mut command = shoal(["init", "--lora", "4", "--from"]);
+    let mut command = shoal(["init", "--lora", "4", "--nf4", "--from"]);
     command.arg(&base).arg("--data").arg(&data).arg("-o").arg(&adapted);
     let _ = Process::start("init", command).end().success();
     let text = fs::read_to_string(&adapted).expect("written");
-    assert!(text.contains("[lora]\nrank = 4\n"), "{text}");
+    assert!(text.contains("[lora]\nrank = 4\n") && text.contains("\nbase = \"nf4\"\n"), "{text}");
     fs::write(&adapted, two_steps(&text)).expect("room for a file");
     assert_eq!(shoal_tests::run::local(&adapted, &run.path("adapters")).losses().len(), 2);
     let mut command = shoal(["data", "stats"]);
