@@ -8,9 +8,10 @@ use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
 
 use crate::base::StageFiles;
+use crate::cuda::Kernels;
 use crate::cutter::Source;
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{EngineError, Result};
 use crate::held::Held;
 use crate::image::Image;
 use crate::init::draw_one;
@@ -141,6 +142,10 @@ impl Frozen {
     ) -> Result<Option<Self>> {
         if manifest.lora.is_none() {
             return Ok(None);
+        }
+        let missing = manifest.packs_base().then(|| Kernels::missing(device.torch));
+        if let Some(reason) = missing.flatten() {
+            return Err(EngineError::PackedBase { reason });
         }
         let _guard = tch::no_grad_guard();
         let parameters = model_parameters(manifest, stage);

@@ -125,6 +125,10 @@ fn parts_are_those_of_the_whole_wherever_they_begin() {
             let mut found = vec![f32::NAN; count];
             unpack(&section, weights.len(), first, &mut found);
             assert_eq!(found, all[first..first + count], "{count} from {first}");
+            let narrow: Vec<Bf16> = found.iter().map(|value| Bf16::store(*value)).collect();
+            let mut found = vec![Bf16::store(0.0); count];
+            unpack(&section, weights.len(), first, &mut found);
+            assert_eq!(found, narrow, "{count} from {first}");
         }
     }
 }

@@ -16,7 +16,7 @@ pub(crate) fn unpack<N: Number>(section: &[u8], weights: usize, first: usize, ou
     {
         #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw")]
         fn widest<N: Number>(section: &[u8], weights: usize, first: usize, out: &mut [N]) {
-            let block = |codes: &_, levels: &_, out: &mut _| block_of_avx512(codes, levels, out);
+            let block = |codes: &_, scale, out: &mut _| block_of_avx512(codes, scale, out);
             values(section, [weights, first], out, block);
         }
         if has_avx512() {
@@ -33,7 +33,7 @@ fn values<N: Number>(
     section: &[u8],
     [weights, first]: [usize; 2],
     mut out: &mut [N],
-    block: impl Fn(&[u8; BLOCK / 2], &[N; 16], &mut [N; BLOCK]),
+    block: impl Fn(&[u8; BLOCK / 2], f32, &mut [N; BLOCK]),
 ) {
     assert!(first + out.len() <= weights, "values of this matrix");
     let places = Places::of(weights);
@@ -43,13 +43,12 @@ fn values<N: Number>(
         let count = out.len().min(BLOCK - next % BLOCK);
         let (part, rest) = out.split_at_mut(count);
         let scale = scale(section, places, next / BLOCK);
-        let levels = LEVELS.map(|level| N::store(level * scale));
         match part.try_into() {
             Ok(whole) => {
                 let codes = codes[next / 2..next / 2 + BLOCK / 2].try_into();
-                block(codes.expect("half as many"), &levels, whole);
+                block(codes.expect("half as many"), scale, whole);
             }
-            Err(_) => some_of(codes, next, &levels, part),
+            Err(_) => some_of(codes, next, scale, part),
         }
         (out, next) = (rest, next + count);
     }
@@ -64,7 +63,8 @@ fn scale(section: &[u8], places: Places, block: usize) -> f32 {
 }
 
 /// Values of a part of a block.
-fn some_of<N: Number>(codes: &[u8], first: usize, levels: &[N; 16], out: &mut [N]) {
+fn some_of<N: Number>(codes: &[u8], first: usize, scale: f32, out: &mut [N]) {
+    let levels = LEVELS.map(|level| N::store(level * scale));
     for (index, value) in (first..).zip(out) {
         let code = codes[index / 2] >> if index % 2 == 0 { 4 } else { 0 };
         *value = levels[usize::from(code & 15)];
@@ -73,28 +73,34 @@ fn some_of<N: Number>(codes: &[u8], first: usize, levels: &[N; 16], out: &mut [N
 
 /// All values of a block.
 #[inline(always)]
-fn block_of<N: Number>(codes: &[u8; BLOCK / 2], levels: &[N; 16], out: &mut [N; BLOCK]) {
+fn block_of<N: Number>(codes: &[u8; BLOCK / 2], scale: f32, out: &mut [N; BLOCK]) {
+    let levels = LEVELS.map(|level| N::store(level * scale));
     for (code, pair) in codes.iter().zip(out.as_chunks_mut::<2>().0) {
         *pair = [levels[usize::from(code >> 4)], levels[usize::from(code & 15)]];
     }
 }
 
-/// All values of a block, sixteen at a time.
+/// All values of a block, sixteen at a time. The levels are rounded before they are looked up.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vl")]
-fn block_of_avx512<N: Number>(codes: &[u8; BLOCK / 2], levels: &[N; 16], out: &mut [N; BLOCK]) {
-    use std::arch::x86_64::{
-        _mm_cvtsi64_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_cvtepi32_epi16,
-        _mm512_cvtepu8_epi64, _mm512_cvtepu16_epi32, _mm512_loadu_si512, _mm512_or_si512,
-        _mm512_permutexvar_epi32, _mm512_slli_epi64, _mm512_srli_epi64, _mm512_storeu_si512,
-    };
+#[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw")]
+fn block_of_avx512<N: Number>(codes: &[u8; BLOCK / 2], scale: f32, out: &mut [N; BLOCK]) {
+    use std::arch::x86_64::*;
+
     let is_wide = size_of::<N>() == size_of::<f32>();
-    // SAFETY: `levels` has sixteen numbers of this size.
-    let table = unsafe {
-        match is_wide {
-            true => _mm512_loadu_si512(levels.as_ptr().cast()),
-            false => _mm512_cvtepu16_epi32(_mm256_loadu_si256(levels.as_ptr().cast())),
-        }
+    // SAFETY: there are sixteen levels.
+    let levels = unsafe { _mm512_loadu_ps(LEVELS.as_ptr()) };
+    let exact = _mm512_mul_ps(levels, _mm512_set1_ps(scale));
+    let bits = _mm512_castps_si512(exact);
+    let table = if is_wide {
+        bits
+    } else {
+        // As `Bf16::store`.
+        let odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+        let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+        let rounded = _mm512_add_epi32(bits, half);
+        let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+        let is_nan = _mm512_cmp_ps_mask(exact, exact, _CMP_UNORD_Q);
+        _mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, is_nan, quiet), 16)
     };
     for (codes, out) in codes.as_chunks::<8>().0.iter().zip(out.as_chunks_mut::<16>().0) {
         let pairs = _mm512_cvtepu8_epi64(_mm_cvtsi64_si128(i64::from_le_bytes(*codes)));
