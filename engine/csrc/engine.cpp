@@ -2,6 +2,7 @@
 #include "collectives.cpp"
 #include "environment.cpp"
 #include "fused.cpp"
+#include "packed.cpp"
 #include "permute.cpp"
 #include "shim.cpp"
 #include "slices.cpp"

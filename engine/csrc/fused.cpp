@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "guard.h"
+#include "launch.h"
 #include "tensor_list.h"
 
 using at::Tensor;
@@ -41,7 +42,6 @@ void shoal_swiglu_backward_rows(
 void shoal_cross_entropy_rows(
     bool bf16, void* logits, const int64_t* targets, float* losses, size_t rows, size_t width,
     float scale, bool with_gradients);
-char* shoal_launch(const char* name, int64_t index, uint64_t elements, void** arguments, size_t count);
 }
 
 namespace {
@@ -51,8 +51,6 @@ constexpr int64_t grain = 32;
 // Rows in each partial sum of a norm's weight gradient, for any number of threads.
 constexpr int64_t block = 64;
 
-bool is_bf16(const Tensor& tensor) { return tensor.scalar_type() == at::kBFloat16; }
-
 // Address of row `row` of a contiguous tensor whose rows have `width` elements.
 char* row_of(const Tensor& tensor, int64_t row, int64_t width) {
   return static_cast<char*>(tensor.data_ptr()) + row * width * tensor.element_size();
@@ -61,18 +59,6 @@ char* row_of(const Tensor& tensor, int64_t row, int64_t width) {
 template <typename Work>
 void over_rows(int64_t rows, Work work) {
   at::parallel_for(0, rows, grain, [&](int64_t start, int64_t end) { work(start, end - start); });
-}
-
-// Lets a GPU compute a kernel of the dtype of `on`, with so many threads.
-template <typename... Arguments>
-void launch(const char* kernel, const Tensor& on, int64_t threads, Arguments... arguments) {
-  void* places[] = {&arguments...};
-  const auto name = std::string("shoal_") + kernel + (is_bf16(on) ? "_bf16" : "_f32");
-  char* error = shoal_launch(name.c_str(), on.device().index(), uint64_t(threads), places, sizeof...(arguments));
-  if (error == nullptr) return;
-  const std::string message(error);
-  free(error);
-  TORCH_CHECK(false, message);
 }
 
 // Threads of a kernel in which some share a row.

@@ -7,6 +7,7 @@
 
 #include "../kernels/accumulate.cu"
 #include "../kernels/adamw.cu"
+#include "../kernels/nf4.cu"
 #include "../kernels/norm.cu"
 #include "../kernels/rotary.cu"
 #include "../kernels/swiglu.cu"
@@ -35,6 +36,7 @@ extern "C" bool shoal_on_processor(const char* name, void** at) {
   BOTH(shoal_largest)
   BOTH(shoal_add)
   CASE(shoal_adamw)
+  BOTH(shoal_nf4)
   BOTH(shoal_rms_norm)
   BOTH(shoal_rms_norm_backward)
   BOTH(shoal_rms_norm_weight)

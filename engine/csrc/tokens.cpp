@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "guard.h"
+#include "packed.h"
 #include "saved_seat.h"
 #include "tensor_list.h"
 
@@ -61,9 +62,10 @@ struct SumOfRows : Function<SumOfRows> {
   }
 };
 
-// How many matrices each product joins, and how many of these products a slice has.
+// How many matrices each product joins, the windows of those that are packed, and how many of these products a slice has.
 struct Joins {
   std::vector<int64_t> matrices, biases;
+  std::vector<Window> windows;
   int64_t of_slice;
 };
 
@@ -81,7 +83,8 @@ struct Products : Function<Products> {
     for (size_t product = 0; product < joins.matrices.size(); ++product) {
       const auto count = size_t(joins.matrices[product]), added = size_t(joins.biases[product]);
       const auto offset = added == 0 ? std::optional<Tensor>() : joined(biases.slice(bias, added));
-      products.push_back(at::linear(x, joined(matrices.slice(matrix, count)), offset));
+      products.push_back(at::linear(
+          x, factor(matrices.slice(matrix, count), joins.windows.data() + matrix, x.scalar_type()), offset));
       matrix += count, bias += added;
     }
     const bool trains = std::any_of(matrices.begin(), matrices.end(), [](const Tensor& one) { return one.requires_grad(); });
@@ -93,6 +96,7 @@ struct Products : Function<Products> {
     context->saved_data["rows"] = rows;
     context->saved_data["matrices"] = joins.matrices;
     context->saved_data["biases"] = joins.biases;
+    context->saved_data["windows"] = numbers(joins.windows.data(), joins.windows.size());
     context->saved_data["of slice"] = joins.of_slice;
     save(context, seat);
     return products;
@@ -109,12 +113,14 @@ struct Products : Function<Products> {
     const bool of_rows = context->saved_data["of rows"].toBool();
     variable_list of_matrices, of_biases, of_slices;
     const auto* matrices = kept.data() + 1;
+    const auto windows = saved_windows(context->saved_data["windows"].toIntVector());
+    const auto* window = windows.data();
     for (size_t product = 0; product < counts.size(); ++product) {
       const auto gradient = gradients[product].contiguous();
       const at::TensorList parts(matrices, size_t(counts[product]));
       matrices += counts[product];
       if (of_rows) {
-        const auto of_x = gradient.mm(joined(parts));
+        const auto of_x = gradient.mm(factor(parts, window, gradient.scalar_type()));
         if (product % of_slice == 0) of_slices.push_back(of_x);
         else of_slices.back() = of_slices.back().add(of_x);
       }
@@ -128,6 +134,7 @@ struct Products : Function<Products> {
           of_biases.push_back(of_offset.defined() ? of_offset.narrow(0, row, outputs) : Tensor());
         row += outputs;
       }
+      window += counts[product];
     }
     variable_list all{of_slices.empty() ? Tensor() : sum_of_own_rows(of_slices, seat)};
     all.insert(all.end(), of_matrices.begin(), of_matrices.end());
@@ -161,17 +168,18 @@ char* shoal_sum_of_rows(Tensor** parts, size_t count, Exchange* exchange, size_t
 
 // Writes `products` products of `rows` rows, of which `own` has the seat's, to `results`: `of_slice` for each of the
 // seat's slices. The next `matrices_of[n]` matrices below each other are the factor of product n, to which the next
-// `biases_of[n]` vectors are added.
+// `biases_of[n]` vectors are added. Each matrix has a window, of zeros unless it is packed.
 char* shoal_products(
-    Tensor* own, int64_t rows, Tensor** matrices, const int64_t* matrices_of, Tensor** biases, const int64_t* biases_of,
+    Tensor* own, int64_t rows, Tensor** matrices, const Window* windows, const int64_t* matrices_of, Tensor** biases,
+    const int64_t* biases_of,
     size_t products, size_t of_slice, Exchange* exchange, size_t seat, Tensor** results) {
   return guarded([&] {
+    const auto count = [&](const int64_t* all) { return size_t(std::accumulate(all, all + products, int64_t(0))); };
+    const auto joined = count(matrices_of);
     const Joins joins{
-        {matrices_of, matrices_of + products}, {biases_of, biases_of + products}, int64_t(of_slice)};
-    const auto count = [](const std::vector<int64_t>& all) {
-      return size_t(std::accumulate(all.begin(), all.end(), int64_t(0)));
-    };
-    const auto factors = tensors(matrices, count(joins.matrices)), offsets = tensors(biases, count(joins.biases));
+        {matrices_of, matrices_of + products}, {biases_of, biases_of + products}, {windows, windows + joined},
+        int64_t(of_slice)};
+    const auto factors = tensors(matrices, joined), offsets = tensors(biases, count(biases_of));
     give(
         Products::apply(*own, at::TensorList(factors), at::TensorList(offsets), rows, joins, Seat{exchange, seat}),
         results, products);

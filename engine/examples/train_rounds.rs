@@ -21,7 +21,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use shoal_engine::{Device, DeviceChoice, Engine};
 use shoal_protocol::ids::StageSpan;
-use shoal_protocol::manifest::{Codecs, Dtype, Lora, LoraTarget};
+use shoal_protocol::manifest::{Codecs, Dtype, Lora, LoraTarget, Quantisation};
 
 /// The model and the data.
 #[derive(Deserialize)]
@@ -43,6 +43,9 @@ struct Model {
     /// Rank of adapters beside every matrix of a layer; `None` trains all weights.
     #[serde(default)]
     lora_rank: Option<u32>,
+    /// How the matrices beside adapters are held; `None` in the dtype of passes.
+    #[serde(default)]
+    lora_base: Option<Quantisation>,
     /// Whether samples are packed of documents, which attention does not cross.
     #[serde(default)]
     packed: bool,
@@ -103,6 +106,7 @@ fn begin(model: &Model, order: &Order, device: Device, text: &[u8], folder: &Pat
         rank,
         alpha: 2.0 * f64::from(rank),
         targets: LoraTarget::ALL.to_vec(),
+        base: model.lora_base,
     });
     manifest.training.dtype = order.dtype;
     manifest.codec = Codecs::all(order.dtype.into());

@@ -8,14 +8,19 @@ use tch::Tensor;
 
 use crate::adapter::{Adapter, AdapterSlices};
 use crate::error::Result;
+use crate::factor::Factor;
 use crate::held::Held;
 use crate::layer::{
     AttentionSlice, Dense, DenseSlice, Experts, ExpertsSlice, FeedForward, Layer, Linear, Matrices,
     NormWeights, Rows, Sliced, SlicedAdapters, SlicedExperts, SlicedFeedForward, StreamNorm, Whole,
 };
-use crate::layer_table::{AttentionTable, DenseTable, ExpertsTable, FeedForwardTable, Joined};
+use crate::layer_table::{
+    AttentionTable, DenseTable, ExpertsTable, FeedForwardTable, Joined, Matrix,
+};
 use crate::leaves::{Leaf, Leaves};
+use crate::nf4::Window;
 use crate::own_slices::OwnSlices;
+use crate::packed::Packed;
 use crate::parameters::{
     LayerNorms, Parameter, WeightPart, model_parameters, parameters, query_key_norm_widths,
 };
@@ -35,6 +40,8 @@ pub(crate) struct Source<'a> {
     /// Where an embedding is read in f32 unless it is in `embedding`: the same elements as in `values`, or all.
     pub(crate) wide: &'a Tensor,
     pub(crate) embedding: Option<&'a Tensor>,
+    /// Matrices that are packed, and not in `values`.
+    pub(crate) packed: Option<&'a Packed>,
 }
 
 impl Source<'_> {
@@ -42,6 +49,11 @@ impl Source<'_> {
     pub(crate) fn wide(&self, offset: usize, shape: &[i64]) -> Result<Tensor> {
         cut(self.wide, locate(self.held, offset, 1).0, shape)
     }
+}
+
+/// The name of the weight of a layer's matrix.
+fn weight_name(layer: u32, matrix: &str) -> String {
+    format!("model.layers.{layer}.{matrix}.weight")
 }
 
 /// Where an element of the flat vector is held, and the elements from one row to the next there.
@@ -56,6 +68,8 @@ pub(crate) struct Cutter<'a> {
     /// The weights that are in `flat`, if not all are.
     held: Option<&'a Held>,
     offsets: BTreeMap<String, usize>,
+    /// The matrices of layers, if they are not in `flat`.
+    packed: Option<&'a Packed>,
     /// The adapters, if those are trained, and the model's weights are frozen.
     adapters: Option<Adapters<'a>>,
     pub(crate) leaves: Leaves,
@@ -89,9 +103,9 @@ impl<'a> Cutter<'a> {
             held,
             parameters: parameters(manifest, stage).into_iter().map(named).collect(),
         });
-        let Source { values: flat, held, .. } = frozen.unwrap_or(trained);
+        let Source { values: flat, held, packed, .. } = frozen.unwrap_or(trained);
         let offsets = offsets(model_parameters(manifest, stage));
-        Self { flat, held, offsets, adapters, leaves: Leaves::default() }
+        Self { flat, held, offsets, packed, adapters, leaves: Leaves::default() }
     }
 
     /// Whether the stage has a weight of the model.
@@ -227,7 +241,10 @@ impl<'a> Cutter<'a> {
         let adapter = self.adapter(number, joined)?;
         let first = format!("model.layers.{number}.{}", joined.first());
         let shape = [joined.outputs(), joined.inputs].map(|extent| extent as i64);
-        let weight = self.leaf(&format!("{first}.weight"), &shape)?;
+        let weight = match self.packed_rows(number, joined, 0, 1) {
+            Some(packed) => packed,
+            None => Factor::plain(self.leaf(&format!("{first}.weight"), &shape)?),
+        };
         let bias = match joined.biased {
             true => Some(self.leaf(&format!("{first}.bias"), &shape[..1])?),
             false => None,
@@ -235,15 +252,34 @@ impl<'a> Cutter<'a> {
         Ok(Linear { weight, bias, adapter })
     }
 
+    /// The rows of one of so many slices of adjacent matrices of a layer, if they are packed. `joined` is that of one slice.
+    fn packed_rows(&self, number: u32, joined: &Joined, slice: usize, of: u16) -> Option<Factor> {
+        let packed = self.packed?;
+        let width = joined.inputs as i64;
+        let part = |matrix: &Matrix| {
+            let elements = matrix.outputs as i64 * width;
+            let window = Window {
+                weights: i64::from(of) * elements,
+                first: slice as i64 * elements,
+                rows: matrix.outputs as i64,
+                width,
+                stride: width,
+            };
+            (packed.section(&weight_name(number, &matrix.name)), window)
+        };
+        let (matrices, windows) = joined.matrices.iter().map(part).unzip();
+        Some(Factor { matrices, windows })
+    }
+
     /// A matrix of a layer without a bias or adapters.
     fn plain(&mut self, number: u32, joined: &Joined) -> Result<Tensor> {
-        let name = format!("model.layers.{number}.{}.weight", joined.first());
+        let name = weight_name(number, joined.first());
         self.leaf(&name, &[joined.outputs() as i64, joined.inputs as i64])
     }
 
     /// The elements of such a matrix for each group of tokens that this device has.
     fn of_groups(&mut self, number: u32, joined: &Joined, own: &OwnSlices) -> Result<Vec<Tensor>> {
-        let name = format!("model.layers.{number}.{}.weight", joined.first());
+        let name = weight_name(number, joined.first());
         let elements = [(joined.outputs() * joined.inputs) as i64];
         let groups = 0..own.numbers().len();
         groups.map(|group| self.leaf_of(&name, &elements, Some(group))).collect()
@@ -288,17 +324,23 @@ impl<'a> Cutter<'a> {
         Ok(self.keep(Leaf { offset, tensor, part: WeightPart::Columns(all as usize) }, None))
     }
 
-    /// The rows of a slice of adjacent matrices of a layer. `joined` is that of one slice.
-    fn joined_rows(&mut self, number: u32, joined: &Joined, slice: usize) -> Result<Rows> {
-        let name = |matrix: &str, kind| format!("model.layers.{number}.{matrix}.{kind}");
-        let (mut weights, mut biases) = (Vec::new(), Vec::new());
-        for matrix in &joined.matrices {
-            let shape = [matrix.outputs as i64, joined.inputs as i64];
-            weights.push(self.rows(&name(&matrix.name, "weight"), &shape, slice)?);
-        }
+    /// The rows of one of so many slices of adjacent matrices of a layer. `joined` is that of one slice.
+    fn joined_rows(&mut self, number: u32, joined: &Joined, slice: usize, of: u16) -> Result<Rows> {
+        let weights = match self.packed_rows(number, joined, slice, of) {
+            Some(packed) => packed,
+            None => {
+                let inputs = joined.inputs as i64;
+                let rows = joined.matrices.iter().map(|matrix| {
+                    let shape = [matrix.outputs as i64, inputs];
+                    self.rows(&weight_name(number, &matrix.name), &shape, slice)
+                });
+                Factor { matrices: rows.collect::<Result<_>>()?, windows: Vec::new() }
+            }
+        };
+        let mut biases = Vec::new();
         for matrix in joined.matrices.iter().filter(|_| joined.biased) {
-            let shape = [matrix.outputs as i64];
-            biases.push(self.rows(&name(&matrix.name, "bias"), &shape, slice)?);
+            let name = format!("model.layers.{number}.{}.bias", matrix.name);
+            biases.push(self.rows(&name, &[matrix.outputs as i64], slice)?);
         }
         Ok(Rows { weights, biases })
     }
@@ -310,10 +352,16 @@ impl<'a> Cutter<'a> {
         joined: &Joined,
         slice: usize,
         of: u16,
-    ) -> Result<Tensor> {
-        let name = format!("model.layers.{number}.{}.weight", joined.first());
+    ) -> Result<Factor> {
+        let name = weight_name(number, joined.first());
         let (rows, width) = (joined.outputs() as i64, joined.inputs as i64);
-        self.columns(&name, [rows, i64::from(of) * width], [slice as i64, width])
+        let (first, stride) = (slice as i64 * width, i64::from(of) * width);
+        let Some(packed) = self.packed else {
+            let columns = self.columns(&name, [rows, stride], [slice as i64, width])?;
+            return Ok(Factor::plain(columns));
+        };
+        let window = Window { weights: rows * stride, first, rows, width, stride };
+        Ok(Factor { matrices: vec![packed.section(&name)], windows: vec![window] })
     }
 
     /// A slice of a feed-forward block.
@@ -325,7 +373,7 @@ impl<'a> Cutter<'a> {
         of: u16,
     ) -> Result<DenseSlice> {
         Ok(DenseSlice {
-            gate_up: self.joined_rows(number, gate_up, slice)?,
+            gate_up: self.joined_rows(number, gate_up, slice, of)?,
             down: self.slice_columns(number, down, slice, of)?,
         })
     }
@@ -389,7 +437,7 @@ impl<'a> Cutter<'a> {
         let mut slices = Vec::new();
         for slice in own.numbers() {
             slices.push(AttentionSlice {
-                query_key_value: self.joined_rows(number, &attention.query_key_value, slice)?,
+                query_key_value: self.joined_rows(number, &attention.query_key_value, slice, of)?,
                 attention_output: self.slice_columns(number, &attention.output, slice, of)?,
             });
         }

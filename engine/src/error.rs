@@ -27,6 +27,15 @@ pub enum EngineError {
         "NVIDIA's driver does not say which GPU this is: {0} failed; check it with `nvidia-smi`, or use --device cpu"
     )]
     Driver(String),
+    /// A GPU lacks the kernel that unpacks a base.
+    #[error(
+        "this GPU has no kernel that unpacks the base of `lora.base = \"nf4\"` ({reason}): compute on another device \
+         (--device), or mend that"
+    )]
+    PackedBase {
+        /// Why it has no kernels.
+        reason: String,
+    },
     /// The kernels of this crate cannot be compiled for a GPU, or its driver refused one.
     #[error("the kernels for GPUs: {0}")]
     Kernels(String),

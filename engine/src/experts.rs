@@ -8,7 +8,7 @@
 use tch::{Kind, Tensor};
 
 use crate::error::Result;
-use crate::layer::{DenseSlice, Experts, ExpertsSlice, Linear, Rows, Shape, SlicedExperts};
+use crate::layer::{DenseSlice, Experts, ExpertsSlice, Rows, Shape, SlicedExperts};
 use crate::model::inner;
 use crate::own_slices::OwnSlices;
 use crate::routing::Routing;
@@ -110,10 +110,15 @@ impl DenseSlice {
     /// This slice's term of a block without biases, for rows `[N, H]`.
     fn apply(&self, rows: &Tensor, shape: &Shape) -> Result<Tensor> {
         let Rows { weights, .. } = &self.gate_up;
-        let both = weights.iter().map(|matrix| Ok(rows.f_linear(matrix, None::<Tensor>)?));
-        let both = Tensor::f_cat(&both.collect::<Result<Vec<_>>>()?, -1)?;
-        let down = Linear { weight: self.down.shallow_clone(), bias: None, adapter: None };
-        down.apply(&inner_of(&both, shape)?)
+        let both = match weights.windows.is_empty() {
+            true => {
+                let each = weights.matrices.iter();
+                let each = each.map(|matrix| Ok(rows.f_linear(matrix, None::<Tensor>)?));
+                Tensor::f_cat(&each.collect::<Result<Vec<_>>>()?, -1)?
+            }
+            false => weights.linear(rows, None)?,
+        };
+        self.down.linear(&inner_of(&both, shape)?, None)
     }
 }
 
@@ -123,7 +128,8 @@ mod tests {
     use tch::Device;
 
     use super::*;
-    use crate::layer::Dense;
+    use crate::factor::Factor;
+    use crate::layer::{Dense, Linear};
     use crate::shim::gradients;
     use crate::tensor::elements;
     use crate::testing::manifest;
@@ -171,7 +177,8 @@ mod tests {
     }
 
     fn linear(weight: Tensor) -> Linear {
-        Linear { weight: weight.set_requires_grad(true), bias: None, adapter: None }
+        let weight = Factor::plain(weight.set_requires_grad(true));
+        Linear { weight, bias: None, adapter: None }
     }
 
     /// Experts whose logits are `logit` times a channel of the token.
@@ -242,9 +249,10 @@ mod tests {
         // All logits are equal: every token has the first two experts.
         let experts = exact_experts(6, 0.0);
         let mixed = experts.apply(&tokens(9), &shape).expect("a mixture");
-        let matrices =
-            experts.experts.iter().flat_map(|one| [&one.gate_up.weight, &one.down.weight]);
-        let inputs: Vec<&Tensor> = matrices.chain([&experts.router]).collect();
+        let matrix = |linear: &Linear| linear.weight.matrices[0].shallow_clone();
+        let matrices = experts.experts.iter().flat_map(|one| [&one.gate_up, &one.down]);
+        let matrices: Vec<Tensor> = matrices.map(matrix).collect();
+        let inputs: Vec<&Tensor> = matrices.iter().chain([&experts.router]).collect();
         let found = gradients(&mixed, Some(&mixed.ones_like()), &inputs).expect("a graph");
         let is_zero = |tensor: &Tensor| floats(tensor).iter().all(|value| *value == 0.0);
         let zeros: Vec<bool> = found.iter().map(is_zero).collect();

@@ -139,7 +139,8 @@ mod tests {
         manifest.training.stages = 1;
         let whole = pass_flops(&manifest, Stage(0));
         let rank = 1;
-        manifest.lora = Some(Lora { rank, alpha: 1.0, targets: LoraTarget::ALL.to_vec() });
+        manifest.lora =
+            Some(Lora { rank, alpha: 1.0, targets: LoraTarget::ALL.to_vec(), base: None });
         let adapted = pass_flops(&manifest, Stage(0));
         assert!(adapted.forward > whole.forward && adapted.backward < whole.backward);
     }

@@ -1,33 +1,134 @@
 //! The model's weights in a run that trains adapters: loaded once, and never changed.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::Manifest;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::base::StageFiles;
+use crate::cuda::Kernels;
 use crate::cutter::Source;
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{EngineError, Result};
 use crate::held::Held;
 use crate::image::Image;
 use crate::init::draw_one;
+use crate::nf4;
 use crate::own_slices::OwnSlices;
+use crate::packed::Packed;
 use crate::parameters::{Parameter, model_parameters};
-use crate::tensor::kind;
+use crate::tensor::{elements, kind};
 
 /// The frozen weights of a stage.
 #[derive(Debug)]
 pub(crate) struct Frozen {
-    /// One after the other, in the dtype of passes: all, or those that are held.
+    /// One after the other, in the dtype of passes: all, or those that are held. Where matrices are packed, all is bytes:
+    /// the other weights, and the sections of the packed ones.
     pub(crate) flat: Tensor,
     /// Whether another device has the tensor too, and loads it.
     is_beside: bool,
     /// What passes read of them, if they are kept elsewhere.
     pub(crate) image: Option<Image>,
-    /// The weights that are in `flat`.
-    held: Held,
+    /// What passes read, as views of `flat` or its image.
+    read: Read,
+    layout: Layout,
     parameters: Vec<Parameter>,
+    threads: usize,
     has_values: bool,
+}
+
+/// Where weights are in the flat tensor.
+#[derive(Debug, Clone)]
+struct Layout {
+    /// The weights that are not packed, in the dtype of passes.
+    held: Held,
+    kind: Kind,
+    /// Where the sections of packed matrices begin, by name, and their bytes; none if no matrix is packed.
+    sections: Option<BTreeMap<String, Range<usize>>>,
+    /// Elements of the flat tensor.
+    elements: usize,
+}
+
+/// Views of a flat tensor.
+#[derive(Debug)]
+struct Read {
+    /// The weights that are not packed.
+    values: Tensor,
+    packed: Option<Packed>,
+}
+
+impl Layout {
+    fn new(manifest: &Manifest, parameters: &[Parameter], own: &OwnSlices) -> Self {
+        let kind = kind(manifest.training.dtype);
+        if !manifest.packs_base() {
+            let held = Held::of_passes(parameters, own);
+            return Self { elements: held.len(), held, kind, sections: None };
+        }
+        let (packed, plain): (Vec<_>, Vec<_>) =
+            parameters.iter().cloned().partition(Parameter::is_packable);
+        let held = Held::of_some(&plain, own);
+        let mut end = (held.len() * kind.elt_size_in_bytes()).next_multiple_of(nf4::ALIGNMENT);
+        let section = |parameter: Parameter| {
+            let start = end;
+            end += nf4::section_bytes(parameter.len());
+            (parameter.name, start..end)
+        };
+        let sections = Some(packed.into_iter().map(section).collect());
+        Self { held, kind, sections, elements: end }
+    }
+
+    /// The kind of the flat tensor.
+    fn flat_kind(&self) -> Kind {
+        if self.sections.is_some() { Kind::Uint8 } else { self.kind }
+    }
+
+    /// Views of such a tensor.
+    fn read(&self, flat: &Tensor) -> Result<Read> {
+        let Some(sections) = &self.sections else {
+            return Ok(Read { values: flat.shallow_clone(), packed: None });
+        };
+        let bytes = (self.held.len() * self.kind.elt_size_in_bytes()) as i64;
+        let values = flat.f_narrow(0, 0, bytes)?.f_view_dtype(self.kind)?;
+        let section = |(name, range): (&String, &Range<usize>)| -> Result<_> {
+            let section = flat.f_narrow(0, range.start as i64, range.len() as i64)?;
+            Ok((name.clone(), section.f_detach()?))
+        };
+        let sections = sections.iter().map(section).collect::<Result<_>>()?;
+        let packed = Some(Packed(sections));
+        Ok(Read { values, packed })
+    }
+
+    /// Takes what is held of a weight's values into such a tensor.
+    fn take(
+        &self,
+        flat: &Tensor,
+        parameter: &Parameter,
+        values: &Tensor,
+        threads: usize,
+    ) -> Result<()> {
+        let read = self.read(flat)?;
+        let is_packed = parameter.is_packable();
+        let Some(packed) = read.packed.filter(|_| is_packed) else {
+            return self.held.take(&read.values, &parameter.range(), values);
+        };
+        // Passes would read these values if they were not packed.
+        let values = values.f_to_kind(self.kind)?.f_to_kind(Kind::Float)?.f_contiguous()?;
+        let mut section = vec![0; nf4::section_bytes(parameter.len())];
+        nf4::pack(elements(&values), &mut section, threads);
+        Ok(packed.section(&parameter.name).f_copy_(&Tensor::f_from_slice(&section)?)?)
+    }
+}
+
+/// Bytes that a device with these slices has of frozen weights.
+pub(crate) fn layout_bytes(
+    manifest: &Manifest,
+    parameters: &[Parameter],
+    own: &OwnSlices,
+) -> usize {
+    let layout = Layout::new(manifest, parameters, own);
+    layout.elements * layout.flat_kind().elt_size_in_bytes()
 }
 
 impl Frozen {
@@ -42,48 +143,58 @@ impl Frozen {
         if manifest.lora.is_none() {
             return Ok(None);
         }
+        let missing = manifest.packs_base().then(|| Kernels::missing(device.torch));
+        if let Some(reason) = missing.flatten() {
+            return Err(EngineError::PackedBase { reason });
+        }
         let _guard = tch::no_grad_guard();
         let parameters = model_parameters(manifest, stage);
-        let held = Held::of_passes(&parameters, own);
-        let kind = kind(manifest.training.dtype);
-        let flat = device.zeros(held.len(), kind)?;
-        let image = image_of(&flat, device)?;
-        let has_values = !manifest.model.loads_weights();
-        let frozen = Self { flat, is_beside: false, image, held, parameters, has_values };
-        if has_values {
+        let layout = Layout::new(manifest, &parameters, own);
+        let flat = device.zeros(layout.elements, layout.flat_kind())?;
+        let mut frozen = Self::of(flat, false, (layout, parameters), device)?;
+        frozen.has_values = !manifest.model.loads_weights();
+        if frozen.has_values {
             for parameter in &frozen.parameters {
-                frozen.take(parameter, &draw_one(manifest, parameter, device.threads)?)?;
+                let values = draw_one(manifest, parameter, device.threads)?;
+                frozen.layout.take(&frozen.flat, parameter, &values, device.threads)?;
             }
         }
         Ok(Some(frozen))
     }
 
-    /// The frozen weights of another device of the same memory.
-    pub(crate) fn beside(first: &Self, device: Device) -> Result<Self> {
-        let flat = first.flat.shallow_clone();
-        let image = image_of(&flat, device)?;
-        let (held, parameters) = (first.held.clone(), first.parameters.clone());
-        Ok(Self { flat, is_beside: true, image, held, parameters, has_values: first.has_values })
+    /// Frozen weights in this tensor.
+    fn of(
+        flat: Tensor,
+        is_beside: bool,
+        (layout, parameters): (Layout, Vec<Parameter>),
+        device: Device,
+    ) -> Result<Self> {
+        let image = device.has_images.then(|| Image::of([&flat], device.torch)).transpose()?;
+        let read = layout.read(image.as_ref().map_or(&flat, Image::values))?;
+        let threads = device.threads;
+        Ok(Self { flat, is_beside, image, read, layout, parameters, threads, has_values: false })
     }
 
-    /// Takes what is held of a weight's values.
-    fn take(&self, parameter: &Parameter, values: &Tensor) -> Result<()> {
-        self.held.take(&self.flat, &parameter.range(), values)
+    /// The frozen weights of another device of the same memory.
+    pub(crate) fn beside(first: &Self, device: Device) -> Result<Self> {
+        let list = (first.layout.clone(), first.parameters.clone());
+        let frozen = Self::of(first.flat.shallow_clone(), true, list, device)?;
+        Ok(Self { has_values: first.has_values, ..frozen })
     }
 
     /// Where passes read them.
     pub(crate) fn source(&self) -> Source<'_> {
-        let values = self.image.as_ref().map_or(&self.flat, Image::values);
-        Source { values, held: Some(&self.held), wide: values, embedding: None }
+        let Read { values, packed } = &self.read;
+        let held = Some(&self.layout.held);
+        Source { values, held, wide: values, embedding: None, packed: packed.as_ref() }
     }
 
     /// The same values in memory of their own.
     pub(crate) fn copy(&self, device: Device) -> Result<Self> {
         let mut flat = device.zeros(self.flat.numel(), self.flat.kind())?;
         flat.f_copy_(&self.flat)?;
-        let image = image_of(&flat, device)?;
-        let (held, parameters) = (self.held.clone(), self.parameters.clone());
-        Ok(Self { flat, is_beside: false, image, held, parameters, has_values: self.has_values })
+        let list = (self.layout.clone(), self.parameters.clone());
+        Ok(Self { has_values: self.has_values, ..Self::of(flat, false, list, device)? })
     }
 
     /// Whether another device has the tensor too, and loads it.
@@ -106,14 +217,10 @@ impl Frozen {
     pub(crate) fn load(&mut self, files: &StageFiles) -> Result<()> {
         let _guard = tch::no_grad_guard();
         for parameter in self.parameters.iter().filter(|_| !self.is_beside) {
-            self.take(parameter, &Tensor::f_from_slice(&files.values(parameter)?)?)?;
+            let values = Tensor::f_from_slice(&files.values(parameter)?)?;
+            self.layout.take(&self.flat, parameter, &values, self.threads)?;
         }
         self.has_values = true;
         Ok(())
     }
-}
-
-/// What passes read of frozen weights, on a device that does not keep them.
-fn image_of(flat: &Tensor, device: Device) -> Result<Option<Image>> {
-    device.has_images.then(|| Image::of([flat], device.torch)).transpose()
 }

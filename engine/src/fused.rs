@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use crate::kernel::widest;
 
 /// A number in memory that is computed with as f32.
-trait Number: Copy {
+pub(crate) trait Number: Copy {
     fn load(self) -> f32;
     fn store(value: f32) -> Self;
 }
@@ -26,9 +26,9 @@ impl Number for f32 {
 }
 
 /// The bits of a bf16: the upper half of an f32.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
-struct Bf16(u16);
+pub(crate) struct Bf16(u16);
 
 impl Number for Bf16 {
     #[inline(always)]
@@ -341,7 +341,7 @@ unsafe fn numbers<'a, N>(address: *const c_void, count: usize) -> &'a [N] {
 
 /// # Safety
 /// `address` must point to `count` numbers that are not otherwise accessed during `'a`.
-unsafe fn numbers_mut<'a, N>(address: *mut c_void, count: usize) -> &'a mut [N] {
+pub(crate) unsafe fn numbers_mut<'a, N>(address: *mut c_void, count: usize) -> &'a mut [N] {
     // SAFETY: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts_mut(address.cast(), count) }
 }
@@ -358,6 +358,7 @@ macro_rules! by_kind {
         }
     };
 }
+pub(crate) use by_kind;
 
 // The functions that csrc/fused.cpp calls, on rows of contiguous tensors. SAFETY of all: it passes
 // addresses of live tensors with the given extents, and no two calls write the same rows.

@@ -87,6 +87,11 @@ impl Held {
         }
     }
 
+    /// What a device that computes these slices reads of some weights of a flat vector.
+    pub(crate) fn of_some(parameters: &[Parameter], own: &OwnSlices) -> Self {
+        Self::of(parameters, own, |_| true)
+    }
+
     /// What a device that computes these slices counts the gradients of.
     pub(crate) fn of_gradients(parameters: &[Parameter], own: &OwnSlices) -> Self {
         Self::of(parameters, own, |part| part != WeightPart::Whole || own.counts_shared())

@@ -5,6 +5,7 @@ use tch::{Device, Tensor};
 
 use crate::adapter::{Adapter, AdapterSlices};
 use crate::error::Result;
+use crate::factor::Factor;
 use crate::own_slices::OwnSlices;
 use crate::rotary::Angles;
 use crate::routing::ExpertsShape;
@@ -25,14 +26,14 @@ pub(crate) struct StreamNorm(pub(crate) Vec<NormWeights>);
 /// A matrix `[outputs, inputs]`, and what is added to its product: a vector, and adapters.
 #[derive(Debug)]
 pub(crate) struct Linear {
-    pub(crate) weight: Tensor,
+    pub(crate) weight: Factor,
     pub(crate) bias: Option<Tensor>,
     pub(crate) adapter: Option<Adapter>,
 }
 
 impl Linear {
     pub(crate) fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        let product = x.f_linear(&self.weight, self.bias.as_ref())?;
+        let product = self.weight.linear(x, self.bias.as_ref())?;
         match &self.adapter {
             None => Ok(product),
             Some(adapter) => Ok(product.f_add(&adapter.increase(x)?)?),
@@ -100,7 +101,7 @@ pub(crate) struct Experts {
 /// Rows of several matrices that read the same input, and their biases.
 #[derive(Debug)]
 pub(crate) struct Rows {
-    pub(crate) weights: Vec<Tensor>,
+    pub(crate) weights: Factor,
     pub(crate) biases: Vec<Tensor>,
 }
 
@@ -110,7 +111,7 @@ pub(crate) struct AttentionSlice {
     /// Rows of `q_proj`, `k_proj` and `v_proj`.
     pub(crate) query_key_value: Rows,
     /// Columns of `o_proj`.
-    pub(crate) attention_output: Tensor,
+    pub(crate) attention_output: Factor,
 }
 
 /// The weights of one slice of a feed-forward block, or of an expert.
@@ -119,7 +120,7 @@ pub(crate) struct DenseSlice {
     /// Rows of `gate_proj`, unless the block is ungated, and of `up_proj`.
     pub(crate) gate_up: Rows,
     /// Columns of `down_proj`.
-    pub(crate) down: Tensor,
+    pub(crate) down: Factor,
 }
 
 /// One slice of a mixture.

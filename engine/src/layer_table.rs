@@ -204,6 +204,15 @@ pub(crate) fn largest_product(model: &Model, layer: u32) -> u64 {
     table.joined().into_iter().map(elements).max().unwrap_or(0)
 }
 
+/// Elements of the largest product of a layer whose matrices slices divide.
+pub(crate) fn largest_packed(model: &Model, layer: u32) -> u64 {
+    let AttentionTable { query_key_value, output } = AttentionTable::of(model);
+    let elements = |joined: Joined| (joined.outputs() * joined.inputs) as u64;
+    let attention = elements(query_key_value).max(elements(output));
+    // A router is smaller than an expert's matrices, or is read as it is.
+    attention.max(largest_product(model, layer))
+}
+
 /// The share of tokens that a weight of a layer is multiplied with.
 pub(crate) fn share_of_tokens(model: &Model, name: &str) -> f64 {
     match &model.block.experts {

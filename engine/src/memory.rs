@@ -6,13 +6,14 @@ use shoal_protocol::units::Bytes;
 
 use crate::boundary;
 use crate::exchange::Seat;
+use crate::frozen_memory::{
+    frozen_bytes, frozen_of_groups, frozen_parts, frozen_share, unpacked_bytes,
+};
 use crate::held::Held;
 use crate::layer_table::{inner_width, routed_bytes};
 use crate::optimizer::{SlotLayout, carried_elements, layout, optimizer_elements};
 use crate::own_slices::OwnSlices;
-use crate::parameters::{
-    Parameter, WeightPart, frozen_count, model_parameters, parameter_count, parameters, range_of,
-};
+use crate::parameters::{Parameter, WeightPart, parameter_count, parameters, range_of};
 use crate::pass_groups::PassGroups;
 use crate::share::Share;
 
@@ -24,7 +25,8 @@ const PER_PARAMETER: u64 = 20;
 ///
 /// For every weight: 20 bytes, what the optimizer keeps ([`optimizer_elements`], 8 with AdamW), 2 for its bf16
 /// copy if passes are computed in bf16, 8 for the rounding errors that a lossy all-reduce keeps, and 12 (14 with
-/// its bf16 copy) for each earlier version that steps read. For every frozen weight, in a run that trains adapters, those of its number format.
+/// its bf16 copy) for each earlier version that steps read. For every frozen weight, in a run that trains adapters, those of its number format; where
+/// matrices are packed in four bits, 0.516 for each of theirs, and the values of the largest while a product reads them.
 ///
 /// For every stage and every microbatch in flight in each step: with `recompute` its input,
 /// otherwise the tensors that the backward pass reads. For each layer and token these are the
@@ -48,7 +50,6 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
     let narrow = narrow_bytes(manifest);
     // The weights of earlier versions, and an accumulator for each.
     let stale = (manifest.steps_at_once() - 1) * (4 + narrow + 8);
-    let size = training.dtype.size() as u64;
     let input = manifest.boundary_bytes(manifest.codec.activations).0;
     let in_flight = graphs_at_once(manifest, in_flight);
     let stage_bytes = |stage| {
@@ -57,14 +58,15 @@ pub fn memory_floor(manifest: &Manifest, span: StageSpan, in_flight: u32) -> Byt
         let graph = graph_bytes(manifest, stage);
         let activations =
             if training.recompute { in_flight * input + graph } else { in_flight * graph };
-        let frozen = frozen_count(manifest, stage) as u64 * size;
+        let frozen = frozen_bytes(manifest, stage);
         let subspace = basis_bytes(manifest) + initial_bytes(manifest);
         // One worker's moments, their accumulator and their mean.
         let carried = (4 + 8 + 4) * carried_elements(manifest, stage) as u64;
         let inner = inner_bytes(manifest, stage) + carried;
         Bytes(weights + optimizer_bytes(manifest, stage) + frozen + activations + subspace + inner)
     };
-    span.stages().map(stage_bytes).sum()
+    let unpacked = span.stages().map(|stage| unpacked_bytes(manifest, stage)).max();
+    span.stages().map(stage_bytes).sum::<Bytes>() + Bytes(unpacked.unwrap_or(0))
 }
 
 /// What passes with so many microbatches in flight in each step take beyond [`memory_floor`] on several devices. Those
@@ -83,12 +85,14 @@ pub fn pass_overhead(
     let has_one = manifest.training.recompute || manifest.inner.is_some();
     let further = if has_one { groups.count - 1 } else { 0 };
     let basis = (devices as u64 - 1) * basis_bytes(manifest);
+    let unpacked = span.stages().map(|stage| unpacked_bytes(manifest, stage)).max().unwrap_or(0);
     let of_stage = |stage| {
         let graph = graphs_bytes(manifest, stage, groups.each);
         let ends = graph - graph_bytes(manifest, stage);
         Bytes(counted * ends + further * graph + basis)
     };
-    span.stages().map(of_stage).sum()
+    let unpacked = Bytes((devices as u64 - 1) * unpacked);
+    span.stages().map(of_stage).sum::<Bytes>() + unpacked
 }
 
 /// The microbatches that a stage has in flight, of so many in each step.
@@ -110,7 +114,6 @@ pub(crate) fn graphs_at_once(manifest: &Manifest, in_flight: u32) -> u64 {
 #[must_use]
 pub fn island_overhead(manifest: &Manifest, span: StageSpan, devices: usize) -> Bytes {
     let further = devices.saturating_sub(1) as u64;
-    let size = manifest.training.dtype.size() as u64;
     let groups = PassGroups::of(manifest, devices);
     let stage_bytes = |stage| {
         let weights = parameter_count(manifest, stage) as u64;
@@ -129,9 +132,10 @@ pub fn island_overhead(manifest: &Manifest, span: StageSpan, devices: usize) -> 
             further_groups * of_group + groups.count * copies + further * 4 * (weights + carried)
         });
         let sums = 8 * manifest.steps_at_once() * further_groups * (weights + carried);
-        let frozen = held_frozen(manifest, stage, groups) - frozen_count(manifest, stage) as u64;
+        let frozen = frozen_of_groups(manifest, stage, groups)
+            - frozen_of_groups(manifest, stage, PassGroups { count: 1, each: 1 });
         let copies = manifest.steps_at_once() * further_copies(manifest, stage, groups);
-        Bytes(gradient + sums + size * frozen + inner + copies)
+        Bytes(gradient + sums + frozen + inner + copies)
     };
     if further == 0 { Bytes(0) } else { span.stages().map(stage_bytes).sum() }
 }
@@ -153,19 +157,6 @@ fn further_copies(manifest: &Manifest, stage: Stage, groups: PassGroups) -> u64 
 /// Trained weights of which each worker has a part, where several compute passes together.
 fn sliced(manifest: &Manifest, stage: Stage) -> u64 {
     sliced_of(manifest, &parameters(manifest, stage))
-}
-
-/// Frozen weights of which each worker has a part.
-fn sliced_frozen(manifest: &Manifest, stage: Stage) -> u64 {
-    match frozen_count(manifest, stage) {
-        0 => 0,
-        _ => sliced_of(manifest, &model_parameters(manifest, stage)),
-    }
-}
-
-/// All frozen weights that workers who share slices have.
-fn held_frozen(manifest: &Manifest, stage: Stage, groups: PassGroups) -> u64 {
-    groups.held(frozen_count(manifest, stage) as u64, sliced_frozen(manifest, stage))
 }
 
 fn sliced_of(manifest: &Manifest, all: &[Parameter]) -> u64 {
@@ -213,7 +204,8 @@ pub fn swapping_floor(
         let weights = parameter_count(manifest, stage) as u64;
         let gradients = weights + (each - 1) * (weights - sliced(manifest, stage));
         let copy = 4 * manifest.steps_at_once() * weights + optimizer_bytes(manifest, stage);
-        4 * gradients + copy + graphs_bytes(manifest, stage, each)
+        let unpacked = each * unpacked_bytes(manifest, stage);
+        4 * gradients + copy + graphs_bytes(manifest, stage, each) + unpacked
     };
     let passing = stages.iter().copied().map(passing).max().unwrap_or(0);
     let shares = match devices {
@@ -248,14 +240,11 @@ pub(crate) fn swapped_share(manifest: &Manifest, stages: &[Stage], share: &Share
         let weights = manifest.steps_at_once() * (4 * kept as u64 + copies);
         let slots = layout(&manifest.optimizer.rule, updated);
         let slots: usize = slots.iter().map(SlotLayout::len).sum();
-        let frozen = match manifest.lora {
-            Some(_) => Held::of_passes(&model_parameters(manifest, *stage), &own).len(),
-            None => 0,
-        };
+        let frozen = frozen_share(manifest, *stage, &own);
         // Means belong to no device, unless there is one.
         let mean = if share.is_whole() { 4 * all as u64 } else { 0 };
         let update = weights + 4 * slots as u64 + mean;
-        let pass = weights + (manifest.training.dtype.size() * frozen) as u64;
+        let pass = weights + frozen;
         update.max(pass).max(8 * sums as u64 + mean)
     };
     Bytes(stages.iter().map(of_stage).max().unwrap_or(0))
@@ -281,12 +270,11 @@ pub(crate) fn swapped_means(manifest: &Manifest, stages: &[Stage]) -> Bytes {
 #[must_use]
 pub fn swapped_bytes(manifest: &Manifest, stage: Stage, devices: usize) -> Bytes {
     let (weights, versions) = (parameter_count(manifest, stage) as u64, manifest.steps_at_once());
-    let size = manifest.training.dtype.size() as u64;
     let held = weights * (versions * (4 + narrow_bytes(manifest) + 8) + 4);
     let group = PassGroups { count: 1, each: devices as u64 };
     // A single device reads what it updates.
     let copies = if devices == 1 { 0 } else { versions * further_copies(manifest, stage, group) };
-    let frozen = size * held_frozen(manifest, stage, group);
+    let frozen = frozen_of_groups(manifest, stage, group);
     Bytes(held + optimizer_bytes(manifest, stage) + copies + frozen)
 }
 
@@ -324,14 +312,12 @@ pub fn device_floor(manifest: &Manifest, devices: usize) -> DeviceFloor {
         let rows = embedding(manifest, stage).div_ceil(devices);
         let embedding = if is_narrow { 4 * rows } else { 0 };
         let trained = manifest.steps_at_once() * (size * count(stage) + embedding);
-        let frozen = frozen_count(manifest, stage) as u64;
-        trained + size * part(frozen, sliced_frozen(manifest, stage))
+        let (count, sliced, packed) = frozen_parts(manifest, stage);
+        trained + size * part(count, sliced) + packed
     };
     let graph = |stage| graphs_bytes(manifest, stage, devices).div_ceil(devices);
-    DeviceFloor {
-        passes: Bytes(largest(&|stage| 4 * count(stage) + graph(stage)) + subspace),
-        weights: Bytes(largest(&weights)),
-    }
+    let passes = |stage| 4 * count(stage) + graph(stage) + unpacked_bytes(manifest, stage);
+    DeviceFloor { passes: Bytes(largest(&passes) + subspace), weights: Bytes(largest(&weights)) }
 }
 
 /// Bytes of what the optimizer keeps beside the weights of a stage.

@@ -75,6 +75,13 @@ impl Parameter {
         let name = self.name.strip_prefix(adapter::PREFIX).unwrap_or(&self.name);
         self.shape.len() == 2 && name.starts_with("model.layers.")
     }
+
+    /// Whether it is a matrix of attention or of a feed-forward block, which a run may have packed in few bits while it is
+    /// frozen.
+    pub(crate) fn is_packable(&self) -> bool {
+        let matrix = self.name.trim_end_matches(".weight").rsplit('.').next();
+        self.is_layer_matrix() && matrix.and_then(slice_of).is_some()
+    }
 }
 
 /// The range of adjacent weights in the flat vector.

@@ -10,6 +10,7 @@ use tch::Tensor;
 use crate::adapter::{Adapter, AdapterSlices};
 use crate::attention::{Masks, attend};
 use crate::error::Result;
+use crate::factor::Factor;
 use crate::layer::{
     AttentionSlice, DenseSlice, Layer, Linear, Rows, Shape, Sliced, SlicedFeedForward,
 };
@@ -76,10 +77,11 @@ impl Sliced {
         let adapters = self.adapters_of_pass(adapters)?;
         let mut factors = Vec::with_capacity(2 * self.attention.len());
         for (number, Rows { weights, biases }) in rows.enumerate() {
-            factors.push(Product { matrices: weights, biases });
+            let Factor { matrices, windows } = weights;
+            factors.push(Product { matrices, windows, biases });
             if let Some(adapter) = adapters.get(number) {
                 let matrices = std::slice::from_ref(adapter.first());
-                factors.push(Product { matrices, biases: &[] });
+                factors.push(Product { matrices, windows: &[], biases: &[] });
             }
         }
         let mut products = groups.products(x, &factors)?;
@@ -99,7 +101,6 @@ impl Sliced {
 }
 
 /// A partial product, with what an adapter adds to it.
-fn partial(x: &Tensor, columns: &Tensor, adapter: Option<Adapter>) -> Result<Tensor> {
-    let weight = columns.shallow_clone();
-    Linear { weight, bias: None, adapter }.apply(x)
+fn partial(x: &Tensor, columns: &Factor, adapter: Option<Adapter>) -> Result<Tensor> {
+    Linear { weight: columns.alias(), bias: None, adapter }.apply(x)
 }

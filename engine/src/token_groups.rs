@@ -11,6 +11,7 @@ use torch_sys::C_tensor;
 
 use crate::error::Result;
 use crate::exchange::place;
+use crate::nf4::Window;
 use crate::own_slices::OwnSlices;
 use crate::shim::{new_tensor, new_tensors, pointer};
 
@@ -39,6 +40,7 @@ unsafe extern "C" {
         own: *mut C_tensor,
         rows: i64,
         matrices: *const *mut C_tensor,
+        windows: *const Window,
         matrices_of: *const i64,
         biases: *const *mut C_tensor,
         biases_of: *const i64,
@@ -54,6 +56,8 @@ unsafe extern "C" {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Product<'a> {
     pub(crate) matrices: &'a [Tensor],
+    /// The part of each, if they are packed.
+    pub(crate) windows: &'a [Window],
     pub(crate) biases: &'a [Tensor],
 }
 
@@ -137,6 +141,11 @@ impl<'a> TokenGroups<'a> {
         };
         let (matrices_of, matrices) = of_each(|factors| factors.matrices);
         let (biases_of, biases) = of_each(|factors| factors.biases);
+        let window = |(product, at): (&Product<'_>, usize)| {
+            product.windows.get(at).copied().unwrap_or_default()
+        };
+        let each = factors.iter().flat_map(|one| (0..one.matrices.len()).map(move |at| (one, at)));
+        let windows: Vec<Window> = each.map(window).collect();
         let (exchange, seat) = place(self.own.seat());
         let slices = self.own.numbers().len();
         // SAFETY: all pointers are of live objects, and the arrays have as many elements as the counts say.
@@ -145,6 +154,7 @@ impl<'a> TokenGroups<'a> {
                 pointer(x),
                 self.tokens(),
                 matrices.as_ptr(),
+                windows.as_ptr(),
                 matrices_of.as_ptr(),
                 biases.as_ptr(),
                 biases_of.as_ptr(),
@@ -233,7 +243,11 @@ mod tests {
         let biases: Vec<Tensor> = own.numbers().map(|_| leaf(60, &[WIDTH])).collect();
         let factors: Vec<Product<'_>> = weights
             .iter()
-            .map(|weights| Product { matrices: &weights[..2], biases: &weights[2..4] })
+            .map(|weights| Product {
+                matrices: &weights[..2],
+                windows: &[],
+                biases: &weights[2..4],
+            })
             .collect();
         let mine = groups.take(&x).expect("memory");
         let products = groups.products(&mine, &factors).expect("memory");
@@ -297,7 +311,8 @@ mod tests {
         let groups = TokenGroups::new(&own, [2, 3]);
         let x = Tensor::zeros([6, 4], (Kind::Float, Device::Cpu));
         let narrow = Tensor::zeros([5, 3], (Kind::Float, Device::Cpu));
-        let factors = [Product { matrices: std::slice::from_ref(&narrow), biases: &[] }; 2];
+        let factors =
+            [Product { matrices: std::slice::from_ref(&narrow), windows: &[], biases: &[] }; 2];
         assert!(groups.products(&x, &factors).is_err());
     }
 }

@@ -266,12 +266,12 @@ fn source_of<'a>(
 ) -> Source<'a> {
     if let Some(image) = image {
         let (values, held) = (image.values(), copies.map(|copies| &copies.held));
-        return Source { values, held, wide: values, embedding: image.embedding() };
+        return Source { values, held, wide: values, embedding: image.embedding(), packed: None };
     }
     let Some(Copies { held, values, embedding }) = copies else {
-        return Source { values: flat, held: None, wide: flat, embedding: None };
+        return Source { values: flat, held: None, wide: flat, embedding: None, packed: None };
     };
     let wide = if values.kind() == Kind::Float { values } else { flat };
     let embedding = embedding.as_ref().map(|(_, embedding)| embedding);
-    Source { values, held: Some(held), wide, embedding }
+    Source { values, held: Some(held), wide, embedding, packed: None }
 }

@@ -324,6 +324,9 @@ pub struct InitArgs {
     /// Train adapters of this rank beside the frozen weights of the base (LoRA).
     #[arg(long, value_name = "RANK", requires = "from", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub lora: Option<u32>,
+    /// Hold the frozen matrices in 4 bits (QLoRA).
+    #[arg(long, requires = "lora")]
+    pub nf4: bool,
     /// Data to train on: prepared data (`shoal data prepare`), or a text file or a folder of text files; of several prepared data sets, each with its weight (web=0.7 code=0.3).
     #[arg(long, value_name = "DATA", num_args = 1..)]
     pub data: Vec<String>,

@@ -16,6 +16,7 @@ use crate::adapter::{self, Factor};
 use crate::checkpoint::Checkpoint;
 use crate::family::tensors::{Location, locate};
 use crate::family::{self, Naming};
+use crate::nf4;
 use crate::parameters::{Parameter, all_parameters, model_parameters, parameters};
 
 /// The most bytes of weights in a file.
@@ -261,6 +262,10 @@ impl<'a> Stages<'a> {
         };
         let mut weights = files.values(parameter)?;
         if let Some(lora) = &self.manifest.lora {
+            // Adapters were trained beside what packing left of the base.
+            if lora.base.is_some() && parameter.is_packable() {
+                weights = nf4::rounded_in(self.manifest.training.dtype, &weights);
+            }
             add_adapter(&mut weights, parameter, lora, (adapters, &held.trained));
         }
         Ok(Cow::Owned(weights))

@@ -14,6 +14,7 @@ const SOURCE: &str = concat!(
     include_str!("../../kernels/portable.h"),
     include_str!("../../kernels/accumulate.cu"),
     include_str!("../../kernels/adamw.cu"),
+    include_str!("../../kernels/nf4.cu"),
     include_str!("../../kernels/norm.cu"),
     include_str!("../../kernels/rotary.cu"),
     include_str!("../../kernels/swiglu.cu"),

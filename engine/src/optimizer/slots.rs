@@ -203,7 +203,8 @@ mod tests {
     #[test]
     fn all_adapters_are_matrices_of_layers() {
         let mut manifest = manifest();
-        manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+        manifest.lora =
+            Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec(), base: None });
         assert!(parameters(&manifest, Stage(0)).iter().all(Parameter::is_layer_matrix));
     }
 }

@@ -4,7 +4,9 @@ use shoal_engine::{
     EngineError, ForwardOutput, LowerTier, Origin, Tiers, device_floor, swapping_floor,
 };
 use shoal_protocol::ids::{Stage, Step};
-use shoal_protocol::manifest::{Boundary, BoundaryKind, Dtype, Lora, LoraTarget, Manifest};
+use shoal_protocol::manifest::{
+    Boundary, BoundaryKind, Dtype, Lora, LoraTarget, Manifest, Quantisation,
+};
 use shoal_protocol::units::Bytes;
 
 use crate::common::islander::Islander;
@@ -73,7 +75,7 @@ fn with_slices_and_tied_weights_too() {
 /// Devices that compute slices together, each with room for its part of one stage's weights, or of all; and replicas.
 #[test]
 fn several_devices_have_weights_only_while_passes_read_them() {
-    let changes: [fn(&mut Manifest); 3] = [
+    let changes: [fn(&mut Manifest); 4] = [
         |_| {},
         |manifest| {
             manifest.training.dtype = Dtype::Bf16;
@@ -82,7 +84,14 @@ fn several_devices_have_weights_only_while_passes_read_them() {
         },
         |manifest| {
             manifest.training.dtype = Dtype::Bf16;
-            manifest.lora = Some(Lora { rank: 4, alpha: 8.0, targets: LoraTarget::ALL.to_vec() });
+            manifest.lora =
+                Some(Lora { rank: 4, alpha: 8.0, targets: LoraTarget::ALL.to_vec(), base: None });
+        },
+        |manifest| {
+            manifest.training.dtype = Dtype::Bf16;
+            let targets = LoraTarget::ALL.to_vec();
+            manifest.lora =
+                Some(Lora { rank: 4, alpha: 8.0, targets, base: Some(Quantisation::Nf4) });
         },
     ];
     for (change, slices) in changes.into_iter().flat_map(|change| [(change, 1), (change, 2)]) {
@@ -119,10 +128,13 @@ fn with_a_subspace_too() {
 
 #[test]
 fn with_adapters_too() {
-    compare(|manifest| {
-        manifest.training.dtype = Dtype::Bf16;
-        manifest.lora = Some(Lora { rank: 4, alpha: 8.0, targets: LoraTarget::ALL.to_vec() });
-    });
+    for base in [None, Some(Quantisation::Nf4)] {
+        compare(|manifest| {
+            manifest.training.dtype = Dtype::Bf16;
+            let targets = LoraTarget::ALL.to_vec();
+            manifest.lora = Some(Lora { rank: 4, alpha: 8.0, targets, base });
+        });
+    }
 }
 
 /// The most tries until a copy ends before it is needed: a GPU copies beside this process.
@@ -156,7 +168,8 @@ fn is_fetched_in_time() -> bool {
 #[test]
 fn checkpoints_restarts_and_leaving_work() {
     let (folder, mut manifest) = four_stages(|manifest| {
-        manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+        let targets = LoraTarget::ALL.to_vec();
+        manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets, base: Some(Quantisation::Nf4) });
     });
     let samples = samples(&mut manifest, folder.path(), &text());
     let tiers = Tiers { device: Some(room_for(&manifest, 1)), lower: None };

@@ -5,7 +5,7 @@ use crate::{device_memory, islands, slices, stages, subspace, swapping};
 use shoal_engine::parameters;
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{
-    Balance, Codecs, Dtype, Experts, Lora, LoraTarget, Manifest, Router,
+    Balance, Codecs, Dtype, Experts, Lora, LoraTarget, Manifest, Quantisation, Router,
 };
 
 /// Turns a run's layers into mixtures, but the third one.
@@ -118,11 +118,14 @@ fn experts_that_pass_through_the_device_compute_the_bits_of_those_that_stay() {
 
 #[test]
 fn adapters_of_attention_are_trained_beside_frozen_experts() {
-    device_memory::compare(|manifest| {
-        mix(manifest);
-        let targets = LoraTarget::ALL[..4].to_vec();
-        manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets });
-    });
+    for (base, slices) in [(None, 1), (Some(Quantisation::Nf4), 1), (Some(Quantisation::Nf4), 2)] {
+        device_memory::compare(|manifest| {
+            mix(manifest);
+            manifest.model.slices = slices;
+            let targets = LoraTarget::ALL[..4].to_vec();
+            manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets, base });
+        });
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use shoal_engine::Origin;
 use shoal_protocol::ids::{Stage, Step};
 use shoal_protocol::manifest::{
-    Boundary, BoundaryKind, Dtype, InnerMoments, Lora, LoraTarget, Manifest,
+    Boundary, BoundaryKind, Dtype, InnerMoments, Lora, LoraTarget, Manifest, Quantisation,
 };
 
 use crate::common::islander::Islander;
@@ -58,10 +58,13 @@ fn islands_compute_the_bits_of_one_device_with_a_tied_model() {
 
 #[test]
 fn islands_compute_the_bits_of_one_device_with_adapters() {
-    for dtype in [Dtype::F32, Dtype::Bf16] {
+    for (dtype, base) in
+        [(Dtype::F32, None), (Dtype::Bf16, None), (Dtype::Bf16, Some(Quantisation::Nf4))]
+    {
         compare(|manifest| {
             manifest.training.dtype = dtype;
-            manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+            let targets = LoraTarget::ALL.to_vec();
+            manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets, base });
         });
     }
 }
@@ -142,6 +145,7 @@ fn islands_compute_the_bits_of_one_device_with_adapters_of_virtual_workers() {
     compare(|manifest| {
         manifest.training.stages = 1;
         *manifest = common::with_workers(manifest.clone());
-        manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+        manifest.lora =
+            Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec(), base: None });
     });
 }

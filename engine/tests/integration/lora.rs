@@ -7,9 +7,10 @@ use std::path::Path;
 use crate::common::{Trainer, manifest, numbers, python, samples, text, write};
 use serde_json::{Value, json};
 use shoal_engine::base::{self, ExportDtype};
-use shoal_engine::{BaseFiles, Checkpoint, Device, DeviceChoice, EngineError, Generator};
+use shoal_engine::{BaseFiles, Checkpoint, Device, DeviceChoice, EngineError, Generator, Island};
 use shoal_engine::{frozen_count, parameter_count};
-use shoal_protocol::manifest::{Dtype, Lora, LoraTarget, Manifest, Model};
+use shoal_protocol::ids::StageSpan;
+use shoal_protocol::manifest::{Dtype, Lora, LoraTarget, Manifest, Model, Quantisation};
 
 const STEPS: u64 = 20;
 
@@ -21,14 +22,14 @@ const RUNS: [(&str, &[LoraTarget]); 3] = [
 ];
 
 /// A run of three stages that trains adapters beside a base.
-fn run_of(base: &base::Imported, targets: &[LoraTarget]) -> Manifest {
+fn run_of(base: &base::Imported, targets: &[LoraTarget], format: Option<Quantisation>) -> Manifest {
     let mut manifest = manifest();
     let shape = base.index.model.clone();
     manifest.model = Model { context: 16, base: Some(base.base), ..shape };
     manifest.training.stages = 3;
     // Rates at which adapters move visibly in a few steps.
     manifest.optimizer.learning_rate = 1e-2;
-    manifest.lora = Some(Lora { rank: 4, alpha: 8.0, targets: targets.to_vec() });
+    manifest.lora = Some(Lora { rank: 4, alpha: 8.0, targets: targets.to_vec(), base: format });
     manifest
 }
 
@@ -38,11 +39,16 @@ struct Trained {
     run: Value,
 }
 
-fn train(place: &Path, source: &Path, targets: &[LoraTarget], tokens: &[u32]) -> Trained {
+fn train(
+    place: &Path,
+    source: &Path,
+    (targets, format): (&[LoraTarget], Option<Quantisation>),
+    tokens: &[u32],
+) -> Trained {
     let folder = place.join("base");
     let imported = base::import(source, &folder, false).expect("imported");
     let files = BaseFiles::in_folder(&folder).expect("a base");
-    let mut manifest = run_of(&imported, targets);
+    let mut manifest = run_of(&imported, targets, format);
     let samples = samples(&mut manifest, place, &text());
     let mut trainer = Trainer::from_base(&manifest, samples, &files);
     let export = |trainer: &Trainer, version, name: &str| {
@@ -60,7 +66,11 @@ fn train(place: &Path, source: &Path, targets: &[LoraTarget], tokens: &[u32]) ->
         assert!(error.contains("--base-model NAME"), "{error}");
         (checkpoint, out)
     };
-    let (_, first) = export(&trainer, 0, "first");
+    let (untrained, first) = export(&trainer, 0, "first");
+    // Adapters begin at zero: what they are merged into is what passes read of the base.
+    let read = place.join("read");
+    base::export(&untrained, &files, &read, ExportDtype::F32).expect("exported");
+    let source = if format.is_some() { &read } else { source };
     let steps: Vec<Value> = (0..STEPS).map(|step| trainer.batches(step)).collect();
     let losses = (0..STEPS).map(|step| trainer.step(step).0).collect();
     let (checkpoint, trained) = export(&trainer, STEPS, "trained");
@@ -98,6 +108,16 @@ fn largest_difference(ours: &[f32], theirs: &[f64]) -> f64 {
 
 #[test]
 fn adapters_train_and_merge_as_in_peft() {
+    compare_with_peft(None);
+}
+
+/// The values of a packed base are those of bitsandbytes (`nf4`): PEFT's model has them in f32.
+#[test]
+fn adapters_train_and_merge_beside_a_packed_base_as_in_peft() {
+    compare_with_peft(Some(Quantisation::Nf4));
+}
+
+fn compare_with_peft(format: Option<Quantisation>) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().to_str().expect("a plain path");
     let names = RUNS.map(|(name, _)| name);
@@ -107,7 +127,7 @@ fn adapters_train_and_merge_as_in_peft() {
     for (name, targets) in RUNS {
         let place = folder.path().join(format!("{name}-work"));
         fs::create_dir(&place).expect("writable");
-        all.insert(name, train(&place, &folder.path().join(name), targets, &tokens));
+        all.insert(name, train(&place, &folder.path().join(name), (targets, format), &tokens));
     }
     let runs: BTreeMap<_, _> = all.iter().map(|(name, trained)| (name, &trained.run)).collect();
     let path = folder.path().join("runs.json");
@@ -138,7 +158,8 @@ fn only_adapters_take_the_room_of_trained_weights() {
     let all: Vec<usize> =
         manifest.stages().map(|stage| parameter_count(&manifest, stage)).collect();
     let before: Vec<u64> = memory(&manifest);
-    manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+    manifest.lora =
+        Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec(), base: None });
     for (stage, count) in manifest.stages().zip(&all) {
         assert_eq!(frozen_count(&manifest, stage), *count);
         assert!(parameter_count(&manifest, stage) < count / 5);
@@ -150,6 +171,38 @@ fn only_adapters_take_the_room_of_trained_weights() {
         let adapters = parameter_count(&manifest, stage);
         assert_eq!(before - after, (28 * count - 30 * adapters) as u64);
     }
+}
+
+#[test]
+fn packed_matrices_take_half_a_byte_for_each_weight() {
+    let mut manifest = manifest();
+    (manifest.model.hidden, manifest.model.intermediate) = (256, 1024);
+    manifest.training.dtype = Dtype::Bf16;
+    manifest.training.stages = 1;
+    let targets = LoraTarget::ALL.to_vec();
+    let with = |base| {
+        let mut manifest = manifest.clone();
+        manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: targets.clone(), base });
+        manifest.check().expect("a run");
+        manifest
+    };
+    let [whole, packed] = [None, Some(Quantisation::Nf4)].map(with);
+    let frozen = |manifest: &Manifest| {
+        let island = Island::new(manifest, StageSpan::all(1), &[DeviceChoice::Cpu], 1);
+        island.expect("memory").footprints()[0].frozen.0
+    };
+    let model = &manifest.model;
+    let [hidden, inner] = [model.hidden, model.intermediate].map(u64::from);
+    let attention =
+        2 * hidden * (hidden + u64::from(model.key_value_heads) * hidden / u64::from(model.heads));
+    let weights = u64::from(model.layers) * (attention + 3 * hidden * inner);
+    let saved = frozen(&whole) - frozen(&packed);
+    let each = 2.0 - saved as f64 / weights as f64;
+    assert!((0.515..0.52).contains(&each), "{each} bytes");
+    // The largest matrix is unpacked for its product.
+    let brief = 2 * 2 * hidden * inner;
+    let [before, after] = [&whole, &packed].map(|manifest| memory(manifest).iter().sum::<u64>());
+    assert_eq!(before - after, saved - brief);
 }
 
 /// The memory of each stage.

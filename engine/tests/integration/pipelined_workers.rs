@@ -56,7 +56,7 @@ fn inner_clip(manifest: &mut Manifest, clip: f64) {
 
 #[test]
 fn stages_train_a_worker_with_the_bits_of_the_whole_model() {
-    let lora = Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() };
+    let lora = Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec(), base: None };
     for (dtype, moments, lora) in [
         (Dtype::F32, InnerMoments::Zero, None),
         (Dtype::F32, InnerMoments::Mean, None),

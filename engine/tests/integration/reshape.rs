@@ -152,7 +152,7 @@ fn both_copies_of_a_tied_matrix_stay() {
 #[test]
 fn adapters_and_their_moments_stay() {
     let targets = vec![LoraTarget::QProj, LoraTarget::DownProj];
-    let lora = Lora { rank: 2, alpha: 4.0, targets };
+    let lora = Lora { rank: 2, alpha: 4.0, targets, base: None };
     assert_kept(&trained(|manifest| manifest.lora = Some(lora)), 5);
 }
 

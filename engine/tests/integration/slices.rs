@@ -11,7 +11,7 @@ use shoal_engine::{Device, DeviceChoice, EngineError, Generator, Island};
 use shoal_protocol::ids::{ContentHash, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::manifest::{
     Activation, Biases, Boundary, BoundaryKind, DistanceCodec, Dtype, InnerMoments, Lora,
-    LoraTarget, Manifest, Norm, Placement, QueryKeyNorm,
+    LoraTarget, Manifest, Norm, Placement, Quantisation, QueryKeyNorm,
 };
 
 const STEPS: u64 = 20;
@@ -95,10 +95,10 @@ fn slices_have_the_losses_of_whole_matrices_in_every_block() {
 }
 
 /// Adapters of some matrices, or of all, beside a frozen model.
-fn adapted(targets: &[LoraTarget]) -> Manifest {
+fn adapted(targets: &[LoraTarget], base: Option<Quantisation>) -> Manifest {
     let mut manifest = divisible();
     manifest.training.stages = 2;
-    manifest.lora = Some(Lora { rank: 3, alpha: 6.0, targets: targets.to_vec() });
+    manifest.lora = Some(Lora { rank: 3, alpha: 6.0, targets: targets.to_vec(), base });
     // Adapters begin at zero, and move visibly in a few steps.
     manifest.optimizer.learning_rate = 1e-2;
     manifest
@@ -107,8 +107,10 @@ fn adapted(targets: &[LoraTarget]) -> Manifest {
 #[test]
 fn adapters_beside_slices_have_the_losses_of_those_beside_whole_matrices() {
     let some = [LoraTarget::KProj, LoraTarget::OProj, LoraTarget::UpProj];
-    for targets in [&LoraTarget::ALL[..], &some] {
-        let [whole, sliced] = [1, 4].map(|slices| trained(&adapted(targets), slices).0);
+    for (targets, base) in
+        [(&LoraTarget::ALL[..], None), (&some, None), (&some, Some(Quantisation::Nf4))]
+    {
+        let [whole, sliced] = [1, 4].map(|slices| trained(&adapted(targets, base), slices).0);
         assert!(whole[0] - whole[STEPS as usize - 1] > 0.02, "they learn: {whole:?}");
         let off = whole.iter().zip(&sliced).map(|(whole, sliced)| (whole - sliced).abs());
         let off = off.fold(0.0, f64::max);
@@ -119,10 +121,14 @@ fn adapters_beside_slices_have_the_losses_of_those_beside_whole_matrices() {
 #[test]
 fn devices_that_share_slices_compute_the_bits_of_one_beside_a_frozen_model() {
     let some = [LoraTarget::QProj, LoraTarget::VProj, LoraTarget::DownProj];
-    for (targets, dtype, devices) in
-        [(&LoraTarget::ALL[..], Dtype::F32, &[2, 4][..]), (&some, Dtype::Bf16, &[2])]
-    {
-        let mut manifest = adapted(targets);
+    let nf4 = Some(Quantisation::Nf4);
+    for (targets, dtype, base, devices) in [
+        (&LoraTarget::ALL[..], Dtype::F32, None, &[2, 4][..]),
+        (&some, Dtype::Bf16, None, &[2]),
+        (&LoraTarget::ALL, Dtype::F32, nf4, &[2, 4]),
+        (&some, Dtype::Bf16, nf4, &[2]),
+    ] {
+        let mut manifest = adapted(targets, base);
         manifest.model.slices = 4;
         manifest.training.dtype = dtype;
         compare(&manifest, devices);
@@ -272,7 +278,7 @@ fn groups_of_devices_compute_the_bits_of_one() {
     reduced.training.stages = 3;
     reduced.training.dtype = Dtype::Bf16;
     reduced.optimizer.rule = common::muon();
-    let mut frozen = adapted(&LoraTarget::ALL);
+    let mut frozen = adapted(&LoraTarget::ALL, None);
     frozen.training.dtype = Dtype::Bf16;
     let workers = sliced_workers(InnerMoments::Zero, DistanceCodec::F32);
     let mut carried = sliced_workers(InnerMoments::Mean, DistanceCodec::Int8);
@@ -315,7 +321,8 @@ fn devices_that_train_workers_together_compute_the_bits_of_one() {
 #[test]
 fn devices_that_train_adapters_of_workers_together_compute_the_bits_of_one() {
     let mut manifest = sliced_workers(InnerMoments::Mean, DistanceCodec::Int8);
-    manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+    let targets = LoraTarget::ALL.to_vec();
+    manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets, base: Some(Quantisation::Nf4) });
     manifest.check().expect("a run");
     compare(&manifest, &[2]);
 }

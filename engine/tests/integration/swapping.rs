@@ -6,7 +6,7 @@ use shoal_engine::{
 };
 use shoal_protocol::ids::{Stage, Step, WeightGroup};
 use shoal_protocol::manifest::{
-    Boundary, BoundaryKind, Dtype, Lora, LoraTarget, Manifest, Rule, Sgd,
+    Boundary, BoundaryKind, Dtype, Lora, LoraTarget, Manifest, Quantisation, Rule, Sgd,
 };
 use shoal_protocol::units::Bytes;
 
@@ -99,10 +99,16 @@ fn checkpoints_restarts_and_leaving_work_where_stages_are_swapped() {
     assert_eq!(trainer.engine.state_hash(Stage(2)).expect("hosted"), initial[2]);
 }
 
+/// Has a run train adapters.
+fn adapt(manifest: &mut Manifest, base: Option<Quantisation>) {
+    let targets = LoraTarget::ALL.to_vec();
+    manifest.lora = Some(Lora { rank: 4, alpha: 8.0, targets, base });
+}
+
 /// Devices that compute slices together, each of which swaps its share.
 #[test]
 fn several_devices_swap_their_shares() {
-    let changes: [fn(&mut Manifest); 7] = [
+    let changes: [fn(&mut Manifest); 8] = [
         |_| {},
         |manifest| manifest.training.dtype = Dtype::Bf16,
         |manifest| {
@@ -112,8 +118,9 @@ fn several_devices_swap_their_shares() {
         },
         |manifest| {
             manifest.training.dtype = Dtype::Bf16;
-            manifest.lora = Some(Lora { rank: 4, alpha: 8.0, targets: LoraTarget::ALL.to_vec() });
+            adapt(manifest, None);
         },
+        |manifest| adapt(manifest, Some(Quantisation::Nf4)),
         |manifest| manifest.optimizer.rule = common::muon(),
         |manifest| {
             manifest.optimizer.rule = Rule::Sgd(Sgd { momentum: 0.0, nesterov: false });

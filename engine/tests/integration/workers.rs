@@ -197,7 +197,8 @@ fn carried_moments_are_in_a_checkpoint() {
 #[test]
 fn a_worker_trains_adapters_beside_the_frozen_weights() {
     let mut manifest = workers();
-    manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+    manifest.lora =
+        Some(Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec(), base: None });
     manifest.training.microbatches = 1;
     manifest.optimizer.rule = Rule::Sgd(Sgd { momentum: 0.0, nesterov: false });
     manifest.optimizer.learning_rate = 1.0;

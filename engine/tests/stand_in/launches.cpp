@@ -12,6 +12,7 @@ namespace of_engine {
 #include "../../kernels/portable.h"
 #include "../../kernels/accumulate.cu"
 #include "../../kernels/adamw.cu"
+#include "../../kernels/nf4.cu"
 #include "../../kernels/norm.cu"
 #include "../../kernels/rotary.cu"
 #include "../../kernels/swiglu.cu"
@@ -69,7 +70,7 @@ const std::map<std::string, Run>& launches() {
   static const std::map<std::string, Run> all = {
       FLAT(shoal_largest_f32, 4), FLAT(shoal_largest_bf16, 2), FLAT(shoal_add_f32, 20), FLAT(shoal_add_bf16, 18),
       FLAT(shoal_adamw, 28),
-      BOTH(rms_norm, 2, 0), BOTH(rms_norm_backward, 3, 0), BOTH(rms_norm_weight, 2, 0),
+      BOTH(nf4, 1, 1), BOTH(rms_norm, 2, 0), BOTH(rms_norm_backward, 3, 0), BOTH(rms_norm_weight, 2, 0),
       BOTH(rotate, 2, 0), BOTH(rotate_backward, 2, 0), BOTH(swiglu, 3, 0), BOTH(swiglu_backward, 5, 0),
       BOTH(cross_entropy, 2, 0),
   };

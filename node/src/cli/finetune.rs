@@ -20,6 +20,9 @@ pub struct FinetuneArgs {
     /// Train adapters of this rank beside the frozen weights (LoRA); default: train all weights.
     #[arg(long, value_name = "RANK", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub lora: Option<u32>,
+    /// Hold the frozen matrices in 4 bits (QLoRA).
+    #[arg(long, requires = "lora")]
+    pub nf4: bool,
     /// Passes over the data.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub epochs: u32,

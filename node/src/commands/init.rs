@@ -8,7 +8,7 @@ use anyhow::{Context, anyhow};
 use shoal_data::prepared::{INDEX_FILE, Index};
 use shoal_engine::BaseIndex;
 use shoal_protocol::manifest::{
-    Adam, Base, Dtype, Lora, LoraTarget, Model, Prepared, Rule, Schedule,
+    Adam, Base, Dtype, Lora, LoraTarget, Model, Prepared, Quantisation, Rule, Schedule,
 };
 
 use crate::cli::InitArgs;
@@ -31,7 +31,7 @@ pub(super) fn run(args: &InitArgs) -> anyhow::Result<()> {
     };
     let mut config = match &args.from {
         Some(folder) => {
-            let config = fine_tuning(folder, args.lora)?;
+            let config = fine_tuning(folder, (args.lora, args.nf4))?;
             check_prepared(&config, folder, data)?;
             config
         }
@@ -63,7 +63,7 @@ fn write_and_count(config: &RunConfig, args: &InitArgs) -> anyhow::Result<()> {
 /// Writes the configuration of a run on several data sets.
 fn mixture(args: &InitArgs, sources: &[String]) -> anyhow::Result<()> {
     let mut config = match &args.from {
-        Some(folder) => fine_tuning(folder, args.lora)?,
+        Some(folder) => fine_tuning(folder, (args.lora, args.nf4))?,
         None => RunConfig::default(),
     };
     let mut keys = Vec::new();
@@ -237,8 +237,8 @@ fn train_for(config: &mut RunConfig, (rows, held_out_rows): (u64, u64), epochs: 
     }
 }
 
-/// Values for fine-tuning a base, all of it or adapters of a rank.
-fn fine_tuning(folder: &Path, rank: Option<u32>) -> anyhow::Result<RunConfig> {
+/// Values for fine-tuning a base, all of it or adapters of a rank, perhaps beside matrices in 4 bits.
+fn fine_tuning(folder: &Path, (rank, is_packed): (Option<u32>, bool)) -> anyhow::Result<RunConfig> {
     let (index, base) = BaseIndex::read(folder).exit_with(Exit::Usage)?;
     let bytes: u64 = index.weights.iter().map(|file| file.bytes).sum();
     let mut config = RunConfig::default();
@@ -268,7 +268,8 @@ fn fine_tuning(folder: &Path, rank: Option<u32>) -> anyhow::Result<RunConfig> {
     };
     let targets = LoraTarget::ALL.into_iter().filter(exists).collect();
     // A scale of twice the rank is what most recipes take.
-    config.lora = rank.map(|rank| Lora { rank, alpha: 2.0 * f64::from(rank), targets });
+    let base = is_packed.then_some(Quantisation::Nf4);
+    config.lora = rank.map(|rank| Lora { rank, alpha: 2.0 * f64::from(rank), targets, base });
     config.optimizer.learning_rate = rate;
     config.optimizer.schedule = Schedule::Cosine { final_learning_rate: rate / 10.0 };
     config.optimizer.rule = Rule::Adamw(Adam::DEFAULT);

@@ -2,8 +2,8 @@
 
 use shoal_protocol::ids::PeerId;
 use shoal_protocol::manifest::{
-    AdmissionMode, Boundary, BoundaryKind, DistanceCodec, GradientRounding, InnerMoments, Prepared,
-    Sgd,
+    AdmissionMode, Boundary, BoundaryKind, DistanceCodec, GradientRounding, InnerMoments, Lora,
+    LoraTarget, Prepared, Quantisation, Sgd,
 };
 
 use super::*;
@@ -143,6 +143,26 @@ fn an_invalid_boundary_is_refused_with_its_range() {
     }
     let uncut = with("{ kind = \"maxout\", width = 32 }").replace("\nstages = 2", "\nstages = 1");
     assert!(refusal(&uncut).contains("take model.boundary out, or ask for more stages"));
+}
+
+#[test]
+fn a_base_is_packed_in_four_bits_or_refused() {
+    let targets = LoraTarget::ALL.to_vec();
+    for base in [None, Some(Quantisation::Nf4)] {
+        let lora = Lora { rank: 16, alpha: 32.0, targets: targets.clone(), base };
+        let written: toml::Table = lora_section::to_toml(Some(&lora)).parse().expect("TOML");
+        assert_eq!(written["lora"].clone().try_into(), Ok(lora));
+    }
+    let text = RunConfig::default().to_toml();
+    let without = lora_section::to_toml(None);
+    assert!(text.contains(&without), "{text}");
+    for (value, words) in
+        [("\"int8\"", "unknown variant `int8`"), ("\"nf5\"", "did you mean `nf4`"), ("4", "string")]
+    {
+        let section = format!("[lora]\nrank = 16\nalpha = 32.0\nbase = {value}");
+        let error = refusal(&text.replace(&without, &section));
+        assert!(error.contains(words) && error.contains("run.toml:"), "{value}: {error}");
+    }
 }
 
 #[test]

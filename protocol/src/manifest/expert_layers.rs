@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn adapters_are_of_attention_alone() {
-        let lora = |targets| Lora { rank: 2, alpha: 4.0, targets };
+        let lora = |targets| Lora { rank: 2, alpha: 4.0, targets, base: None };
         let attention = LoraTarget::ALL[..4].to_vec();
         assert_eq!(with(|manifest| manifest.lora = Some(lora(attention))), Ok(()));
         let all = LoraTarget::ALL.to_vec();

@@ -16,6 +16,29 @@ pub struct Lora {
     /// The matrices of every layer that have adapters, in the order of [`LoraTarget`].
     #[serde(default = "all_targets")]
     pub targets: Vec<LoraTarget>,
+    /// How the frozen matrices of layers are held; without it, in the dtype of passes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Quantisation>,
+}
+
+/// A format of few bits for frozen matrices.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Quantisation {
+    /// Four bits for each weight, in blocks of 64 whose scales have eight (QLoRA: Dettmers et al., arXiv 2305.14314).
+    Nf4,
+}
+
+impl Quantisation {
+    /// Its name in a manifest.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nf4 => "nf4",
+        }
+    }
 }
 
 /// A matrix of a decoder layer, by the name of transformers.
@@ -95,9 +118,15 @@ fn all_targets() -> Vec<LoraTarget> {
 }
 
 impl Manifest {
+    /// Whether the frozen matrices of layers are held in few bits.
+    #[must_use]
+    pub fn packs_base(&self) -> bool {
+        self.lora.as_ref().is_some_and(|lora| lora.base.is_some())
+    }
+
     /// Checks the adapters against the model.
     pub(super) fn check_lora(&self) -> Result<(), ManifestError> {
-        let Some(Lora { rank, alpha, targets }) = &self.lora else { return Ok(()) };
+        let Some(Lora { rank, alpha, targets, base: _ }) = &self.lora else { return Ok(()) };
         within("lora.rank", *rank, 1..=self.model.hidden)?;
         within("lora.alpha", *alpha, 1e-3..=1e6)?;
         if targets.is_empty() || !targets.is_sorted_by(|one, other| one < other) {
@@ -140,7 +169,7 @@ mod tests {
     use super::*;
 
     fn with(targets: &[LoraTarget]) -> Result<(), ManifestError> {
-        let lora = Lora { rank: 4, alpha: 8.0, targets: targets.to_vec() };
+        let lora = Lora { rank: 4, alpha: 8.0, targets: targets.to_vec(), base: None };
         Manifest { lora: Some(lora), ..small() }.check()
     }
 

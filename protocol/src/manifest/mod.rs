@@ -42,7 +42,7 @@ pub use codecs::{ChunkPacking, Codecs, GradientRounding};
 pub use data::{Data, Prepared, TokenWidth, Tokenizer, Tokens};
 pub use experts::{Balance, Experts, Router};
 pub use inner::{DistanceCodec, InnerLoop, InnerMoments, NOTE};
-pub use lora::{Lora, LoraTarget};
+pub use lora::{Lora, LoraTarget, Quantisation};
 pub use mixture::{MixedSource, Mixture, MixtureError, Phase, Weight};
 pub use model::{Base, Model};
 pub use optimizer::{

@@ -298,7 +298,7 @@ mod tests {
         let named =
             "has what optimizer.kind = \"adamw\" keeps, and this run has optimizer.kind = \"lion\"";
         assert!(error.contains(named), "{error}");
-        let lora = Lora { rank: 4, alpha: 8.0, targets: vec![LoraTarget::QProj] };
+        let lora = Lora { rank: 4, alpha: 8.0, targets: vec![LoraTarget::QProj], base: None };
         let error = refusal(&|later| later.lora = Some(lora.clone())).expect_err("refused");
         assert!(error.contains("has no adapters"), "{error}");
         let error = Manifest { lora: Some(lora), ..small() };

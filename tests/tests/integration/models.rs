@@ -142,6 +142,52 @@ fn adapters_go_on_in_other_stages_beside_the_same_base() {
 }
 
 #[test]
+fn peers_train_adapters_beside_a_packed_base_through_a_death() {
+    let run = run_from("llama", "from");
+    add_adapters(&run);
+    let whole = run.local("whole");
+    let text = fs::read_to_string(run.config()).expect("it is there");
+    fs::write(run.config(), text.clone() + "base = \"nf4\"\n").expect("room for a file");
+    let alone = run.local("alone");
+    assert_ne!(alone.hash(), whole.hash());
+    let trained = with_a_death(&run.config(), 2);
+    assert_eq!(trained.hash(), alone.hash());
+    let (checkpoint, base) = (trained.checkpoint(), run.path("base"));
+    let adapters = run.path("adapters");
+    let mut command = shoal(["export", "--base-model", "a/model"]);
+    command.arg(&checkpoint).arg("-o").arg(&adapters);
+    let _ = Process::start("export", command).end().success();
+    assert!(adapters.join("adapter_config.json").exists());
+    // Whole models of the merged weights, and of adapters beside packed ones, say the same.
+    let merged = run.path("merged");
+    let mut command = shoal(["export", "--dtype", "f32", "--merge"]);
+    command.arg(&base).arg(&checkpoint).arg("-o").arg(&merged);
+    let _ = Process::start("export", command).end().success();
+    let again = run.path("again");
+    let mut command = shoal(["import"]);
+    command.arg(&merged).arg("-o").arg(&again);
+    let _ = Process::start("import", command).end().success();
+    let generate = |model: &Path, base: Option<&Path>| {
+        let mut command = shoal(["generate", "--prompt", "a b", "--tokens", "8"]);
+        command.arg(model);
+        if let Some(base) = base {
+            command.arg("--base").arg(base);
+        }
+        Process::start("generate", command).end().success()
+    };
+    assert_eq!(generate(&checkpoint, Some(&base)), generate(&again, None));
+
+    fs::write(run.config(), text + "base = \"nf5\"\n").expect("room for a file");
+    let mut command = shoal(["local"]);
+    command.arg(run.config()).arg("--out").arg(run.path("refused"));
+    let error = Process::start("local", command).end().failure(2);
+    assert!(
+        error.contains("run.toml:") && error.contains("unknown variant `nf5`: did you mean `nf4`?"),
+        "{error}"
+    );
+}
+
+#[test]
 fn peers_train_adapters_and_survive_a_death_with_small_checkpoints() {
     let run = run_from("gemma3", "from");
     let alone_whole = run.local("whole");
@@ -381,11 +427,11 @@ fn the_commands_of_a_fine_tuning_work_as_they_are() {
     let written = fs::read_to_string(exported.join("chat_template.jinja")).expect("exported");
     assert_eq!(written, own, "the model has the template that it learnt from");
     let adapted = run.path("adapted.toml");
-    let mut command = shoal(["init", "--lora", "4", "--from"]);
+    let mut command = shoal(["init", "--lora", "4", "--nf4", "--from"]);
     command.arg(&base).arg("--data").arg(&data).arg("-o").arg(&adapted);
     let _ = Process::start("init", command).end().success();
     let text = fs::read_to_string(&adapted).expect("written");
-    assert!(text.contains("[lora]\nrank = 4\n"), "{text}");
+    assert!(text.contains("[lora]\nrank = 4\n") && text.contains("\nbase = \"nf4\"\n"), "{text}");
     fs::write(&adapted, two_steps(&text)).expect("room for a file");
     assert_eq!(shoal_tests::run::local(&adapted, &run.path("adapters")).losses().len(), 2);
     let mut command = shoal(["data", "stats"]);

@@ -86,8 +86,12 @@ fn what_devices_swap_takes_the_stated_room() {
         manifest.optimizer.rule = rule;
         manifest.training.dtype = dtype;
         manifest.training.staleness = staleness;
-        manifest.lora =
-            adapts.then(|| Lora { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() });
+        manifest.lora = adapts.then(|| Lora {
+            rank: 2,
+            alpha: 4.0,
+            targets: LoraTarget::ALL.to_vec(),
+            base: None,
+        });
         let name = format!("{devices} devices, {dtype:?}, {staleness} stale, {adapts}, {rule:?}");
         let choices = vec![DeviceChoice::Cpu; devices];
         let tiers = (1, Tiers::default());

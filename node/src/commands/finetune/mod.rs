@@ -76,7 +76,7 @@ fn refuse_another(plan: &Plan, before: &Asked, asked: &Asked) -> anyhow::Result<
     let steps = [
         (plan.base(), before.model == asked.model),
         (plan.index(), before.data == asked.data && before.context == asked.context),
-        (plan.config(), before.lora == asked.lora && before.epochs == asked.epochs),
+        (plan.config(), before.has_config_of(asked)),
     ];
     let Some((made, _)) = steps.iter().find(|(made, is_same)| made.exists() && !is_same) else {
         return Ok(());

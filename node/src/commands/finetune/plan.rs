@@ -19,6 +19,8 @@ pub(super) struct Asked {
     pub(super) model: String,
     pub(super) data: Vec<String>,
     pub(super) lora: Option<u32>,
+    #[serde(default)]
+    pub(super) nf4: bool,
     pub(super) epochs: u32,
     pub(super) context: Option<u32>,
 }
@@ -26,8 +28,14 @@ pub(super) struct Asked {
 impl Asked {
     /// What a plan was made for.
     pub(super) fn of(Plan { args }: &Plan) -> Self {
-        let FinetuneArgs { model, data, lora, epochs, context, .. } = args.clone();
-        Self { model, data, lora, epochs, context }
+        let FinetuneArgs { model, data, lora, nf4, epochs, context, .. } = args.clone();
+        Self { model, data, lora, nf4, epochs, context }
+    }
+
+    /// Whether both have one run.toml.
+    pub(super) fn has_config_of(&self, other: &Self) -> bool {
+        let keys = |asked: &Self| (asked.lora, asked.nf4, asked.epochs);
+        keys(self) == keys(other)
     }
 
     /// The command that asks for it in a folder.
@@ -40,6 +48,7 @@ impl Asked {
         {
             words.extend(value.iter().flat_map(|value| [flag.into(), value.to_string().into()]));
         }
+        words.extend(self.nf4.then(|| "--nf4".into()));
         words
     }
 }
@@ -153,6 +162,7 @@ impl Plan {
         if let Some(rank) = self.args.lora {
             words.extend(["--lora".into(), rank.to_string().into()]);
         }
+        words.extend(self.args.nf4.then(|| "--nf4".into()));
         words.extend(["--epochs".into(), self.args.epochs.to_string().into()]);
         words.extend(["-o".into(), self.config().into()]);
         words
@@ -258,7 +268,8 @@ mod tests {
     #[test]
     fn each_step_is_a_command_that_a_user_can_type() {
         let whole = plan("shoal finetune hf:a/b chats.jsonl --out run -- --wait-for 2");
-        let adapters = plan("shoal finetune model a.jsonl b.jsonl --out run --lora 16 --epochs 2");
+        let adapters =
+            plan("shoal finetune model a.jsonl b.jsonl --out run --lora 16 --nf4 --epochs 2");
         for plan in [&whole, &adapters] {
             for words in [
                 plan.import(),
@@ -286,7 +297,7 @@ mod tests {
         assert!(line(&whole.start(3)).ends_with("--events run/events/0003.jsonl --wait-for 2"));
         assert!(line(&whole.prepare(128)).contains("--context 128"));
         assert!(line(&whole.prepare(4096)).contains("--context 1024"));
-        assert!(line(&adapters.init()).contains("--lora 16 --epochs 2"));
+        assert!(line(&adapters.init()).contains("--lora 16 --nf4 --epochs 2"));
         assert!(line(&adapters.chat()).ends_with("--base run/base"));
         let export = |plan: &Plan, llama| line(&plan.export(llama).expect("a current folder"));
         assert!(export(&adapters, true).contains("--base-model /"));
@@ -309,5 +320,7 @@ mod tests {
         assert_eq!(first, asked("shoal finetune m d --epochs 3 --out run -- --device cpu"));
         assert_ne!(first, asked("shoal finetune m d --lora 4 --out run"));
         assert_ne!(first, asked("shoal finetune m e --out run"));
+        let whole = asked("shoal finetune m d --lora 4 --out run");
+        assert_ne!(whole, asked("shoal finetune m d --lora 4 --nf4 --out run"));
     }
 }
