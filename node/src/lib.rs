@@ -48,6 +48,7 @@ pub mod scores;
 pub mod signals;
 pub mod source_epochs;
 pub mod status;
+mod step_count;
 pub mod tensorboard;
 mod terminal;
 mod text;

@@ -15,6 +15,7 @@ use super::{
 use crate::event_text::describe;
 use crate::events::{RunEvent, StepReport};
 use crate::report::tokens_per_unit;
+use crate::step_count::StepCount;
 use crate::training_rate::TrainingRate;
 
 /// The most events that are kept.
@@ -229,34 +230,35 @@ impl EventLog {
     }
 
     fn step(&mut self, at: Millis, step: &StepReport) {
+        let count = StepCount::through(step.step).number();
         self.pause = None;
         let number = |value: f64| value.is_finite().then_some(value);
         // A newcomer receives many commits at once. Their intervals say nothing about the steps'
         // durations.
         if self.observation.node.ready {
             self.throughput.note(step);
-            self.tokens_per_second.push(step.step, step.tokens_per_second());
+            self.tokens_per_second.push(count, step.tokens_per_second());
             self.training.tokens_per_second = number(self.throughput.tokens_per_second);
             self.training.seconds_per_step = number(self.throughput.seconds_per_step);
         }
         if let Some(cost) = step.cost.and_then(number) {
             *self.cost.get_or_insert(0.0) += cost;
-            let new = self.training.step.is_none_or(|newest| newest < step.step);
+            let new = self.training.step.is_none_or(|newest| newest < count);
             self.priced_tokens += if new && self.observation.node.ready { step.tokens } else { 0 };
         }
         // The driver's next observation may come up to a second later.
         if let Some(run) = &mut self.observation.run {
-            run.version = run.version.max(step.step.saturating_add(1));
+            run.version = run.version.max(count);
         }
         let training = &mut self.training;
-        training.step = Some(step.step);
+        training.step = Some(count);
         training.loss = number(step.loss);
         training.gradient_norm = number(step.gradient_norm);
         training.committed_at_ms = Some(at);
-        self.loss.push(step.step, step.loss);
+        self.loss.push(count, step.loss);
         if let Some(loss) = step.held_out_loss {
             training.held_out_loss = number(loss);
-            self.held_out_loss.push(step.step, loss);
+            self.held_out_loss.push(count, loss);
         }
     }
 
@@ -348,7 +350,7 @@ mod tests {
         let status = event_log.status(4);
         assert_eq!(status.curves.loss.len(), 2);
         assert_eq!(status.curves.held_out_loss.len(), 1);
-        assert_eq!(status.curves.tokens_per_second, [crate::status::Point(1, 2000.0)]);
+        assert_eq!(status.curves.tokens_per_second, [crate::status::Point(2, 2000.0)]);
         assert_eq!(status.training.loss, Some(4.0));
         assert_eq!(status.training.held_out_loss, Some(5.5));
         assert_eq!(status.training.committed_at_ms, Some(3));
@@ -457,7 +459,7 @@ mod tests {
         (run.era, run.version) = (2, 35);
         event_log.see(3, now.clone());
         let expected = [
-            "the run goes back to version 35".to_owned(),
+            "the run goes back to step 35".to_owned(),
             format!("{} hosts stage 1", now.members[3].title()),
         ];
         assert_eq!(texts(&event_log)[2..], expected);
