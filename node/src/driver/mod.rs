@@ -37,6 +37,7 @@ mod own_pause;
 mod packer;
 mod passes;
 mod payload;
+pub(crate) mod peer_names;
 mod peer_network;
 mod port_watch;
 mod resource_budget;

@@ -30,6 +30,7 @@ use crate::driver::link_events::LinkEvent;
 use crate::driver::metrics_update::MetricsUpdate;
 use crate::driver::observer::Observer;
 use crate::driver::own_pause::WAKES;
+use crate::driver::peer_names::PeerNames;
 use crate::driver::peer_network::{NetworkEvent, PeerNetwork};
 use crate::driver::resource_budget::ResourceBudget;
 use crate::driver::run_files::FileHolders;
@@ -106,6 +107,7 @@ impl<'a> Driver<'a> {
             mirrors: setup.mirrors.into(),
             transport: network.as_ref().map(|network| network.transport.clone()),
             file_holders: holders,
+            names: PeerNames::default(),
             keys: match &network {
                 Some(network) => network.transport.keys(),
                 // Alone it signs for itself, and no other peer checks it.
@@ -131,7 +133,7 @@ impl<'a> Driver<'a> {
             peer,
             inputs: VecDeque::new(),
             engine: EngineHost::new(engine),
-            network: PeerNetwork::new(me, network, manifest, setup.metrics),
+            network: PeerNetwork::new(&context, network, setup.metrics),
             coordination: Coordination::new(&context, role.coordinator, anchor_role, file_holders),
             checkpoints: CheckpointShelf::new(history.as_ref(), &role),
             background: Background::new(),
