@@ -29,6 +29,7 @@ mod event_text;
 pub mod events;
 pub mod exit;
 mod fault_point;
+mod gpus;
 pub mod http;
 pub mod logging;
 mod memory;

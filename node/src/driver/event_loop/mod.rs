@@ -118,7 +118,7 @@ impl<'a> Driver<'a> {
         let anchor_role = AnchorRole::open(&role, &context).await?;
         let (manifest, history) = (&context.manifest, anchor_role.history());
         let metrics = MetricsUpdate::new(setup.metrics.clone(), manifest, passes, history.as_ref());
-        metrics.known_as(me.peer, name.as_ref(), island.as_ref());
+        metrics.known_as(me.peer, name.as_ref(), island.as_ref(), &devices);
         let peak = match setup.watched {
             true => Some(startup_probes::peak_flops(manifest, &devices, threads).await?),
             false => None,
