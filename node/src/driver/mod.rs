@@ -20,6 +20,7 @@ mod context;
 mod coordination;
 mod coordinator_contact;
 mod cost_meter;
+mod earlier_curves;
 mod effect;
 mod engine_host;
 mod engine_thread;

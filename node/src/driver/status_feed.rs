@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use shoal_metrics::{NodeState, Preemption};
 use shoal_protocol::ids::{ClaimKey, Era, Member, Stage, Step};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{CommitRecord, View, proof_of_all};
+use shoal_protocol::message::{self, CommitRecord, View, proof_of_all};
 use shoal_protocol::units::Moment;
 use shoal_scheduler::action::{CoordinatorEvent, StepCounts};
 
@@ -20,6 +20,7 @@ use super::step_progress::StepProgress;
 use crate::events::{RunEvent, StepReport};
 use crate::reachability::OwnPort;
 use crate::status::{Observation, StatusWatch};
+use crate::step_count::StepCount;
 
 /// Time between two updates of the status. A change of the membership updates it at once.
 const UPDATE_EVERY: Duration = Duration::from_secs(1);
@@ -101,6 +102,22 @@ impl<'a> StatusFeed<'a> {
         self.cost.members(context.now(), view);
         self.metrics.members(view, context.me, &context.manifest);
         context.names.note(view);
+    }
+
+    /// The curves that this peer has, for another one.
+    pub(super) fn earlier_curves(&self) -> message::Curves {
+        self.status_watch.history()
+    }
+
+    /// Returns whether steps were committed of which the first ones, after a version, are not in the curves.
+    pub(super) fn lacks_curves_after(&self, version: Step) -> bool {
+        let begins = self.status_watch.curves_begin();
+        begins.is_some_and(|begins| begins > StepCount::through(version.0).number())
+    }
+
+    /// Takes in another peer's curves of earlier steps.
+    pub(super) fn add_earlier(&self, curves: message::Curves) {
+        self.status_watch.add_earlier(curves);
     }
 
     /// Returns whether the status is old, or has another membership than this one.

@@ -4,6 +4,7 @@ use crate::terminal::visible;
 use std::collections::{BTreeMap, VecDeque};
 
 use shoal_protocol::ids::{ContentHash, PeerId, RunId};
+use shoal_protocol::message;
 
 use super::diff::changes;
 use super::downsampled_series::Series;
@@ -262,6 +263,29 @@ impl EventLog {
         }
     }
 
+    /// The curves, for a peer that joined later.
+    pub(super) fn history(&self) -> message::Curves {
+        message::Curves {
+            loss: self.loss.history(),
+            held_out_loss: self.held_out_loss.history(),
+            tokens_per_second: self.tokens_per_second.history(),
+        }
+    }
+
+    /// The first step of the curves, if a step was committed.
+    pub(super) fn curves_begin(&self) -> Option<u64> {
+        self.loss.begins()
+    }
+
+    /// Takes in another peer's curves of steps before those that this one has seen.
+    pub(super) fn add_earlier(&mut self, curves: message::Curves) {
+        self.loss.add_earlier(&curves.loss);
+        self.held_out_loss.add_earlier(&curves.held_out_loss);
+        self.tokens_per_second.add_earlier(&curves.tokens_per_second);
+        let newest = self.held_out_loss.points().last().map(|point| point.1);
+        self.training.held_out_loss = self.training.held_out_loss.or(newest);
+    }
+
     fn push(&mut self, at_ms: Millis, tone: Tone, text: &str) {
         self.status_events.push_back(StatusEvent { at_ms, tone, text: plain(text) });
         if self.status_events.len() > MAX_EVENTS {
@@ -294,7 +318,7 @@ mod tests {
     use shoal_protocol::message::MoveReason;
 
     use super::*;
-    use crate::status::{MemberState, MoveStatus, NodeStatus, RunStatus, example};
+    use crate::status::{MemberState, MoveStatus, NodeStatus, Point, RunStatus, example};
 
     fn started() -> RunEvent {
         RunEvent::Started {
@@ -350,12 +374,42 @@ mod tests {
         let status = event_log.status(4);
         assert_eq!(status.curves.loss.len(), 2);
         assert_eq!(status.curves.held_out_loss.len(), 1);
-        assert_eq!(status.curves.tokens_per_second, [crate::status::Point(2, 2000.0)]);
+        assert_eq!(status.curves.tokens_per_second, [Point(2, 2000.0)]);
         assert_eq!(status.training.loss, Some(4.0));
         assert_eq!(status.training.held_out_loss, Some(5.5));
         assert_eq!(status.training.committed_at_ms, Some(3));
         // Version 40 of 200, at half a second a step.
         assert_eq!(status.training.seconds_left, Some(80.0));
+    }
+
+    #[test]
+    fn a_late_joiner_has_the_curves_of_the_steps_before() {
+        let (mut first, mut late) = (EventLog::default(), EventLog::default());
+        for log in [&mut first, &mut late] {
+            log.note(0, &started());
+            log.see(0, observation());
+        }
+        assert_eq!(late.curves_begin(), None);
+        for step in 0..100 {
+            first.note(step, &committed(step, 9.0 - step as f64 / 100.0));
+        }
+        for step in 70..100 {
+            late.note(step, &committed(step, 9.0 - step as f64 / 100.0));
+        }
+        assert_eq!((late.curves_begin(), first.curves_begin()), (Some(71), Some(1)));
+        late.add_earlier(first.history());
+        assert_eq!(late.curves_begin(), Some(1));
+        let [first, late] = [first, late].map(|log| log.status(100));
+        // What travels has fewer digits.
+        let near =
+            |(one, other): (&Point, &Point)| one.0 == other.0 && (one.1 - other.1).abs() < 1e-5;
+        let alike = |one: &[Point], other: &[Point]| {
+            one.len() == other.len() && one.iter().zip(other).all(near)
+        };
+        assert!(alike(&late.curves.loss, &first.curves.loss), "{:?}", late.curves.loss);
+        assert!(alike(&late.curves.held_out_loss, &first.curves.held_out_loss));
+        assert!(alike(&late.curves.tokens_per_second, &first.curves.tokens_per_second));
+        assert_eq!(late.training.held_out_loss, Some(5.5));
     }
 
     #[test]

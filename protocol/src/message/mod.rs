@@ -5,6 +5,7 @@
 //! relies on exactly-once delivery: each message states a fact that may be repeated.
 
 mod challenge;
+mod curves;
 mod log;
 mod membership;
 mod peer;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::challenge::{Challenge, OWNER_GROUPS, PROJECTIONS, RoundCheck, owner_groups};
+pub use self::curves::{CURVE_POINTS, CurvePoint, Curves};
 pub use self::log::{
     CommitRecord, Founding, LogRecord, SavedCheckpoint, SnapshotPart, StoredFile, StoredStage,
 };
@@ -93,6 +95,10 @@ pub enum Message {
         /// The proof of the term, and before it those of earlier groups of anchors, oldest first.
         proofs: Vec<TermProof>,
     },
+    /// Request for the curves of the run, from a member that has not seen its first steps. Answered once in a life.
+    CurvesRequest,
+    /// The curves that the sender has.
+    Curves(Curves),
 }
 
 /// A request from one anchor to another, or the answer to one.

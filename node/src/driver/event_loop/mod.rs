@@ -23,6 +23,7 @@ use crate::driver::background_results::{Background, BackgroundResult};
 use crate::driver::checkpoint_shelf::CheckpointShelf;
 use crate::driver::context::Context;
 use crate::driver::coordination::Coordination;
+use crate::driver::earlier_curves::EarlierCurves;
 use crate::driver::effect::{Effect, Effects, LocalInput, Stamp};
 use crate::driver::engine_host::{EngineHost, EngineSetup};
 use crate::driver::job_report::JobDone;
@@ -88,6 +89,7 @@ struct Driver<'a> {
     background: Background,
     shutdown: Shutdown,
     status: StatusFeed<'a>,
+    earlier_curves: EarlierCurves,
 }
 
 impl<'a> Driver<'a> {
@@ -139,6 +141,7 @@ impl<'a> Driver<'a> {
             background: Background::new(),
             shutdown: Shutdown::new(setup.leaving),
             status: StatusFeed::new(observer, metrics),
+            earlier_curves: EarlierCurves::default(),
             // Moments count from the end of the measurements.
             context: Context { clock: Instant::now(), ..context },
         })
@@ -238,6 +241,7 @@ impl<'a> Driver<'a> {
         if let Some(refusals) = network.refusals() {
             self.status.refused_connections(refusals);
         }
+        self.ask_for_curves();
     }
 
     /// Waits for the next event.
@@ -376,6 +380,14 @@ impl<'a> Driver<'a> {
             Message::CheckpointRequest => self.answer_checkpoint(from, out),
             // Only a process that is no member asks for one.
             Message::Checkpoint { .. } => {}
+            Message::CurvesRequest => self.answer_curves(from, out),
+            Message::Curves(curves) => {
+                if self.earlier_curves.is_answer(from) {
+                    self.status.add_earlier(curves);
+                } else {
+                    out.push(Effect::Unentitled { from, what: "curves" });
+                }
+            }
             Message::Elected { proofs } => self.coordination.learn(from, proofs, out),
             Message::CoordinatorMoved { coordinator, addresses, proofs } => {
                 self.coordination.learn(from, proofs, out);
@@ -400,6 +412,27 @@ impl<'a> Driver<'a> {
         }
         let message = Message::Checkpoint { newest };
         out.push(Effect::Send { to, stamp: self.coordination.stamp(), message });
+    }
+
+    /// Answers with the curves that this peer has.
+    fn answer_curves(&mut self, to: Member, out: &mut Effects) {
+        if self.earlier_curves.may_ask(to, self.coordination.view()) {
+            let message = Message::Curves(self.status.earlier_curves());
+            out.push(Effect::Send { to, stamp: self.coordination.stamp(), message });
+        } else {
+            out.push(Effect::Unentitled { from: to, what: "a request for curves" });
+        }
+    }
+
+    /// Asks another member for the curves of the steps that this one has not seen.
+    fn ask_for_curves(&mut self) {
+        if !self.status.lacks_curves_after(self.context.manifest.first_version()) {
+            return;
+        }
+        let (now, view) = (self.context.now(), self.coordination.view());
+        if let Some(to) = self.earlier_curves.next(now, self.context.me, view) {
+            self.network.send(to, self.coordination.stamp(), Message::CurvesRequest);
+        }
     }
 
     /// Answers with the coordinator's addresses, if that is another peer.
