@@ -206,9 +206,13 @@ pub(crate) fn listed(numbers: &[u16]) -> String {
     numbers.join(", ")
 }
 
-/// `1 peer`, `2 peers`.
+/// `1 peer`, `2 peers`, `2 microbatches`.
 pub(crate) fn counted(count: u64, thing: &str) -> String {
-    let plural = if count == 1 { "" } else { "s" };
+    let plural = match count {
+        1 => "",
+        _ if thing.ends_with("ch") => "es",
+        _ => "s",
+    };
     format!("{count} {thing}{plural}")
 }
 
