@@ -17,7 +17,7 @@ use crate::table::group;
 group! {
     /// Progress of the run, from its commits.
     pub struct Run {
-        /// Step that this peer is working on.
+        /// Number of the newest committed step.
         step: IntGauge = "shoal_step";
         /// Planned number of steps of the run.
         planned_steps: IntGauge = "shoal_planned_steps";
