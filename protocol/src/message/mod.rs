@@ -68,8 +68,7 @@ pub enum Message {
     PeerMessage(PeerMessage),
     /// Between anchors, about the run's log.
     Anchor(AnchorMessage),
-    /// The access list, signed by the run's issuer: banned peers and peers admitted by id. A peer
-    /// to which it is new passes it on.
+    /// The access list, signed by the run's issuer: banned peers and peers admitted by id. Each peer passes a new one on.
     AccessList {
         /// The encoded access list and its signature.
         signed: Vec<u8>,
@@ -235,8 +234,7 @@ pub enum ToCoordinator {
         /// Whether the sender has all files of the stage.
         whole: bool,
     },
-    /// A replica of the first stage has room for microbatches in addition to the grants numbered up
-    /// to `through`.
+    /// A replica of the first stage has room for microbatches in addition to the grants numbered up to `through`.
     WorkRequest {
         /// Steps, with the number of microbatches wanted of each.
         rooms: Vec<(Step, u32)>,
@@ -250,8 +248,7 @@ pub enum ToCoordinator {
         /// The work.
         key: ClaimKey,
     },
-    /// The work is in the sender's accumulator (or, if held out, evaluated). Repeated until
-    /// answered.
+    /// The work is in the sender's accumulator (or, if held out, evaluated). Repeated until answered.
     Done {
         /// The work.
         key: ClaimKey,
@@ -281,8 +278,7 @@ pub enum ToCoordinator {
         /// What the sender's sums and the result make of the result's challenge, for each group of owners; empty if
         /// the round has no other member, or was mended and rounds sums.
         checks: Vec<RoundCheck>,
-        /// The measured throughput of the sender's links to members of the round, by their
-        /// positions.
+        /// The measured throughput of the sender's links to members of the round, by their positions.
         rates: Vec<(u16, Rate)>,
     },
     /// The sender does not know the members of a round: it requests the complete round group.
@@ -327,8 +323,7 @@ pub enum ToCoordinator {
     Ready {
         /// The version of the weights.
         version: Step,
-        /// The newest membership that it knows: a message from before a migration does not count
-        /// for it.
+        /// The newest membership that it knows: a message from before a migration does not count for it.
         view: u64,
     },
     /// The sender does not serve yet or is to move, and cannot use the snapshot it was given, or
