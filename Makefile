@@ -14,6 +14,7 @@ help:
 	@echo 'make fuzz SECONDS=N  fuzz each decoder for so long (an hour in all unless told otherwise); a nightly compiler'
 	@echo 'make soak SECONDS=N  run swarms with faults and demos with deaths for so long'
 	@echo 'make drill SECONDS=N break machines, cables and disks of a swarm for so long (root)'
+	@echo 'make test-image      build the image with buildah alone, and train with three peers in it (root, debootstrap)'
 	@echo 'make screenshots     take pictures of a run in a browser and a terminal (3 minutes; Chromium, tmux)'
 	@echo 'make lint       check formatting, clippy and dependencies'
 	@echo 'make check-gpu  run the checks that need an NVIDIA GPU'
@@ -66,6 +67,10 @@ test-deployment: programs
 	scripts/wheel/try.py "$$(scripts/wheel/build.py $(programs)/shoal --out target/wheel-of-tests)"
 	scripts/newcomer.sh $(programs)/shoal
 	python3 scripts/screenshots.py --shoal $(programs)/shoal --out target/screenshots
+
+# The compiling stage of the image, without a daemon and a registry: it compiles all anew.
+test-image:
+	docker/try-build.sh $(PROFILE)
 
 bench-smoke: programs
 	@scripts/setup.sh --tests
@@ -127,5 +132,5 @@ check-real: build
 	.venv/bin/python scripts/check_real/ids.py --shoal target/release/shoal
 	.venv/bin/python scripts/check_real/check.py --shoal target/release/shoal
 
-.PHONY: help setup build wheel demo test programs test-system test-deployment bench-smoke bench bench-list screenshots \
+.PHONY: help setup build wheel demo test programs test-system test-deployment test-image bench-smoke bench bench-list screenshots \
 	fuzz soak drill lint check-gpu gpu-kit test-gpu-kit check-real

@@ -12,16 +12,24 @@ mod anchor;
 mod budget;
 #[path = "../../node/src/config.rs"]
 mod config;
+#[path = "../../node/src/commands/deaths.rs"]
+mod deaths;
+#[path = "../../node/src/commands/egress.rs"]
+mod egress;
 #[path = "../../node/src/epochs.rs"]
 mod epochs;
 #[path = "../../node/src/commands/fleet.rs"]
 mod fleet;
+#[path = "../../node/src/commands/fleet_error.rs"]
+mod fleet_error;
 #[path = "../../node/src/commands/groups.rs"]
 mod groups;
 #[path = "../../node/src/near_name.rs"]
 mod near_name;
 #[path = "../../node/src/open_step.rs"]
 mod open_step;
+#[path = "../../node/src/commands/plan_work.rs"]
+mod plan_work;
 mod reachability;
 #[path = "../../node/src/commands/scenario.rs"]
 mod scenario;
@@ -29,6 +37,8 @@ mod scenario;
 mod scores;
 #[path = "../../node/src/status/snapshot.rs"]
 mod snapshot;
+#[path = "../../node/src/commands/workers_plan.rs"]
+mod workers_plan;
 
 /// Checks a decoder with these bytes.
 ///

@@ -18,7 +18,7 @@ use crate::table::group;
 group! {
     /// Progress of the run, from its commits.
     pub struct Run {
-        /// Step that this peer is working on.
+        /// Number of the newest committed step.
         step: IntGauge = "shoal_step";
         /// Planned number of steps of the run.
         planned_steps: IntGauge = "shoal_planned_steps";
@@ -104,7 +104,8 @@ group! {
 group! {
     /// State and activity of this peer.
     pub struct Node {
-        /// Always 1; the labels hold the name of this peer, the end of its id, and the island of peers that it is in.
+        /// Always 1; the labels hold the name of this peer, the end of its id, the island of peers that it is in, and the
+        /// model of its GPUs or processor.
         info: PeerInfo = "shoal_peer_info";
         /// State of this peer: 1 for the present state.
         state: Family<NodeState, IntGauge> = "shoal_node_state";

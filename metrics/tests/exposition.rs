@@ -37,8 +37,8 @@ fn filled() -> Metrics {
     metrics.node.hosted.set(1, true);
     metrics.checkpoints.scores.set([("gone", 1.0)]);
     metrics.checkpoints.scores.set([("accuracy", 0.5)]);
-    metrics.node.info.set("other", "JrKP92", "");
-    metrics.node.info.set("gpu-7", "JrKP92", "us-east-1");
+    metrics.node.info.set("other", "JrKP92", "", "AMD EPYC");
+    metrics.node.info.set("gpu-7", "JrKP92", "us-east-1", "NVIDIA H200");
     metrics
 }
 
@@ -144,7 +144,7 @@ fn values_arrive_under_their_labels() {
         assert!(text.lines().any(|found| found == line), "{line} is missing in:\n{text}");
     }
     let infos: Vec<_> = text.lines().filter(|line| line.starts_with("shoal_peer_info{")).collect();
-    let info = r#"shoal_peer_info{island="us-east-1",name="gpu-7",peer="JrKP92",run="ab12"} 1"#;
+    let info = r#"shoal_peer_info{hardware="NVIDIA H200",island="us-east-1",name="gpu-7",peer="JrKP92",run="ab12"} 1"#;
     assert_eq!(infos, [info], "a new name replaces the old one");
     let version = env!("CARGO_PKG_VERSION");
     assert!(text.contains(&format!("shoal_build_info{{version=\"{version}\",run=\"ab12\"}} 1")));

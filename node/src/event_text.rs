@@ -6,6 +6,7 @@ use shoal_protocol::plain_name::PeerName;
 use crate::events::RunEvent;
 use crate::open_step::OpenStep;
 use crate::scores;
+use crate::step_count::StepCount;
 
 /// Describes an event on one line; `None` for an event that is not shown to people.
 pub(crate) fn describe(event: &RunEvent) -> Option<String> {
@@ -21,7 +22,9 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         | RunEvent::MoveCancelled { .. }
         | RunEvent::Moved { .. } => return describe_move(event),
         RunEvent::Serving { version: 0 } => return None,
-        RunEvent::Serving { version } => format!("caught up at version {version} of the weights"),
+        RunEvent::Serving { version } => {
+            format!("caught up at {}", StepCount::of_version(*version))
+        }
         RunEvent::Checkpoint { .. }
         | RunEvent::Scored { .. }
         | RunEvent::Uploaded { .. }
@@ -38,7 +41,8 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
             title(*peer, name.as_ref())
         ),
         RunEvent::Rewound { version, steps } => format!(
-            "the run goes back to version {version}: {} are computed again",
+            "the run goes back to {}: {} are computed again",
+            StepCount::of_version(*version),
             counted(*steps, "step")
         ),
         RunEvent::Anchors { count } => {
@@ -53,8 +57,9 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
             format!("this peer is the coordinator now: members hold {}", counted(*claims, "claim"))
         }
         RunEvent::StageLost { stages, version } => format!(
-            "no replica of stage {} is left: searching for version {version} of the weights",
-            listed(stages)
+            "no replica of stage {} is left: searching for the weights of {}",
+            listed(stages),
+            StepCount::of_version(*version)
         ),
         RunEvent::FewAnchors { .. }
         | RunEvent::UploadFailed { .. }
@@ -104,19 +109,17 @@ fn describe_start(event: &RunEvent) -> Option<String> {
 
 /// Describes what happened to a whole checkpoint.
 fn describe_checkpoint(event: &RunEvent) -> Option<String> {
+    let step = StepCount::of_version;
     Some(match event {
-        RunEvent::Checkpoint { version, directory, hash } => format!(
-            "version {version} of the weights saved in {directory} ({:.8})",
-            hash.to_string()
-        ),
+        RunEvent::Checkpoint { version, directory, hash } => {
+            format!("{} saved in {directory} ({:.8})", step(*version), hash.to_string())
+        }
         RunEvent::Scored { version, scores, seconds } => {
-            format!("version {version} scored {} in {seconds:.0} s", scores::describe(scores))
+            format!("{} scored {} in {seconds:.0} s", step(*version), scores::describe(scores))
         }
-        RunEvent::Uploaded { version, archive } => {
-            format!("version {version} of the weights is in {archive}")
-        }
+        RunEvent::Uploaded { version, archive } => format!("{} is in {archive}", step(*version)),
         RunEvent::Continued { version, archive } => {
-            format!("the run continues from version {version} of the weights in {archive}")
+            format!("the run continues from {} in {archive}", step(*version))
         }
         _ => return None,
     })
@@ -130,11 +133,12 @@ fn describe_notice(event: &RunEvent) -> Option<String> {
              one pauses the run until it is back"
         ),
         RunEvent::UploadFailed { version, archive, reason } => format!(
-            "version {version} of the weights is not in {archive} yet: {reason}; training goes on, and the upload is \
-             tried again"
+            "{} is not in {archive} yet: {reason}; training goes on, and the upload is tried again",
+            StepCount::of_version(*version)
         ),
         RunEvent::ScoreFailed { version, reason } => format!(
-            "version {version} of the weights has no scores: the command of --on-checkpoint: {reason}; training goes on"
+            "{} has no scores: the command of --on-checkpoint: {reason}; training goes on",
+            StepCount::of_version(*version)
         ),
         RunEvent::CoordinatorUnreachable { wait_seconds } => format!(
             "the coordinator cannot be reached: waiting for it, at most {} minutes; if it ended, \
@@ -161,7 +165,7 @@ fn describe_move(event: &RunEvent) -> Option<String> {
         }
         RunEvent::Moves { peer, name, from, to, step, .. } => {
             let (peer, from, to) = (title(*peer, name.as_ref()), place(*from), place(*to));
-            format!("{peer} hosts {to} instead of {from} from step {step} on")
+            format!("{peer} hosts {to} instead of {from} from {} on", StepCount::through(*step))
         }
         RunEvent::MoveCancelled { peer, name, to, obstacle, .. } => {
             let peer = title(*peer, name.as_ref());
@@ -195,9 +199,10 @@ pub(crate) fn title(peer: PeerId, name: Option<&PeerName>) -> String {
     name.map_or_else(|| short.clone(), |name| format!("{name} ({short})"))
 }
 
-/// How far this process is in a step: steps count from 1, as their number of all does.
+/// How far this process is in a step.
 pub(crate) fn open_step(OpenStep { step, done, microbatches }: &OpenStep) -> String {
-    format!("step {}: {done} of {microbatches} microbatches done by this peer", step + 1)
+    let step = StepCount::through(*step);
+    format!("{step}: {done} of {microbatches} microbatches done by this peer")
 }
 
 /// `1`, `1, 2`.
@@ -206,9 +211,13 @@ pub(crate) fn listed(numbers: &[u16]) -> String {
     numbers.join(", ")
 }
 
-/// `1 peer`, `2 peers`.
+/// `1 peer`, `2 peers`, `2 microbatches`.
 pub(crate) fn counted(count: u64, thing: &str) -> String {
-    let plural = if count == 1 { "" } else { "s" };
+    let plural = match count {
+        1 => "",
+        _ if thing.ends_with("ch") => "es",
+        _ => "s",
+    };
     format!("{count} {thing}{plural}")
 }
 

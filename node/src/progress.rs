@@ -18,6 +18,11 @@ pub fn say(line: &str) {
     terminal::print_line(line);
 }
 
+/// The line of a committed step, of which `text` says how far it is.
+pub(crate) fn step_line(text: &str) -> String {
+    format!("step {text}")
+}
+
 /// A bar of bytes with a message, hidden where stderr is no terminal.
 pub(crate) fn byte_bar(name: &'static str) -> ProgressBar {
     let bar = terminal::show(|| {
@@ -108,10 +113,10 @@ impl Progress {
         let text = self.rate.describe(step);
         match &self.bar {
             Some(bar) => {
-                bar.set_position(step.step + 1);
+                bar.set_position(self.rate.done.number());
                 bar.set_message(text);
             }
-            None if self.rate.is_worth_a_line(step) => self.say(&format!("step {text}")),
+            None if self.rate.is_worth_a_line(step) => self.say(&step_line(&text)),
             None => {}
         }
     }

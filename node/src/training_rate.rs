@@ -2,6 +2,7 @@
 
 use crate::event_text::{counted, duration, with_prefix};
 use crate::events::StepReport;
+use crate::step_count::StepCount;
 
 /// The approximate number of steps that are printed of a short run without a terminal.
 const LINES: u64 = 20;
@@ -16,8 +17,8 @@ const NEWEST: f64 = 0.2;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TrainingRate {
     pub(crate) steps: u64,
-    /// The number of the next step.
-    done: u64,
+    /// The newest step.
+    pub(crate) done: StepCount,
     /// Steps that were taken in.
     noted: u64,
     tokens: u64,
@@ -34,7 +35,7 @@ pub(crate) struct TrainingRate {
 impl TrainingRate {
     /// Takes in the next step.
     pub(crate) fn note(&mut self, step: &StepReport) {
-        self.done = step.step + 1;
+        self.done = StepCount::through(step.step);
         self.noted += 1;
         self.tokens += step.tokens;
         self.seconds += step.seconds;
@@ -48,11 +49,11 @@ impl TrainingRate {
 
     /// Describes the progress at a step, on one line.
     pub(crate) fn describe(&self, step: &StepReport) -> String {
-        let left = self.steps.saturating_sub(self.done);
+        let left = self.steps.saturating_sub(self.done.number());
         let left = left as f64 * self.seconds_per_step;
         format!(
             "{}/{}  loss {:.3}  {} tokens/s  {}  {} left",
-            self.done,
+            self.done.number(),
             self.steps,
             step.loss,
             with_prefix(self.tokens_per_second),
@@ -66,7 +67,7 @@ impl TrainingRate {
     pub(crate) fn is_worth_a_line(&mut self, step: &StepReport) -> bool {
         let every = self.steps.div_ceil(LINES).max(1);
         let is_one = step.step.is_multiple_of(every) || self.silent_seconds >= SILENCE;
-        let is_worth = self.noted == 1 || is_one || self.done == self.steps;
+        let is_worth = self.noted == 1 || is_one || self.done.number() == self.steps;
         if is_worth {
             self.silent_seconds = 0.0;
         }
@@ -92,10 +93,10 @@ impl TrainingRate {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn step(step: u64, loss: f64) -> StepReport {
+    pub(crate) fn step(step: u64, loss: f64) -> StepReport {
         StepReport {
             step,
             loss,

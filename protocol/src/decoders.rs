@@ -20,11 +20,11 @@ use crate::limits;
 use crate::manifest::example::{mixture, small};
 use crate::manifest::{Audit, Data, Manifest, Start};
 use crate::message::{
-    AnchorGroup, AuditId, AuditOrder, AuditedWork, Candidate, Duties, Envelope, FromCoordinator,
-    Handover, HandoverDigest, LinkEstimate, MemberRecord, Mended, Message, Move, MoveReason,
-    PassTimes, PeerMessage, Recalled, RoundGroupChange, RoundGroupMember, RoundId, SavedCheckpoint,
-    StageChoice, StageRoom, StoredFile, StoredStage, SumsPrint, TensorTag, TermProof, TermVote,
-    ToCoordinator, ViewChange,
+    AnchorGroup, AuditId, AuditOrder, AuditedWork, Candidate, CurvePoint, Curves, Duties, Envelope,
+    FromCoordinator, Handover, HandoverDigest, LinkEstimate, MemberRecord, Mended, Message, Move,
+    MoveReason, PassTimes, PeerMessage, Recalled, RoundGroupChange, RoundGroupMember, RoundId,
+    SavedCheckpoint, StageChoice, StageRoom, StoredFile, StoredStage, SumsPrint, TensorTag,
+    TermProof, TermVote, ToCoordinator, ViewChange,
 };
 use crate::pieces::{HASH, PieceHashes, pieces};
 use crate::units;
@@ -114,6 +114,7 @@ fn envelopes() -> Vec<Vec<u8>> {
     let round = round();
     let newest = checkpoint(coordinator.peer, &addresses);
     let (candidate, estimate) = newcomer(coordinator.peer, &addresses);
+    let point = CurvePoint { first: 69_500, last: 70_000, count: 300, mean: 2.5 };
     let targets = vec![(coordinator.peer, addresses.clone())];
     [
         Message::ToCoordinator(ToCoordinator::Register(candidate)),
@@ -174,6 +175,12 @@ fn envelopes() -> Vec<Vec<u8>> {
         Message::Checkpoint { newest: Some(newest) },
         Message::CoordinatorMoved { coordinator, addresses, proofs: vec![elected()] },
         Message::Elected { proofs: vec![elected(), elected()] },
+        Message::CurvesRequest,
+        Message::Curves(Curves {
+            loss: vec![point; 2],
+            held_out_loss: vec![point],
+            ..Curves::default()
+        }),
     ]
     .map(|message| {
         let (from, to) = (Incarnation(3), Incarnation(400));

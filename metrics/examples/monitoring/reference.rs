@@ -19,11 +19,11 @@ pub(crate) fn text() -> String {
     let mut text = HEAD.to_owned();
     let mut line = |line: String| writeln!(text, "{line}").expect("a string takes everything");
     for (group, specs) in Metrics::table() {
-        line(format!("\n## {group}\n\n| metric | kind | labels | meaning |\n|---|---|---|---|"));
+        line(format!("\n## {group}\n\n|metric|kind|labels|meaning|\n|---|---|---|---|"));
         for spec in specs {
             let labels: Vec<_> = spec.labels.iter().map(|label| format!("`{label}`")).collect();
             let (name, kind, labels) = (spec.name, spec.kind.name(), labels.join(", "));
-            line(format!("| `{name}` | {kind} | {labels} | {} |", spec.help()));
+            line(format!("|`{name}`|{kind}|{labels}|{}|", spec.help()));
         }
     }
     text

@@ -48,7 +48,10 @@ const PANELS: &[Panel] = &[
     table(
         "Peers",
         &[
-            ("", r#"max by (instance, name, peer, island) (shoal_peer_info{run="$run"})"#),
+            (
+                "",
+                r#"max by (instance, name, peer, hardware, island) (shoal_peer_info{run="$run"})"#,
+            ),
             ("", r#"max by (instance, state) (shoal_node_state{run="$run"} == 1)"#),
             ("stages", r#"sum by (instance) (shoal_stage_hosted{run="$run"})"#),
             (

@@ -6,6 +6,9 @@ use clap::{Arg, Command, CommandFactory};
 use shoal_node::cli::Cli;
 use shoal_node::exit::Exit;
 
+/// The commands that run a peer.
+const PEERS: [&str; 2] = ["start", "join"];
+
 /// The whole page.
 pub(crate) fn text() -> String {
     let mut root = Cli::command();
@@ -18,8 +21,13 @@ pub(crate) fn text() -> String {
     );
     text.push_str("\n## Global flags\n\n");
     flags(&mut text, root.get_arguments().filter(|arg| arg.is_global_set()));
+    let shared = shared(&root);
+    text.push_str(
+        "\n## Flags of a peer\n\n`shoal start` and `shoal join` have these, beside their own.\n\n",
+    );
+    table(&mut text, &shared);
     for command in root.get_subcommands() {
-        describe(&mut text, command);
+        describe(&mut text, command, &shared);
     }
     write!(text, "\n## Exit codes\n\n```text\n{}\n```\n", Exit::HELP)
         .expect("a String accepts writes");
@@ -27,7 +35,7 @@ pub(crate) fn text() -> String {
 }
 
 /// Describes a command and its subcommands.
-fn describe(text: &mut String, command: &Command) {
+fn describe(text: &mut String, command: &Command, shared: &[String]) {
     if command.is_hide_set() || command.get_name() == "help" {
         return;
     }
@@ -36,23 +44,51 @@ fn describe(text: &mut String, command: &Command) {
     write!(text, "\n## {name}\n\n{}.\n", about.trim_end_matches('.'))
         .expect("a String accepts writes");
     if command.has_subcommands() {
-        command.get_subcommands().for_each(|below| describe(text, below));
+        command.get_subcommands().for_each(|below| describe(text, below, shared));
         return;
     }
     let usage = command.clone().render_usage().to_string();
-    write!(text, "\n```text\n{}\n```\n\n", usage.trim_start_matches("Usage: "))
-        .expect("a String accepts writes");
-    flags(text, command.get_arguments().filter(|arg| !arg.is_global_set()));
+    let usage = usage.trim_start_matches("Usage: ").split_whitespace().collect::<Vec<_>>();
+    let usage = usage.join(" ");
+    text.push('\n');
+    if usage != format!("{name} [OPTIONS]") {
+        write!(text, "    {usage}\n\n").expect("a String accepts writes");
+    }
+    let is_peer = PEERS.iter().any(|peer| name == format!("shoal {peer}"));
+    if !is_peer {
+        return flags(text, command.get_arguments().filter(|arg| !arg.is_global_set()));
+    }
+    text.push_str("It also has the [flags of a peer](#flags-of-a-peer).\n\n");
+    let mut own = rows(command.get_arguments().filter(|arg| !arg.is_global_set()));
+    own.retain(|row| !shared.contains(row));
+    table(text, &own);
+}
+
+/// The rows of the flags that all commands of a peer have.
+fn shared(root: &Command) -> Vec<String> {
+    let rows_of = |name: &str| {
+        let command = root.find_subcommand(name).expect("the command exists");
+        rows(command.get_arguments().filter(|arg| !arg.is_global_set()))
+    };
+    let [start, join] = PEERS.map(rows_of);
+    start.into_iter().filter(|row| join.contains(row)).collect()
 }
 
 /// A table of flags and arguments.
 fn flags<'a>(text: &mut String, all: impl Iterator<Item = &'a Arg>) {
+    table(text, &rows(all));
+}
+
+fn rows<'a>(all: impl Iterator<Item = &'a Arg>) -> Vec<String> {
     let own =
         |arg: &&Arg| !arg.is_hide_set() && !["help", "version"].contains(&arg.get_id().as_str());
-    let rows: Vec<String> = all.filter(own).map(row).collect();
+    all.filter(own).map(row).collect()
+}
+
+fn table(text: &mut String, rows: &[String]) {
     if !rows.is_empty() {
-        text.push_str("| flag | default | meaning |\n|---|---|---|\n");
-        text.extend(rows);
+        text.push_str("|flag|default|meaning|\n|---|---|---|\n");
+        text.extend(rows.iter().map(String::as_str));
     }
 }
 
@@ -87,5 +123,5 @@ fn row(arg: &Arg) -> String {
         if choices.is_empty() { String::new() } else { format!(": {}", choices.join(", ")) };
     let cell = |text: &str| text.replace('|', "\\|").replace('\n', " ");
     let meaning = cell(&format!("{}{choices}", meaning.trim_end_matches('.')));
-    format!("| `{}` | {} | {meaning} |\n", cell(&shown), cell(&default))
+    format!("|`{}`|{}|{meaning}|\n", cell(&shown), cell(&default))
 }

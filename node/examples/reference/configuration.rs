@@ -29,14 +29,14 @@ pub(crate) fn text() -> String {
             if !above.is_empty() {
                 write!(text, "{}\n\n", above.join("\n")).expect("a String accepts writes");
             }
-            text.push_str("| key | default | meaning |\n|---|---|---|\n");
+            text.push_str("|key|default|meaning|\n|---|---|---|\n");
             above.clear();
         } else if let Some((name, value)) = key {
             let (value, comment) = value.split_once(" # ").unwrap_or((value, ""));
             text.push_str(&row(name, &format!("`{}`", value.trim()), &above, comment));
             above.clear();
         } else if let Some((name, value)) = unset {
-            text.push_str(&row(name, "none", &above, &format!("Written as `{name} = {value}`.")));
+            text.push_str(&row(name, "none", &above, &format!("`{name} = {value}`")));
             above.clear();
         } else if let Some(comment) = line.strip_prefix("# ") {
             above.push(comment);
@@ -57,5 +57,5 @@ fn row(name: &str, default: &str, above: &[&str], comment: &str) -> String {
         .filter(|text| !text.is_empty())
         .copied()
         .collect::<Vec<_>>();
-    format!("| `{name}` | {default} | {} |\n", meaning.join(" ").replace('|', "\\|"))
+    format!("|`{name}`|{default}|{}|\n", meaning.join(" ").replace('|', "\\|"))
 }

@@ -125,7 +125,7 @@ impl Calls {
         let answer = match wire::decode(body) {
             Ok(answer) => answer,
             Err(error) => {
-                tracing::warn!(%from, %error, "an anchor's answer is malformed");
+                tracing::warn!(from = self.links.title(from), %error, "an anchor's answer is malformed");
                 return;
             }
         };
@@ -191,7 +191,7 @@ impl Client {
 
     fn valid<T>(&self, checked: Result<T, Invalid>) -> Result<T, NetworkError> {
         checked.map_err(|error| {
-            tracing::warn!(from = %self.to, %error, "an anchor's answer is invalid");
+            tracing::warn!(from = self.calls.links.title(self.to), %error, "an anchor's answer is invalid");
             self.wrong()
         })
     }

@@ -87,6 +87,11 @@ pub(crate) struct AnchorConfig {
 pub(crate) trait Links: Send + Sync + 'static {
     /// Sends a message without waiting. The message may be lost.
     fn send(&self, to: PeerId, message: AnchorMessage);
+
+    /// A peer for people: its name, if it is known, and the end of its identifier.
+    fn title(&self, peer: PeerId) -> String {
+        peer.short()
+    }
 }
 
 /// Events that an anchor reports to its owner.
@@ -305,15 +310,27 @@ impl Anchor {
         if let (Some(theirs), Some(mine)) = (message.history, self.inner.machine.number())
             && theirs != mine
         {
-            tracing::debug!(%from, theirs, mine, "dropped an anchor's message of another history");
+            tracing::debug!(
+                from = self.inner.links.title(from),
+                theirs,
+                mine,
+                "dropped an anchor's message of another history"
+            );
             return if theirs > mine { Heard::NewerHistory } else { Heard::Dropped };
         }
         if message.body.len() > rpc::BODY {
-            tracing::warn!(%from, bytes = message.body.len(), "an anchor's message is too large");
+            tracing::warn!(
+                from = self.inner.links.title(from),
+                bytes = message.body.len(),
+                "an anchor's message is too large"
+            );
         } else if message.answer {
             self.inner.calls.answered(from, message.number, &message.body);
         } else if self.requests.try_send((from, message)).is_err() {
-            tracing::debug!(%from, "dropped an anchor's request: the queue is full");
+            tracing::debug!(
+                from = self.inner.links.title(from),
+                "dropped an anchor's request: the queue is full"
+            );
         }
         Heard::Taken
     }

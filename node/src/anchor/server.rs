@@ -50,7 +50,7 @@ impl RaftServer {
             let request = match wire::decode(&body) {
                 Ok(request) => request,
                 Err(error) => {
-                    tracing::warn!(%from, %error, "an anchor's request is malformed");
+                    tracing::warn!(from = self.inner.links.title(from), %error, "an anchor's request is malformed");
                     continue;
                 }
             };
@@ -63,7 +63,7 @@ impl RaftServer {
                 }
                 Err(NoAnswer::Closing) => return,
                 Err(error) => {
-                    tracing::warn!(%from, %error, "rejected an anchor's request");
+                    tracing::warn!(from = self.inner.links.title(from), %error, "rejected an anchor's request");
                 }
             }
         }

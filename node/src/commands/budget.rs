@@ -3,15 +3,17 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use serde::{Deserialize, Serialize};
-use shoal_protocol::limits;
+use serde::Serialize;
 use shoal_scheduler::planner::{
-    Advice, CostModel, Device, Effort, Link, Network, Placement, PlanError, Tier, Work, advise,
-    search,
+    Advice, CostModel, Device, Effort, Link, Network, Placement, PlanError, advise, search,
 };
 use shoal_scheduler::rng::Rng;
 
-use super::fleet::{Fleet, FleetError, LAYERS};
+use super::deaths::Losses;
+use super::egress::Egress;
+use super::fleet::Fleet;
+use super::plan_work::{Training, tokens_per_unit};
+use super::workers_plan::{Timing, WorkersChoice};
 
 /// Effort of the search for one part of a fleet. It is small because many parts are searched.
 const EFFORT: Effort = Effort { population: 8, children: 16, exchanges: 512 };
@@ -19,160 +21,6 @@ const EFFORT: Effort = Effort { population: 8, children: 16, exchanges: 512 };
 /// The most parts of a fleet that are searched: the cheapest region, the cheapest two, and so on,
 /// then each region alone.
 const PARTS: usize = 16;
-
-/// The `[training]` section of a fleet's file: the work and the memory of a step, and the budget.
-/// docs/guide/sizes.md describes the keys.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Training {
-    /// Tokens of a step.
-    pub(super) tokens: u64,
-    /// Tokens of a sample, which is the smallest microbatch.
-    sequence: u64,
-    /// Seconds per token of a forward pass through the whole model. A backward pass takes twice
-    /// that by default.
-    forward: f64,
-    backward: Option<f64>,
-    /// Seconds of a pass besides the time per token.
-    #[serde(default)]
-    overhead: f64,
-    /// Bytes of the whole model's weights and moments, and bytes per token that it stores until the
-    /// backward pass.
-    #[serde(default)]
-    state: f64,
-    #[serde(default)]
-    kept: f64,
-    /// Bytes of memory of a device.
-    memory: Option<f64>,
-    /// Bytes per second, each way, of the link from a device to the memory below it. Absent if devices swap
-    /// nothing.
-    host_link: Option<f64>,
-    /// Layers of the model, in each of which slices meet.
-    pub(super) layers: Option<usize>,
-    /// The most that an hour may cost, in the currency of the prices.
-    pub(super) budget: Option<f64>,
-    /// 1 if a step's passes overlap the all-reduce of the step before.
-    #[serde(default)]
-    staleness: u8,
-}
-
-/// The work of a step of a run.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct RunWork {
-    /// Tokens of a step, and of a sample.
-    pub(super) tokens: u64,
-    pub(super) sequence: u64,
-    /// Floating-point operations of a token, forward and backward.
-    pub(super) forward: f64,
-    pub(super) backward: f64,
-    /// Bytes of a step's activations at a boundary between stages, and of all gradients in f32.
-    pub(super) activations: f64,
-    pub(super) gradient: f64,
-    /// Bytes of weights and moments, and of a token between its passes.
-    pub(super) state: f64,
-    pub(super) kept: f64,
-    /// Layers of the model.
-    pub(super) layers: usize,
-    /// Versions by which the weights of passes are late.
-    pub(super) staleness: u8,
-    /// Whether some weights are frozen, so that the gradient does not tell the size of all.
-    pub(super) is_adapted: bool,
-}
-
-/// The `[device]` section of a fleet's file, which stands for `[training]` where a run is given.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct DeviceFigures {
-    /// Floating-point operations a second that it reaches in passes.
-    flops: f64,
-    /// Seconds of a pass besides.
-    #[serde(default)]
-    overhead: f64,
-    /// Bytes of memory, and bytes per second, each way, of the link to the memory below it.
-    memory: Option<f64>,
-    host_link: Option<f64>,
-    /// The most that an hour may cost, in the currency of the prices.
-    budget: Option<f64>,
-}
-
-impl DeviceFigures {
-    /// The training of a run on such devices.
-    ///
-    /// # Errors
-    /// If a figure is out of range.
-    pub(super) fn training(&self, work: &RunWork) -> Result<Training, FleetError> {
-        if !(1e6..=1e20).contains(&self.flops) {
-            return Err(FleetError::Flops);
-        }
-        if work.is_adapted && self.host_link.is_some() {
-            return Err(FleetError::SwappedAdapters);
-        }
-        let training = Training {
-            tokens: work.tokens,
-            sequence: work.sequence,
-            forward: work.forward / self.flops,
-            backward: Some(work.backward / self.flops),
-            overhead: self.overhead,
-            state: work.state,
-            kept: work.kept,
-            memory: self.memory,
-            host_link: self.host_link,
-            layers: Some(work.layers),
-            budget: self.budget,
-            staleness: work.staleness,
-        };
-        training.check().map(|()| training)
-    }
-}
-
-impl Training {
-    pub(super) fn check(&self) -> Result<(), FleetError> {
-        let times = [self.forward, self.backward.unwrap_or(0.0), self.overhead];
-        let bytes = [self.state, self.kept, self.memory.unwrap_or(0.0)];
-        let valid = (1..=1 << 40).contains(&self.tokens)
-            && (1..=self.tokens).contains(&self.sequence)
-            && times.iter().all(|time| (0.0..=1e3).contains(time))
-            && bytes.iter().all(|bytes| (0.0..=1e18).contains(bytes))
-            && self.host_link.is_none_or(|rate| (1.0..=1e15).contains(&rate))
-            && self.layers.is_none_or(|layers| (1..=LAYERS).contains(&layers))
-            && self.budget.is_none_or(|budget| (0.0..=1e12).contains(&budget))
-            && self.staleness <= limits::STALENESS;
-        if valid { Ok(()) } else { Err(FleetError::Training) }
-    }
-
-    pub(super) fn work(&self, fleet: &Fleet) -> Work {
-        Work {
-            tokens: self.tokens,
-            least: self.sequence,
-            forward: self.forward,
-            backward: self.backward.unwrap_or(2.0 * self.forward),
-            overhead: self.overhead,
-            activation: fleet.activations() / self.tokens as f64,
-            state: self.state,
-            kept: self.kept,
-            memory: self.memory,
-        }
-    }
-}
-
-impl Training {
-    /// The link below a device. Passes read weights of two bytes, accumulators have integers of eight, and
-    /// the gradient numbers of four.
-    pub(super) fn tier(&self, fleet: &Fleet) -> Option<Tier> {
-        let gradient = fleet.gradient();
-        self.host_link.map(|rate| Tier { rate, weights: gradient / 2.0, sums: gradient * 2.0 })
-    }
-
-    /// Whether passes overlap the all-reduce of the step before.
-    pub(super) fn overlaps(&self) -> bool {
-        self.staleness > 0
-    }
-
-    /// Seconds of a step with such passes and such an all-reduce.
-    pub(super) fn step(&self, passes: f64, all_reduce: f64) -> f64 {
-        if self.overlaps() { passes.max(all_reduce) } else { passes + all_reduce }
-    }
-}
 
 /// The recommendation for a part of a fleet.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -195,11 +43,26 @@ pub(super) struct Choice {
     pub(super) computes: f64,
     pub(super) all_reduce: f64,
     pub(super) tokens_per_second: f64,
+    /// Price of an hour's bytes that leave their region.
+    pub(super) egress: f64,
+    /// What deaths of devices cost; absent if none has a death rate. The tokens per second are those that remain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) losses: Option<Losses>,
     /// Tokens for a unit of the prices' currency; absent if the devices have no price.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) tokens_per_currency_unit: Option<f64>,
     /// Bytes of memory on the fullest device.
     pub(super) memory: f64,
+    /// The same devices as virtual workers; absent if those are not faster by much.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) workers: Option<WorkersChoice>,
+}
+
+impl Choice {
+    /// Price of an hour, with what leaves its region.
+    pub(super) fn per_hour(&self) -> f64 {
+        self.price + self.egress
+    }
 }
 
 /// A part of a fleet with its best placement.
@@ -264,6 +127,8 @@ pub(super) fn choices(
             found.extend(choice.filter(|choice| !known(choice)));
         }
     }
+    let budget = training.budget.unwrap_or(f64::INFINITY);
+    found.retain(|choice| choice.per_hour() <= budget);
     found.sort_by(|one, other| other.tokens_per_second.total_cmp(&one.tokens_per_second));
     Ok(found)
 }
@@ -335,8 +200,28 @@ fn describe(
     let device = |at| fleet.home(Device(at)).0;
     let count = |region| (0..fleet.devices()).filter(|at| device(*at) == region).count();
     let regions = 0..fleet.regions();
-    let price = regions.clone().map(|at| fleet.price(at) * count(at) as f64).sum();
-    let tokens_per_second = training.tokens as f64 / step;
+    let price: f64 = regions.clone().map(|at| fleet.price(at) * count(at) as f64).sum();
+    let losses = Losses::of(fleet, placed, step);
+    let available = losses.map_or(1.0, |losses| losses.available);
+    let tokens_per_second = available * training.tokens as f64 / step;
+    let steps_per_hour = available * 3600.0 / step;
+    let bytes_out = Egress::of(fleet, placed);
+    let egress = bytes_out.of_step() * steps_per_hour;
+    let workers = WorkersChoice::of(
+        fleet,
+        training,
+        &Timing {
+            replicas,
+            microbatches: advice.microbatches,
+            passes,
+            all_reduce,
+            available,
+            price,
+            memory: advice.memory,
+            stages,
+        },
+        &bytes_out,
+    );
     Choice {
         devices: regions.map(|at| (fleet.region(at).to_owned(), count(at))).collect(),
         stages,
@@ -350,8 +235,11 @@ fn describe(
         computes: advice.computes.as_secs_f64(),
         all_reduce,
         tokens_per_second,
-        tokens_per_currency_unit: (price > 0.0).then(|| tokens_per_second * 3600.0 / price),
+        egress,
+        losses,
+        tokens_per_currency_unit: tokens_per_unit(tokens_per_second, price + egress),
         memory: advice.memory,
+        workers,
     }
 }
 

@@ -6,91 +6,11 @@ use std::time::Duration;
 use serde::Deserialize;
 #[cfg(any(test, fuzzing))]
 use shoal_protocol::decoder::Decoder;
-use shoal_protocol::limits;
 use shoal_protocol::units::{Bytes, Rate};
 use shoal_scheduler::planner::{Device, Link, MAX_STAGES, Machine, Network, PlanError, Traffic};
 
-use super::budget::{DeviceFigures, RunWork, Training};
-
-/// Limits on a fleet. With this many devices the search takes half a minute.
-const DEVICES: usize = 256;
-const REGIONS: usize = 64;
-
-/// Limit on the layers of a model.
-pub(super) const LAYERS: usize = 100_000;
-
-/// Why a file describes no valid fleet.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum FleetError {
-    /// It is not TOML, or has unknown keys.
-    #[error(transparent)]
-    Malformed(#[from] toml::de::Error),
-    /// There are no devices, or too many.
-    #[error("a fleet has 1 to {REGIONS} regions and 1 to {DEVICES} devices in all")]
-    Devices,
-    /// The list of stages is empty or invalid.
-    #[error("stages is a list of 1 to {MAX_STAGES} numbers, each from 1 to {MAX_STAGES}")]
-    Stages,
-    /// Two regions have the same name.
-    #[error("there are two regions {0}: rename one of them")]
-    SameRegion(String),
-    /// A link names an unknown region.
-    #[error("a link names {0}, which is no region: add it under [[region]]")]
-    NoSuchRegion(String),
-    /// A pair has two links, or a link connects a region with itself.
-    #[error(
-        "the link between {0} and {1} is given twice, or is within one region: use `within` for that"
-    )]
-    SameLink(String, String),
-    /// A pair of regions has no link.
-    #[error(
-        "there is no link between {0} and {1}: add a [[link]] for them, or [between] for all pairs"
-    )]
-    NoLink(String, String),
-    /// A link's delay or bandwidth is out of range.
-    #[error(
-        "a link has a delay from 0 to 1000 seconds and a bandwidth from 1 to 1e12 bytes per second"
-    )]
-    Link,
-    /// The devices of a region's machines, or the link between them.
-    #[error(
-        "region {0}: devices_per_machine is from 2 to {DEVICES} and divides the region's devices, and comes together \
-         with `inside`, the link between two devices of a machine"
-    )]
-    Machine(String),
-    /// A value of `[training]`, or a price, is out of range.
-    #[error(
-        "[training] has from 1 to 2^40 tokens, a sequence of at most as many, times up to 1000 seconds, sizes up to \
-         1e18 bytes, a host_link of at least 1 byte a second, from 1 to {LAYERS} layers, a budget and prices of at \
-         least 0, and a staleness from 0 to {}",
-        limits::STALENESS
-    )]
-    Training,
-    /// A key is missing.
-    #[error(
-        "`{0}` is missing: add it, or name a run with --for run.toml and describe its devices in [device]"
-    )]
-    Missing(&'static str),
-    /// A key is that of a fleet without a run.
-    #[error("`{0}` follows from the run of --for: remove it")]
-    Derived(&'static str),
-    /// There is a run, and nothing about the devices; or the other way round.
-    #[error(
-        "[device], with the `flops` that a device reaches in a second, comes together with --for run.toml"
-    )]
-    Device,
-    /// The speed of the devices is out of range.
-    #[error("[device] flops are operations a second, from 1e6 to 1e20")]
-    Flops,
-    /// Frozen weights below a device.
-    #[error(
-        "[device] host_link is not for adapters: the plan does not count swapped frozen weights"
-    )]
-    SwappedAdapters,
-    /// An amount of traffic is out of range.
-    #[error("activations and gradient are numbers of bytes from 0 to 1e18")]
-    Traffic,
-}
+use super::fleet_error::{DEVICES, FleetError, REGIONS};
+use super::plan_work::{DeviceFigures, RunWork, Training};
 
 /// A link: its one-way delay in seconds, and its bandwidth in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
@@ -119,6 +39,12 @@ struct Region {
     /// Price of one device for an hour.
     #[serde(default)]
     price: f64,
+    /// Price of 1e9 bytes that leave the region.
+    #[serde(default)]
+    egress: f64,
+    /// Deaths of one device in an hour.
+    #[serde(default)]
+    deaths: f64,
     /// The link between its own devices; by default that of the fleet.
     within: Option<Line>,
     /// Devices of each of its machines, which follow each other, and the link between two of one machine.
@@ -176,8 +102,15 @@ struct FleetFile {
     region: Vec<Region>,
     #[serde(default)]
     link: Vec<Between>,
+    #[serde(default = "replacement")]
+    replacement: f64,
     training: Option<Training>,
     device: Option<DeviceFigures>,
+}
+
+/// Five minutes: a machine is rented, joins and fetches the weights.
+fn replacement() -> f64 {
+    300.0
 }
 
 impl FleetFile {
@@ -219,8 +152,18 @@ impl FleetFile {
         (activations, gradient): (f64, f64),
         training: Option<Training>,
     ) -> Fleet {
-        let Self { within, between, region, link, .. } = self;
-        Fleet { stages, activations, gradient, within, between, region, link, training }
+        let Self { within, between, region, link, replacement, .. } = self;
+        Fleet {
+            stages,
+            activations,
+            gradient,
+            within,
+            between,
+            region,
+            link,
+            replacement,
+            training,
+        }
     }
 }
 
@@ -239,6 +182,8 @@ pub(super) struct Fleet {
     between: Option<Line>,
     region: Vec<Region>,
     link: Vec<Between>,
+    /// Seconds until another device serves in place of one that died.
+    replacement: f64,
     /// The work of a step, and the budget.
     training: Option<Training>,
 }
@@ -306,6 +251,21 @@ impl Fleet {
     /// Price of one device of a region for an hour.
     pub(super) fn price(&self, region: usize) -> f64 {
         self.region[region].price
+    }
+
+    /// Price of a byte that leaves a region.
+    pub(super) fn egress(&self, region: usize) -> f64 {
+        self.region[region].egress / 1e9
+    }
+
+    /// Deaths of a device in an hour.
+    pub(super) fn deaths(&self, device: Device) -> f64 {
+        self.region[self.home(device).0].deaths
+    }
+
+    /// Seconds until another device serves in place of one that died.
+    pub(super) fn replacement(&self) -> f64 {
+        self.replacement
     }
 
     /// The same fleet with these numbers of devices by region, and without empty regions.
@@ -409,6 +369,15 @@ impl Fleet {
         if let Some(region) = self.region.iter().find(|region| !region.is_valid()) {
             return Err(FleetError::Machine(region.name.clone()));
         }
+        let valid = |region: &&Region| {
+            (0.0..=1e9).contains(&region.egress) && (0.0..=1e3).contains(&region.deaths)
+        };
+        if let Some(region) = self.region.iter().find(|region| !valid(region)) {
+            return Err(FleetError::Region(region.name.clone()));
+        }
+        if !(0.0..=86_400.0).contains(&self.replacement) {
+            return Err(FleetError::Replacement);
+        }
         self.training.map_or(Ok(()), |training| training.check())?;
         self.check_links()
     }
@@ -505,7 +474,8 @@ const EXAMPLE: &str = r#"stages = [2, 4]
 activations = 1e9
 gradient = 4e9
 within = { delay = 0.001, bandwidth = 1e9 }
-region = [{ name = "a", devices = 2 }, { name = "b", devices = 2 }]
+replacement = 120.0
+region = [{ name = "a", devices = 2, egress = 0.09, deaths = 0.05 }, { name = "b", devices = 2 }]
 [[link]]
 between = ["b", "a"]
 delay = 0.05
@@ -538,7 +508,8 @@ mod tests {
     fn devices_of_one_machine_have_the_link_inside_it() {
         let machines =
             "devices = 4, devices_per_machine = 2, inside = { delay = 0, bandwidth = 5e10 } }, ";
-        let fleet = Fleet::parse(&with("devices = 2 }, ", machines)).expect("a fleet");
+        let fleet = Fleet::parse(&with("devices = 2, egress = 0.09, deaths = 0.05 }, ", machines))
+            .expect("a fleet");
         let network = fleet.network().expect("links carry something");
         let rate = |from, to| network.link(Device(from), Device(to)).rate;
         assert_eq!((rate(0, 1), rate(2, 3)), (Rate(50_000_000_000), Rate(50_000_000_000)));
@@ -551,8 +522,8 @@ mod tests {
         for (text, reason) in [
             (with("stages = [2, 4]", "stages = []"), "stages is a list"),
             (with("[2, 4]", "[2, 17]"), "from 1 to 16"),
-            (with("devices = 2 }, ", "devices = 300 }, "), "1 to 256 devices"),
-            (with("devices = 2 }, ", "devices = -1 }, "), "devices"),
+            (with("devices = 2, ", "devices = 300, "), "1 to 256 devices"),
+            (with("devices = 2, ", "devices = -1, "), "devices"),
             (with("bandwidth = 2e7", "bandwidth = 0"), "bandwidth from 1"),
             (with("delay = 0.05", "delay = nan"), "delay"),
             (with("gradient = 4e9", "gradient = inf"), "numbers of bytes"),
@@ -563,11 +534,14 @@ mod tests {
                 EXAMPLE.split("[[link]]").next().expect("a part").to_owned(),
                 "no link between a and b",
             ),
-            (with("devices = 2 }, ", "devices = 2, devices_per_machine = 2 }, "), "`inside`"),
+            (with("devices = 2, ", "devices = 2, devices_per_machine = 2, "), "`inside`"),
+            (with("egress = 0.09", "egress = -1"), "region a: `egress`"),
+            (with("deaths = 0.05", "deaths = nan"), "region a: `egress`"),
+            (with("replacement = 120.0", "replacement = 1e6"), "`replacement`"),
             (
                 with(
-                    "devices = 2 }, ",
-                    "devices = 2, devices_per_machine = 3, inside = { delay = 0, bandwidth = 1 } }, ",
+                    "devices = 2, ",
+                    "devices = 2, devices_per_machine = 3, inside = { delay = 0, bandwidth = 1 }, ",
                 ),
                 "region a: devices_per_machine",
             ),

@@ -10,8 +10,8 @@ use shoal_scheduler::planner::{
     MachineAdvice, MachineOutcome, Parallelism, Work, advise_machine, fastest,
 };
 
-use super::budget::Training;
 use super::fleet::Fleet;
+use super::plan_work::Training;
 
 /// The strategies for the machines of one region.
 #[derive(Debug, Clone, PartialEq, Serialize)]

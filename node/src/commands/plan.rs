@@ -13,15 +13,16 @@ use shoal_scheduler::planner::{
 };
 use shoal_scheduler::rng::Rng;
 
-use super::budget::{Choice, RunWork, Searches, choices, order_by_cost};
+use super::budget::{Choice, Searches, choices, order_by_cost};
 use super::fleet::Fleet;
 use super::machines::{self, machines};
+use super::plan_advice::{advice, devices, each, stages_of};
+use super::plan_work::RunWork;
 use super::run_work;
 use super::spans::{self, spans};
 use crate::cli::{PlanArgs, PlanOrder};
 use crate::config::{RunConfig, read_text};
 use crate::dataset;
-use crate::event_text::with_prefix;
 use crate::exit::{Exit, ExitWith};
 use crate::terminal::{out, outln};
 
@@ -87,6 +88,9 @@ pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
 const NOTHING_FITS: &str = "no part of the fleet fits: raise the budget or the memory, allow other numbers of \
                             stages, or enlarge the step";
 
+/// The error for a run of virtual workers.
+const HAS_WORKERS: &str = "the run has [outer]: leave the section out, and the plan says whether virtual workers are faster";
+
 fn read(path: &Path, work: Option<&RunWork>) -> anyhow::Result<Fleet> {
     let text = read_text(path, LARGEST_FLEET)
         .with_context(|| format!("cannot read the fleet {}", path.display()))?;
@@ -101,6 +105,9 @@ fn read(path: &Path, work: Option<&RunWork>) -> anyhow::Result<Fleet> {
 fn work_of(path: &Path) -> anyhow::Result<RunWork> {
     let config = RunConfig::load(path).exit_with(Exit::Usage)?;
     let scratch = tempfile::tempdir().context("there is no room for temporary files")?;
+    if config.outer.is_some() {
+        return Err(anyhow!(HAS_WORKERS)).exit_with(Exit::Usage);
+    }
     Ok(run_work::run_work(&dataset::prepare(&config, scratch.path())?.manifest))
 }
 
@@ -124,7 +131,8 @@ fn to_do(fleet: &Fleet, work: &RunWork, best: &Choice, plan: &Plan) -> String {
         for (region, devices) in &stage.regions {
             let _ = writeln!(
                 text,
-                "  each of {devices} devices in {region}: shoal join ADDRESS --stage {number}"
+                "  {} in {region}: shoal join ADDRESS --stage {number}",
+                each(*devices)
             );
         }
     }
@@ -132,7 +140,12 @@ fn to_do(fleet: &Fleet, work: &RunWork, best: &Choice, plan: &Plan) -> String {
         let idle = fleet.devices_of(region) - taken(fleet, region, best);
         if idle > 0 {
             let (name, reason) = (fleet.region(region), idle_reason(fleet, region, best));
-            let _ = writeln!(text, "  {idle} devices in {name} are idle: {reason}");
+            let _ = writeln!(
+                text,
+                "  {} in {name} {}: {reason}",
+                devices(idle),
+                if idle == 1 { "is idle" } else { "are idle" }
+            );
         }
     }
     text
@@ -142,8 +155,8 @@ fn to_do(fleet: &Fleet, work: &RunWork, best: &Choice, plan: &Plan) -> String {
 fn idle_reason(fleet: &Fleet, region: usize, best: &Choice) -> String {
     let budget = fleet.training().and_then(|training| training.budget);
     let more = fleet.price(region) * best.stages as f64;
-    if budget.is_some_and(|budget| best.price + more > budget) {
-        format!("{} more would exceed the budget", best.stages)
+    if budget.is_some_and(|budget| best.per_hour() + more > budget) {
+        format!("{} more would exceed the budget", devices(best.stages))
     } else {
         "links to them would make a step longer than they make it shorter".to_owned()
     }
@@ -281,9 +294,14 @@ fn text(plans: &[Plan]) -> String {
         let each = plan.stages.first().map_or(0, |stage| stage.devices.len());
         let _ = writeln!(
             text,
-            "{number} stages of {each} devices: {:.2} s of a step on links = {:.2} all-reduce + {:.2} \
+            "{} of {}: {:.2} s of a step on links = {:.2} all-reduce + {:.2} \
              between stages; random placement: {:.2} s",
-            plan.total, plan.data_parallel, plan.pipeline, plan.random
+            stages_of(number),
+            devices(each),
+            plan.total,
+            plan.data_parallel,
+            plan.pipeline,
+            plan.random
         );
         if index == 0 {
             table(plan, &mut text);
@@ -318,70 +336,6 @@ fn table(plan: &Plan, text: &mut String) {
         let _ = writeln!(text);
     }
     bottlenecks(plan, text);
-}
-
-/// The tokens that a choice computes for a unit of currency, after its price.
-fn value(choice: &Choice) -> String {
-    let tokens = choice.tokens_per_currency_unit;
-    tokens.map_or_else(String::new, |tokens| format!(", {} tokens per unit", with_prefix(tokens)))
-}
-
-/// Choices listed besides the best one.
-const LISTED: usize = 8;
-
-/// The best choice with an explanation, and a line for each other choice.
-fn advice(choices: &[Choice], budget: Option<f64>) -> String {
-    let mut text = String::new();
-    let Some(best) = choices.first() else { return text };
-    let devices = |choice: &Choice| {
-        let taken = choice.devices.iter().filter(|(_, count)| *count > 0);
-        taken.map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
-    };
-    let Choice { stages, replicas, microbatch, microbatches, .. } = best;
-    let _ = writeln!(
-        text,
-        "{stages} stages of {replicas} devices ({}), {microbatches} microbatches of {microbatch} tokens a step for each \
-         replica, windows of {}",
-        devices(best),
-        best.windows.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
-    );
-    let _ = writeln!(
-        text,
-        "  {:.0} tokens/s: a step of {:.2} s = {:.2} of passes ({:.0}% computing) and {:.2} all-reduce; {} of memory",
-        best.tokens_per_second,
-        best.step,
-        best.passes,
-        100.0 * best.computes / best.passes,
-        best.all_reduce,
-        Bytes(best.memory as u64)
-    );
-    let within = budget.map_or_else(String::new, |budget| format!(" of {budget:.2}"));
-    let _ = writeln!(text, "  {:.2}{within} an hour{}", best.price, value(best));
-    let waits = [
-        (best.computes, "computation: faster or more devices help"),
-        (
-            best.passes - best.computes,
-            "pipeline stalls: closer or fewer stages, or more microbatches help",
-        ),
-        (best.all_reduce, "the all-reduce: closer replicas, more stages or larger steps help"),
-    ];
-    if let Some((_, most)) = waits.iter().max_by(|one, other| one.0.total_cmp(&other.0)) {
-        let _ = writeln!(text, "  The largest part is {most}.");
-    }
-    for other in choices.iter().skip(1).take(LISTED) {
-        let _ = writeln!(
-            text,
-            "  or {} stages of {} ({}): {:.0} tokens/s for {:.2} an hour{}, microbatches of {} tokens",
-            other.stages,
-            other.replicas,
-            devices(other),
-            other.tokens_per_second,
-            other.price,
-            value(other),
-            other.microbatch
-        );
-    }
-    text
 }
 
 /// Names the links that the plan waits for.

@@ -4,7 +4,7 @@ use shoal_engine::{memory_floor, parameter_count, pass_flops};
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::Manifest;
 
-use super::budget::RunWork;
+use super::plan_work::RunWork;
 
 /// The work of the run of a manifest.
 pub(super) fn run_work(manifest: &Manifest) -> RunWork {

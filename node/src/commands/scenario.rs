@@ -17,7 +17,8 @@ use shoal_scheduler::sim::{
     SnapshotScenario,
 };
 
-use super::fleet::{Between, FleetError, Line};
+use super::fleet::{Between, Line};
+use super::fleet_error::FleetError;
 use super::groups::{self, Group};
 
 /// Limits on a swarm: as many peers as a run may have members, and otherwise far more than a laptop

@@ -6,7 +6,9 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use shoal_scheduler::planner::{Cut, PlanError, SpanAdvice, advise_span};
 
-use super::budget::{Placed, Searches, Training, parts};
+use super::budget::{Placed, Searches, parts};
+use super::plan_work::Training;
+use crate::event_text::counted;
 
 /// The fastest plan of each kind.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -159,12 +161,18 @@ pub(super) fn text(spans: &Spans) -> String {
         let SpanChoice { stages, span, replicas, microbatch, .. } = choice;
         let visits = choice.visit.map_or_else(
             || "all in memory".to_owned(),
-            |visit| format!("visits of {visit} microbatches of {microbatch} tokens"),
+            |visit| {
+                let [visit, microbatch] =
+                    [counted(visit, "microbatch"), counted(*microbatch, "token")];
+                format!("visits of {visit} of {microbatch}")
+            },
         );
         let _ = writeln!(
             text,
-            "  {name:5}  {:9.0} tokens/s: {span} of {stages} stages at each device, {replicas} devices a span, {visits}",
-            choice.tokens_per_second
+            "  {name:5}  {:9.0} tokens/s: {span} of {} at each device, {} a span, {visits}",
+            choice.tokens_per_second,
+            counted(*stages as u64, "stage"),
+            counted(*replicas as u64, "device")
         );
     }
     let _ = writeln!(text, "  {}.", spans.reason);

@@ -94,6 +94,6 @@ mod tests {
         assert!(text.contains("\nwould help  more peers: `shoal join ...`\n"), "{text}");
         assert!(text.contains(", 0.50 s a step, 6s ago, 80 s left\n"), "{text}");
         assert!(text.contains("paused: stage 2 has no replica"), "{text}");
-        assert!(text.contains("5s ago  the run goes back to version 40"), "{text}");
+        assert!(text.contains("5s ago  the run goes back to step 40"), "{text}");
     }
 }

@@ -27,6 +27,7 @@ use tokio::sync::mpsc;
 use super::archive::Archive;
 use super::context::Context;
 use super::effect::Effects;
+use super::peer_names::PeerNames;
 use super::resume::is_complete;
 use super::setup::{AnchorStart, RoleSetup};
 use crate::anchor::{self, Anchor, AnchorConfig, AnchorEvent, Heard, Seal, Timing};
@@ -92,9 +93,14 @@ struct TooFew {
 struct AnchorLinks {
     me: Incarnation,
     transport: Option<Transport>,
+    names: PeerNames,
 }
 
 impl anchor::Links for AnchorLinks {
+    fn title(&self, peer: PeerId) -> String {
+        self.names.title(peer)
+    }
+
     fn send(&self, to: PeerId, message: AnchorMessage) {
         let Some(transport) = &self.transport else { return };
         // An anchor is the same voter in every life, and the log has terms of its own.
@@ -103,7 +109,7 @@ impl anchor::Links for AnchorLinks {
         let envelope = Envelope { from: self.me, to: to_life, era, term, message };
         let bytes = wire::encode(&envelope).expect("anchors' messages are under their cap");
         if let Err(error) = transport.send_control(to, bytes) {
-            tracing::debug!(peer = %to.short(), %error, "an anchor's message was not sent");
+            tracing::debug!(peer = self.title(to), %error, "an anchor's message was not sent");
         }
     }
 }
@@ -129,7 +135,8 @@ impl AnchorRole {
             let seal =
                 Seal { run: context.manifest.run_id(), keys: context.keys.clone(), founding };
             let config = AnchorConfig { folder, me: me.peer, first, timing, seal, removed };
-            let links = Arc::new(AnchorLinks { me: me.incarnation, transport: transport.clone() });
+            let (transport, names) = (transport.clone(), context.names.clone());
+            let links = Arc::new(AnchorLinks { me: me.incarnation, transport, names });
             let (opened, receiver) = Anchor::open(config, founds, links).await?;
             (anchor, events) = (Some(opened), Some(receiver));
         }

@@ -12,6 +12,7 @@ use shoal_protocol::units::Moment;
 use tokio::sync::watch;
 
 use super::archive::Archive;
+use super::peer_names::PeerNames;
 use super::run_files::{FileHolders, RunFiles};
 use crate::data_dir::Files;
 
@@ -28,6 +29,8 @@ pub(super) struct Context {
     pub(super) files: Files,
     /// Web servers with prepared data.
     pub(super) mirrors: Arc<[String]>,
+    /// The names of the members, for log lines and events.
+    pub(super) names: PeerNames,
     /// The key of this peer, which signs for coordinators and checks the signatures of anchors.
     pub(super) keys: Arc<dyn Signatures>,
     /// The data plane; `None` in a run on one machine alone.

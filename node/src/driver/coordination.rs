@@ -25,6 +25,7 @@ use super::effect::{Effect, Effects, Stamp};
 use super::incoming::{Receiver, Unusable};
 use super::liveness_probe;
 use super::own_pause::{OwnPause, since_boot};
+use super::peer_names::PeerNames;
 use super::run_files::FileHolders;
 use super::shutdown::Ending;
 use tokio::sync::watch;
@@ -35,6 +36,7 @@ use crate::fault_point::FaultPoint;
 /// Era, membership and coordinator of the run.
 pub(super) struct Coordination {
     me: Member,
+    names: PeerNames,
     run: RunId,
     keys: Arc<dyn Signatures>,
     era: Era,
@@ -63,6 +65,7 @@ impl Coordination {
         let office = Office::new(context.manifest.admission.key, group);
         Self {
             me: context.me,
+            names: context.names.clone(),
             run: context.manifest.run_id(),
             keys: Arc::clone(&context.keys),
             era: Era(0),
@@ -242,7 +245,7 @@ impl Coordination {
                 }
             }
             Err(error) => {
-                tracing::warn!(peer = %from, %error, "a term is not believed");
+                tracing::warn!(peer = self.names.member(from), %error, "a term is not believed");
                 out.push(Effect::Unentitled { from, what: "a proof of a term" });
             }
         }
@@ -311,7 +314,10 @@ impl Coordination {
                     false => Ending::Stopped(format!("{reason}: join that one")).into(),
                 });
             }
-            None => tracing::debug!(peer = %from, "a message of a peer that is no anchor"),
+            None => tracing::debug!(
+                peer = self.names.member(from),
+                "a message of a peer that is no anchor"
+            ),
         }
     }
 

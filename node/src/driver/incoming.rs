@@ -103,7 +103,9 @@ pub(crate) fn open(bytes: &[u8], from: Member, to: Receiver) -> Result<Envelope,
         | Message::CheckpointRequest
         | Message::Checkpoint { .. }
         | Message::CoordinatorMoved { .. }
-        | Message::Elected { .. } => true,
+        | Message::Elected { .. }
+        | Message::CurvesRequest
+        | Message::Curves(_) => true,
     };
     if !fits {
         return Err(Unusable::OtherEra { era });

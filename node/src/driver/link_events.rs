@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 
 use super::incoming::{self, Receiver, Unusable};
 use super::payload::Tensor;
+use super::peer_names::PeerNames;
 use super::unpacker::{Unpacked, Unpacker};
 
 /// An event of the transport, or tensors that were unpacked in the background.
@@ -56,14 +57,16 @@ pub(super) struct LinkEvents {
     /// `None` for a peer that is alone, and after the transport has ended.
     transport: Option<mpsc::Receiver<TransportEvent>>,
     unpacker: Unpacker,
+    names: PeerNames,
 }
 
 impl LinkEvents {
     pub(super) fn new(
         transport: Option<mpsc::Receiver<TransportEvent>>,
         unpacker: Unpacker,
+        names: PeerNames,
     ) -> Self {
-        Self { transport, unpacker }
+        Self { transport, unpacker, names }
     }
 
     /// Waits for the next event. Safe to cancel.
@@ -96,15 +99,15 @@ impl LinkEvents {
         };
         Some(match event {
             TransportEvent::Connected { member, address, .. } => {
-                tracing::info!(peer = %member, ?address, "connected");
+                tracing::info!(peer = self.names.member(member), ?address, "connected");
                 LinkEvent::Connected { member, address }
             }
             TransportEvent::Disconnected { member, reason } => {
-                tracing::info!(peer = %member, %reason, "disconnected");
+                tracing::info!(peer = self.names.member(member), %reason, "disconnected");
                 LinkEvent::Disconnected { member, reason: reason.to_string() }
             }
             TransportEvent::Unreachable { peer, error } => {
-                tracing::warn!(peer = %peer.short(), %error, "unreachable");
+                tracing::warn!(peer = self.names.title(peer), %error, "unreachable");
                 LinkEvent::Unreachable { peer, error }
             }
             TransportEvent::Control { member: from, bytes } => {

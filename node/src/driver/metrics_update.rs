@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
 
-use shoal_engine::{Footprint, PassFlops, SwapStats, pass_flops};
+use shoal_engine::{DeviceChoice, Footprint, PassFlops, SwapStats, pass_flops};
 use shoal_metrics::{
     AuditResult, Direction, Fault, Label, LinkPacking, Metrics, MoveCause, NodeState, Path,
     PeerState, Phase, PortState, Preemption, Queue, Refusal, RefusedConnection, Repeat,
@@ -22,6 +22,7 @@ use shoal_scheduler::action::{self, AuditOutcome, CoordinatorEvent, PeerLoad, Ta
 use super::anchor_role::AnchorRole;
 use super::payload::LogUse;
 use crate::events::StepReport;
+use crate::gpus;
 use crate::reachability::{Mapping, OwnPort};
 use crate::scores::Scores;
 use crate::status::SurvivalStatus;
@@ -87,10 +88,11 @@ impl MetricsUpdate {
         peer: PeerId,
         name: Option<&PeerName>,
         island: Option<&IslandName>,
+        devices: &[DeviceChoice],
     ) {
         let name = name.map_or("", PeerName::as_str);
         let island = island.map_or("", IslandName::as_str);
-        self.metrics.node.info.set(name, &peer.short(), island);
+        self.metrics.node.info.set(name, &peer.short(), island, &gpus::names(devices));
     }
 
     /// Sets the limits of the machine.

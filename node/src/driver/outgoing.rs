@@ -14,17 +14,24 @@ use super::effect::Stamp;
 use super::engine_thread::LOG_LOST;
 use super::packer::{Packer, PackingMode};
 use super::payload::{Held, Tensors};
+use super::peer_names::PeerNames;
 
 /// Sends to other peers.
 #[derive(Clone)]
 pub(super) struct Links {
     transport: Transport,
     packer: Arc<Packer>,
+    names: PeerNames,
 }
 
 impl Links {
-    pub(super) fn new(transport: Transport, packing: PackingMode, metrics: Metrics) -> Self {
-        Self { transport, packer: Arc::new(Packer::new(packing, metrics)) }
+    pub(super) fn new(
+        transport: Transport,
+        packing: PackingMode,
+        metrics: Metrics,
+        names: PeerNames,
+    ) -> Self {
+        Self { transport, packer: Arc::new(Packer::new(packing, metrics)), names }
     }
 
     pub(super) fn transport(&self) -> &Transport {
@@ -38,7 +45,7 @@ impl Links {
         let bytes = wire::encode(&envelope).expect("control messages are kept under their cap");
         if let Err(error) = self.transport.send_control(to.peer, bytes) {
             // A full queue breaks the connection, which is reported as an event of its own.
-            tracing::warn!(peer = %to, %error, "a control message was not sent");
+            tracing::warn!(peer = self.names.member(to), %error, "a control message was not sent");
         }
     }
 
@@ -57,7 +64,7 @@ impl Links {
                 Err(error) => return Some(BackgroundResult::LogLost(error)),
             };
             if let Err(error) = links.deliver(to, tag, &tensors).await {
-                tracing::warn!(peer = %to, %error, "a tensor was not sent");
+                tracing::warn!(peer = links.names.member(to), %error, "a tensor was not sent");
             }
             None
         }

@@ -2,23 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use shoal_metrics::{Metrics, Refusal};
 use shoal_protocol::ids::{Member, PeerId};
-use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{LinkEstimate, Message, TensorTag, ToCoordinator, View};
 use shoal_protocol::units::Rate;
 use tokio::sync::mpsc;
 
 use super::admission::{Admission, Refusals};
 use super::background_results::{Background, BackgroundResult};
+use super::context::Context;
 use super::effect::{Effect, Effects, Stamp};
 use super::incoming::{Receiver, Unusable};
 use super::latency_probe;
 use super::link_events::{Incoming, LinkEvent, LinkEvents};
 use super::outgoing::Links;
 use super::payload::Held;
+use super::peer_names::PeerNames;
 use super::port_watch::PortWatch;
 use super::setup::Network;
 use super::unpacker::Unpacker;
@@ -41,6 +41,7 @@ pub(super) struct PeerNetwork {
     /// `None` for a peer that is alone.
     links: Option<Links>,
     events: LinkEvents,
+    names: PeerNames,
     /// Addresses of direct connections: a peer does not know itself how others see it.
     observed_addresses: BTreeMap<PeerId, SocketAddr>,
     /// Takes those addresses for later lives.
@@ -55,25 +56,22 @@ pub(super) struct PeerNetwork {
 const STRIKES: u32 = 32;
 
 impl PeerNetwork {
-    pub(super) fn new(
-        me: Member,
-        network: Option<Network>,
-        manifest: &Arc<Manifest>,
-        metrics: Metrics,
-    ) -> Self {
+    pub(super) fn new(context: &Context, network: Option<Network>, metrics: Metrics) -> Self {
+        let (manifest, names) = (&context.manifest, &context.names);
         let own_port = PortWatch::of(network.as_ref());
         let seen = network.as_ref().map(|network| network.seen.clone());
         let (links, events) = network
             .map(|Network { transport, events, packing, .. }| {
                 transport.set_chunk_packing(manifest.codec.chunks);
-                (Links::new(transport, packing, metrics), events)
+                (Links::new(transport, packing, metrics, names.clone()), events)
             })
             .unzip();
         let gate = links.as_ref().map(|links| links.transport().gate().clone());
         Self {
-            me,
+            me: context.me,
             links,
-            events: LinkEvents::new(events, Unpacker::new(manifest.clone())),
+            events: LinkEvents::new(events, Unpacker::new(manifest.clone()), names.clone()),
+            names: names.clone(),
             observed_addresses: BTreeMap::new(),
             seen,
             admission: Admission::new(gate),
@@ -203,7 +201,10 @@ impl PeerNetwork {
             && candidate.duties.anchor
             && !links.transport().gate().may_be_anchor(from.peer)
         {
-            tracing::warn!(peer = %from.peer.short(), "it may not be an anchor: its ticket does not say so");
+            tracing::warn!(
+                peer = self.names.title(from.peer),
+                "it may not be an anchor: its ticket does not say so"
+            );
             candidate.duties.anchor = false;
         }
         message
@@ -238,7 +239,7 @@ impl PeerNetwork {
     /// Drops an unusable message, and disconnects a sender that no correct peer can be. Returns the
     /// reason to count.
     pub(super) fn refuse(&self, from: Member, error: &Unusable) -> Refusal {
-        tracing::warn!(peer = %from, %error, "refused");
+        tracing::warn!(peer = self.names.member(from), %error, "refused");
         if let (true, Some(links)) = (error.is_violation(), &self.links) {
             links.transport().reject(from.peer, &error.to_string());
         }
@@ -248,7 +249,11 @@ impl PeerNetwork {
     /// Notes a message that its sender may not send. A peer that is no member and goes on is disconnected; a member
     /// may know a newer membership than this peer.
     pub(super) fn strike(&mut self, from: Member, what: &str, view: &View) {
-        tracing::debug!(peer = %from, what, "dropped: its sender is not what it must be");
+        tracing::debug!(
+            peer = self.names.member(from),
+            what,
+            "dropped: its sender is not what it must be"
+        );
         let Some(links) = self.links.as_ref().filter(|_| !view.lists(from)) else { return };
         let strikes = self.strikes.entry(from.peer).or_insert(0);
         *strikes += 1;
@@ -261,7 +266,7 @@ impl PeerNetwork {
     /// reason to count, if any.
     pub(super) fn receive_access_list(&self, from: Member, signed: &[u8]) -> Option<Refusal> {
         let reason = self.admission.receive(signed).err()?;
-        tracing::warn!(peer = %from, %reason, "refused");
+        tracing::warn!(peer = self.names.member(from), %reason, "refused");
         if let Some(links) = &self.links {
             links.transport().reject(from.peer, &reason);
         }

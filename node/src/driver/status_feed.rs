@@ -1,13 +1,11 @@
 //! Everything that the driver reports: events of the run, the status for observers, and metrics.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use shoal_metrics::{NodeState, Preemption};
-use shoal_protocol::ids::{ClaimKey, Era, Member, PeerId, Stage, Step};
+use shoal_protocol::ids::{ClaimKey, Era, Member, Stage, Step};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{CommitRecord, View, proof_of_all};
-use shoal_protocol::plain_name::PeerName;
+use shoal_protocol::message::{self, CommitRecord, View, proof_of_all};
 use shoal_protocol::units::Moment;
 use shoal_scheduler::action::{AuditOutcome, CoordinatorEvent, StepCounts};
 
@@ -17,10 +15,12 @@ use super::coordinator_contact::PATIENCE;
 use super::cost_meter::CostMeter;
 use super::metrics_update::MetricsUpdate;
 use super::observer::Observer;
+use super::peer_names::PeerNames;
 use super::step_progress::StepProgress;
 use crate::events::{RunEvent, StepReport};
 use crate::reachability::OwnPort;
 use crate::status::{Observation, StatusWatch};
+use crate::step_count::StepCount;
 
 /// Time between two updates of the status. A change of the membership updates it at once.
 const UPDATE_EVERY: Duration = Duration::from_secs(1);
@@ -28,9 +28,6 @@ const UPDATE_EVERY: Duration = Duration::from_secs(1);
 /// How long the coordinator is unreachable before that is reported: of several anchors another one
 /// takes over sooner.
 const REPORT_AFTER: Duration = Duration::from_secs(5);
-
-/// The most names of peers that are no members any more, beside as many as there are members.
-const SPARE_NAMES: usize = 64;
 
 /// Owns the observers of the run and the numbers that only they need.
 pub(super) struct StatusFeed<'a> {
@@ -45,8 +42,6 @@ pub(super) struct StatusFeed<'a> {
     step_began: Moment,
     cost: CostMeter,
     step_progress: StepProgress,
-    /// Names of members, and of some that are gone.
-    names: BTreeMap<PeerId, PeerName>,
     /// The newest step that was reported, and its era.
     last_announced: Option<(Era, Step)>,
 }
@@ -70,7 +65,6 @@ impl<'a> StatusFeed<'a> {
             step_began: Moment::default(),
             cost: CostMeter::default(),
             step_progress: StepProgress::default(),
-            names: BTreeMap::new(),
             last_announced: None,
         }
     }
@@ -107,19 +101,23 @@ impl<'a> StatusFeed<'a> {
     pub(super) fn members_changed(&mut self, context: &Context, view: &View) {
         self.cost.members(context.now(), view);
         self.metrics.members(view, context.me, &context.manifest);
-        self.note_names(view);
+        context.names.note(view);
     }
 
-    /// Notes the members' names. Those of members that are gone stay for a while: their loss is yet to be reported.
-    fn note_names(&mut self, view: &View) {
-        if self.names.len() > 2 * view.members.len() + SPARE_NAMES {
-            self.names.retain(|peer, _| view.of_peer(*peer).is_some());
-        }
-        for record in &view.members {
-            if let Some(name) = &record.name {
-                self.names.insert(record.member.peer, name.clone());
-            }
-        }
+    /// The curves that this peer has, for another one.
+    pub(super) fn earlier_curves(&self) -> message::Curves {
+        self.status_watch.history()
+    }
+
+    /// Returns whether steps were committed of which the first ones, after a version, are not in the curves.
+    pub(super) fn lacks_curves_after(&self, version: Step) -> bool {
+        let begins = self.status_watch.curves_begin();
+        begins.is_some_and(|begins| begins > StepCount::through(version.0).number())
+    }
+
+    /// Takes in another peer's curves of earlier steps.
+    pub(super) fn add_earlier(&self, curves: message::Curves) {
+        self.status_watch.add_earlier(curves);
     }
 
     /// Returns whether the status is old, or has another membership than this one.
@@ -200,11 +198,11 @@ impl<'a> StatusFeed<'a> {
             return;
         }
         if let CoordinatorEvent::Admitted { member, name: Some(name), .. } = &event {
-            self.names.insert(member.peer, name.clone());
+            context.names.add(member.peer, name.clone());
         }
-        match run_event(event, &self.names) {
+        match run_event(event, &context.names) {
             Ok(event) => self.note(&event),
-            Err(event) => log(&event),
+            Err(event) => log(&event, &context.names),
         }
     }
 
@@ -252,11 +250,8 @@ impl<'a> StatusFeed<'a> {
 }
 
 /// Converts an event of the coordinator to one of the run. Events for the log alone come back.
-fn run_event(
-    event: CoordinatorEvent,
-    names: &BTreeMap<PeerId, PeerName>,
-) -> Result<RunEvent, CoordinatorEvent> {
-    let name = |member: Member| names.get(&member.peer).cloned();
+fn run_event(event: CoordinatorEvent, names: &PeerNames) -> Result<RunEvent, CoordinatorEvent> {
+    let name = |member: Member| names.of(member.peer);
     let numbers = |stages: Vec<Stage>| stages.into_iter().map(|stage| stage.0).collect();
     Ok(match event {
         CoordinatorEvent::Admitted { member, span, name } => {
@@ -302,17 +297,18 @@ fn run_event(
 }
 
 /// Logs an event of the coordinator that is no event of the run.
-fn log(event: &CoordinatorEvent) {
+fn log(event: &CoordinatorEvent, names: &PeerNames) {
+    let title = |member: &Member| names.member(*member);
     match event {
         CoordinatorEvent::NotAdmitted { member, reason } => {
-            tracing::warn!(peer = %member, reason, "not admitted");
+            tracing::warn!(peer = title(member), reason, "not admitted");
         }
         CoordinatorEvent::RoundsAborted { step, rounds, late } => {
             tracing::info!(%step, rounds, late, "all-reduces are tried again");
         }
         CoordinatorEvent::RoundForged { round, owners } => {
             let (step, weights) = (round.step, round.weights);
-            let owners: Vec<String> = owners.iter().map(ToString::to_string).collect();
+            let owners: Vec<String> = owners.iter().map(title).collect();
             let owners = owners.join(", ");
             tracing::warn!(
                 %step, %weights, owners,
@@ -331,13 +327,13 @@ fn log(event: &CoordinatorEvent) {
             tracing::info!(%step, %weights, gone, changed, "an all-reduce goes on without some");
         }
         CoordinatorEvent::ClaimRefused { member, key } => {
-            tracing::warn!(peer = %member, %key, "it claims what it does not hold: refused");
+            tracing::warn!(peer = title(member), %key, "it claims what it does not hold: refused");
         }
         CoordinatorEvent::Reclaimed { member, key } => {
-            tracing::info!(peer = %member, %key, "late work is given to another");
+            tracing::info!(peer = title(member), %key, "late work is given to another");
         }
         CoordinatorEvent::Revoked { member, claims } => {
-            tracing::info!(peer = %member, claims, "claims taken back");
+            tracing::info!(peer = title(member), claims, "claims taken back");
         }
         CoordinatorEvent::CheckpointAbandoned { version } => {
             tracing::warn!(%version, "a checkpoint was abandoned: a peer that wrote it is gone");
@@ -346,7 +342,7 @@ fn log(event: &CoordinatorEvent) {
             tracing::info!(%version, "a checkpoint is complete");
         }
         CoordinatorEvent::Unlike { member } => tracing::warn!(
-            peer = %member,
+            peer = title(member),
             "its known answers differ from the first member's: exactly-once holds, \
              the reference's bits may not"
         ),

@@ -6,19 +6,17 @@ use std::sync::Arc;
 
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{SysconfVar, sysconf};
+use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::{Device, Nvml};
 use shoal_engine::DeviceChoice;
 use shoal_metrics::{Swap, groups};
 
+use crate::gpus::Gpus;
 use crate::memory::HostMemory;
 
 /// Linux counts swapped pages here.
 const VMSTAT: &str = "/proc/vmstat";
-
-/// Selects and numbers the devices of a machine, as CUDA reads it.
-const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// Reads the machine's figures. Clones share the devices.
 #[derive(Clone)]
@@ -28,33 +26,12 @@ pub struct Machine {
     data_dir: Arc<Path>,
 }
 
-/// The GPUs of a process.
-struct Gpus {
-    nvml: Nvml,
-    /// Where NVML finds each, with its number among the devices of the process.
-    places: Vec<(usize, Place)>,
-}
-
-/// How NVML finds a device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
-    Number(u32),
-    Uuid(String),
-}
-
 impl Machine {
     /// Reads the figures of the devices that this process computes on, as far as NVML knows them, and of the disk of
     /// its data directory.
     #[must_use]
     pub fn new(devices: &[DeviceChoice], data_dir: &Path) -> Self {
-        let places = places(devices, std::env::var(VISIBLE).ok().as_deref());
-        let gpus = (!places.is_empty()).then(Nvml::init).and_then(|nvml| match nvml {
-            Ok(nvml) => Some(Gpus { nvml, places }),
-            Err(error) => {
-                tracing::info!(%error, "NVML is not available: there are no figures of devices");
-                None
-            }
-        });
+        let gpus = Gpus::of(devices);
         Self { gpus: Arc::new(gpus), data_dir: data_dir.into() }
     }
 
@@ -66,11 +43,9 @@ impl Machine {
         if let Err(error) = update_disk(metrics, &self.data_dir) {
             tracing::debug!(%error, "cannot read the figures of the disk");
         }
-        let Some(Gpus { nvml, places }) = &*self.gpus else { return };
-        for (number, place) in places {
-            if let Err(error) =
-                place.find(nvml).and_then(|gpu| update_device(metrics, *number, &gpu))
-            {
+        let Some(gpus) = &*self.gpus else { return };
+        for (number, gpu) in gpus.all() {
+            if let Err(error) = gpu.and_then(|gpu| update_device(metrics, number, &gpu)) {
                 tracing::debug!(%error, "cannot read the figures of device {number}");
             }
         }
@@ -107,15 +82,6 @@ fn update_disk(metrics: &groups::Machine, folder: &Path) -> nix::Result<()> {
     Ok(())
 }
 
-impl Place {
-    fn find<'a>(&self, nvml: &'a Nvml) -> Result<Device<'a>, NvmlError> {
-        match self {
-            Self::Number(number) => nvml.device_by_index(*number),
-            Self::Uuid(uuid) => nvml.device_by_uuid(uuid.as_str()),
-        }
-    }
-}
-
 /// The figures of the device of this number.
 fn update_device(
     metrics: &groups::Machine,
@@ -136,30 +102,6 @@ fn pages(vmstat: &str, name: &str) -> Option<u64> {
     vmstat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }
 
-/// Where NVML finds those of these devices that are GPUs, each with its number among all.
-fn places(devices: &[DeviceChoice], visible: Option<&str>) -> Vec<(usize, Place)> {
-    let gpu = |(number, device): (usize, &DeviceChoice)| {
-        let gpu = match device {
-            _ if device.is_processor() => None,
-            DeviceChoice::Cuda(gpu) => Some(*gpu),
-            DeviceChoice::Auto | DeviceChoice::Cpu => Some(0),
-        };
-        Some((number, place(gpu?, visible)?))
-    };
-    devices.iter().enumerate().filter_map(gpu).collect()
-}
-
-/// Where NVML finds CUDA's device of this number, if the variable lists it.
-fn place(number: usize, visible: Option<&str>) -> Option<Place> {
-    let Some(visible) = visible else { return Some(Place::Number(u32::try_from(number).ok()?)) };
-    let name = visible.split(',').nth(number)?.trim();
-    match name.parse() {
-        Ok(number) => Some(Place::Number(number)),
-        Err(_) if name.starts_with("GPU-") => Some(Place::Uuid(name.to_owned())),
-        Err(_) => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,22 +112,6 @@ mod tests {
         let text = "pswpin_other 7\npswpin 3\npswpout 12\n";
         assert_eq!((pages(text, "pswpin"), pages(text, "pswpout")), (Some(3), Some(12)));
         assert_eq!(pages(text, "pswp"), None);
-    }
-
-    #[test]
-    fn a_device_is_found_as_cuda_numbers_it() {
-        assert_eq!(place(2, None), Some(Place::Number(2)));
-        assert_eq!(place(1, Some("3, 5")), Some(Place::Number(5)));
-        assert_eq!(place(0, Some("GPU-12")), Some(Place::Uuid("GPU-12".to_owned())));
-        assert_eq!((place(2, Some("3,5")), place(0, Some(""))), (None, None));
-    }
-
-    #[test]
-    fn devices_have_their_numbers_among_all() {
-        let devices = [DeviceChoice::Cuda(3), DeviceChoice::Cpu, DeviceChoice::Cuda(1)];
-        let found = [(0, Place::Number(3)), (2, Place::Number(1))];
-        assert_eq!(places(&devices, None), found);
-        assert_eq!(places(&devices, Some("5,7")), [(2, Place::Number(7))]);
     }
 
     #[test]

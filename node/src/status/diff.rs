@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use shoal_protocol::ids::PeerId;
 
 use super::{MemberState, MemberStatus, Observation, Tone};
+use crate::step_count::StepCount;
 
 /// The changes from one observation to the next. `causes` holds the known causes of losses.
 pub(super) fn changes(
@@ -18,7 +19,10 @@ pub(super) fn changes(
         return found;
     }
     if new.era > old.era {
-        found.push((Tone::Bad, format!("the run goes back to version {}", new.version)));
+        found.push((
+            Tone::Bad,
+            format!("the run goes back to {}", StepCount::of_version(new.version)),
+        ));
     }
     if before.view != now.view {
         members(before, now, causes, &mut found);
@@ -30,7 +34,10 @@ pub(super) fn changes(
     }
     let saved = |run: &super::RunStatus| run.checkpoint.as_ref().map(|saved| saved.version);
     if let Some(version) = saved(new).filter(|version| Some(*version) > saved(old)) {
-        found.push((Tone::Good, format!("checkpoint of version {version} is complete")));
+        found.push((
+            Tone::Good,
+            format!("the checkpoint of {} is complete", StepCount::of_version(version)),
+        ));
     }
     found
 }

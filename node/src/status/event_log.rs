@@ -4,6 +4,7 @@ use crate::terminal::visible;
 use std::collections::{BTreeMap, VecDeque};
 
 use shoal_protocol::ids::{ContentHash, PeerId, RunId};
+use shoal_protocol::message;
 
 use super::diff::changes;
 use super::downsampled_series::Series;
@@ -15,6 +16,7 @@ use super::{
 use crate::event_text::describe;
 use crate::events::{RunEvent, StepReport};
 use crate::report::tokens_per_unit;
+use crate::step_count::StepCount;
 use crate::training_rate::TrainingRate;
 
 /// The most events that are kept.
@@ -230,35 +232,59 @@ impl EventLog {
     }
 
     fn step(&mut self, at: Millis, step: &StepReport) {
+        let count = StepCount::through(step.step).number();
         self.pause = None;
         let number = |value: f64| value.is_finite().then_some(value);
         // A newcomer receives many commits at once. Their intervals say nothing about the steps'
         // durations.
         if self.observation.node.ready {
             self.throughput.note(step);
-            self.tokens_per_second.push(step.step, step.tokens_per_second());
+            self.tokens_per_second.push(count, step.tokens_per_second());
             self.training.tokens_per_second = number(self.throughput.tokens_per_second);
             self.training.seconds_per_step = number(self.throughput.seconds_per_step);
         }
         if let Some(cost) = step.cost.and_then(number) {
             *self.cost.get_or_insert(0.0) += cost;
-            let new = self.training.step.is_none_or(|newest| newest < step.step);
+            let new = self.training.step.is_none_or(|newest| newest < count);
             self.priced_tokens += if new && self.observation.node.ready { step.tokens } else { 0 };
         }
         // The driver's next observation may come up to a second later.
         if let Some(run) = &mut self.observation.run {
-            run.version = run.version.max(step.step.saturating_add(1));
+            run.version = run.version.max(count);
         }
         let training = &mut self.training;
-        training.step = Some(step.step);
+        training.step = Some(count);
         training.loss = number(step.loss);
         training.gradient_norm = number(step.gradient_norm);
         training.committed_at_ms = Some(at);
-        self.loss.push(step.step, step.loss);
+        self.loss.push(count, step.loss);
         if let Some(loss) = step.held_out_loss {
             training.held_out_loss = number(loss);
-            self.held_out_loss.push(step.step, loss);
+            self.held_out_loss.push(count, loss);
         }
+    }
+
+    /// The curves, for a peer that joined later.
+    pub(super) fn history(&self) -> message::Curves {
+        message::Curves {
+            loss: self.loss.history(),
+            held_out_loss: self.held_out_loss.history(),
+            tokens_per_second: self.tokens_per_second.history(),
+        }
+    }
+
+    /// The first step of the curves, if a step was committed.
+    pub(super) fn curves_begin(&self) -> Option<u64> {
+        self.loss.begins()
+    }
+
+    /// Takes in another peer's curves of steps before those that this one has seen.
+    pub(super) fn add_earlier(&mut self, curves: message::Curves) {
+        self.loss.add_earlier(&curves.loss);
+        self.held_out_loss.add_earlier(&curves.held_out_loss);
+        self.tokens_per_second.add_earlier(&curves.tokens_per_second);
+        let newest = self.held_out_loss.points().last().map(|point| point.1);
+        self.training.held_out_loss = self.training.held_out_loss.or(newest);
     }
 
     fn push(&mut self, at_ms: Millis, tone: Tone, text: &str) {
@@ -293,7 +319,7 @@ mod tests {
     use shoal_protocol::message::MoveReason;
 
     use super::*;
-    use crate::status::{MemberState, MoveStatus, NodeStatus, RunStatus, example};
+    use crate::status::{MemberState, MoveStatus, NodeStatus, Point, RunStatus, example};
 
     fn started() -> RunEvent {
         RunEvent::Started {
@@ -349,12 +375,42 @@ mod tests {
         let status = event_log.status(4);
         assert_eq!(status.curves.loss.len(), 2);
         assert_eq!(status.curves.held_out_loss.len(), 1);
-        assert_eq!(status.curves.tokens_per_second, [crate::status::Point(1, 2000.0)]);
+        assert_eq!(status.curves.tokens_per_second, [Point(2, 2000.0)]);
         assert_eq!(status.training.loss, Some(4.0));
         assert_eq!(status.training.held_out_loss, Some(5.5));
         assert_eq!(status.training.committed_at_ms, Some(3));
         // Version 40 of 200, at half a second a step.
         assert_eq!(status.training.seconds_left, Some(80.0));
+    }
+
+    #[test]
+    fn a_late_joiner_has_the_curves_of_the_steps_before() {
+        let (mut first, mut late) = (EventLog::default(), EventLog::default());
+        for log in [&mut first, &mut late] {
+            log.note(0, &started());
+            log.see(0, observation());
+        }
+        assert_eq!(late.curves_begin(), None);
+        for step in 0..100 {
+            first.note(step, &committed(step, 9.0 - step as f64 / 100.0));
+        }
+        for step in 70..100 {
+            late.note(step, &committed(step, 9.0 - step as f64 / 100.0));
+        }
+        assert_eq!((late.curves_begin(), first.curves_begin()), (Some(71), Some(1)));
+        late.add_earlier(first.history());
+        assert_eq!(late.curves_begin(), Some(1));
+        let [first, late] = [first, late].map(|log| log.status(100));
+        // What travels has fewer digits.
+        let near =
+            |(one, other): (&Point, &Point)| one.0 == other.0 && (one.1 - other.1).abs() < 1e-5;
+        let alike = |one: &[Point], other: &[Point]| {
+            one.len() == other.len() && one.iter().zip(other).all(near)
+        };
+        assert!(alike(&late.curves.loss, &first.curves.loss), "{:?}", late.curves.loss);
+        assert!(alike(&late.curves.held_out_loss, &first.curves.held_out_loss));
+        assert!(alike(&late.curves.tokens_per_second, &first.curves.tokens_per_second));
+        assert_eq!(late.training.held_out_loss, Some(5.5));
     }
 
     #[test]
@@ -458,7 +514,7 @@ mod tests {
         (run.era, run.version) = (2, 35);
         event_log.see(3, now.clone());
         let expected = [
-            "the run goes back to version 35".to_owned(),
+            "the run goes back to step 35".to_owned(),
             format!("{} hosts stage 1", now.members[3].title()),
         ];
         assert_eq!(texts(&event_log)[2..], expected);

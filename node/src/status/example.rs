@@ -96,7 +96,7 @@ pub(crate) fn status() -> Status {
             member(4, StageSpan::none(), MemberState::Watching),
         ],
         training: TrainingStatus {
-            step: Some(39),
+            step: Some(40),
             loss: Some(2.5),
             held_out_loss: Some(2.75),
             gradient_norm: Some(1.25),
@@ -113,13 +113,13 @@ pub(crate) fn status() -> Status {
             tokens_per_currency_unit: Some(2.5e6),
         }),
         curves: Curves {
-            loss: (0..40).map(|step| Point(step, 5.5 - step as f64 * 0.075)).collect(),
-            held_out_loss: vec![Point(0, 5.5), Point(20, 4.0), Point(39, 2.75)],
-            tokens_per_second: (0..40).map(|step| Point(step, 8000.0)).collect(),
+            loss: (1..=40).map(|step| Point(step, 5.5 - (step - 1) as f64 * 0.075)).collect(),
+            held_out_loss: vec![Point(1, 5.5), Point(21, 4.0), Point(40, 2.75)],
+            tokens_per_second: (1..=40).map(|step| Point(step, 8000.0)).collect(),
         },
         events: vec![
             status_event(60_000, Tone::Good, "serves stage 1"),
-            status_event(5_000, Tone::Bad, "the run goes back to version 40"),
+            status_event(5_000, Tone::Bad, "the run goes back to step 40"),
         ],
     }
 }

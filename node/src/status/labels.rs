@@ -6,6 +6,7 @@ use shoal_protocol::units::Bytes;
 use super::{CostStatus, MemberStatus, OwnPort, Status};
 use crate::event_text::{currency, duration, open_step, title, with_prefix};
 use crate::scores;
+use crate::step_count::StepCount;
 
 /// Seconds of a step from which on its microbatches are shown.
 const LONG_STEP: f64 = 10.0;
@@ -82,8 +83,10 @@ pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
         lines.push((
             "run",
             format!(
-                "{id:.8}: version {} of {}, era {}, term {}, coordinator {coordinator}",
-                run.version, run.steps, run.era, run.term
+                "{id:.8}: {}, era {}, term {}, coordinator {coordinator}",
+                StepCount::of_version(run.version).of(run.steps),
+                run.era,
+                run.term
             ),
         ));
     }
@@ -97,11 +100,13 @@ pub(crate) fn standing(status: &Status) -> Vec<(&'static str, String)> {
     lines.extend(status.cost.as_ref().map(|cost| ("cost", describe_cost(cost))));
     if let Some(checkpoint) = status.run.as_ref().and_then(|run| run.checkpoint.as_ref()) {
         let hash = checkpoint.hash.map(|hash| format!(" ({:.8})", hash.to_string()));
-        let line = format!("version {}{}", checkpoint.version, hash.unwrap_or_default());
+        let step = StepCount::of_version(checkpoint.version);
+        let line = format!("{step}{}", hash.unwrap_or_default());
         lines.push(("checkpoint", line));
     }
     lines.extend(status.scored.as_ref().map(|scored| {
-        ("scores", format!("version {}: {}", scored.version, scores::describe(&scored.scores)))
+        let step = StepCount::of_version(scored.version);
+        ("scores", format!("{step}: {}", scores::describe(&scored.scores)))
     }));
     if status.node.own_port != OwnPort::Unknown {
         lines.push(("UDP port", status.node.own_port.to_string()));
@@ -144,7 +149,7 @@ fn state(status: &Status) -> String {
 fn training(status: &Status) -> String {
     let training = &status.training;
     let open = status.node.open_step.as_ref().map(|open| format!(", {}", open_step(open)));
-    let Some(step) = training.step else {
+    let Some(step) = training.step.map(StepCount::of_version) else {
         return format!("no step is committed yet{}", open.unwrap_or_default());
     };
     let number = |value: Option<f64>| value.map_or_else(|| "?".to_owned(), |v| format!("{v:.3}"));
@@ -158,7 +163,7 @@ fn training(status: &Status) -> String {
     let open = open.filter(|_| is_long);
     let parts = [held_out, throughput, time, last, left, open].map(Option::unwrap_or_default);
     let parts = parts.concat();
-    format!("step {step}: loss {}{parts}", number(training.loss))
+    format!("{step}: loss {}{parts}", number(training.loss))
 }
 
 /// The cost of the run, and the tokens for it.

@@ -210,7 +210,7 @@ pub struct SurvivalStatus {
 /// The newest training figures; absent before the first commit.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct TrainingStatus {
-    /// The newest committed step.
+    /// The number of committed steps, which is the number of the newest one.
     pub step: Option<u64>,
     /// Mean training loss, in nats per token.
     pub loss: Option<f64>,
@@ -366,7 +366,7 @@ pub struct Curves {
     pub tokens_per_second: Vec<Point>,
 }
 
-/// A step and a value. In a long curve the value is a mean over the steps up to this one.
+/// A number of committed steps and a value. In a long curve the value is a mean over the steps up to this one.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Point(pub u64, pub f64);
 

@@ -3,6 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use shoal_protocol::message;
+
 use super::event_log::EventLog;
 use super::{Observation, Status, SurvivalStatus};
 use crate::events::RunEvent;
@@ -64,6 +66,21 @@ impl StatusWatch {
         let mut status = self.lock().event_log.status(now());
         status.node.resident_bytes = resident_bytes();
         status
+    }
+
+    /// The curves, for a peer that joined later.
+    pub(crate) fn history(&self) -> message::Curves {
+        self.lock().event_log.history()
+    }
+
+    /// The first step of the curves, if a step was committed.
+    pub(crate) fn curves_begin(&self) -> Option<u64> {
+        self.lock().event_log.curves_begin()
+    }
+
+    /// Takes in another peer's curves of steps before those that this one has seen.
+    pub(crate) fn add_earlier(&self, curves: message::Curves) {
+        self.lock().event_log.add_earlier(curves);
     }
 
     /// The deaths that the run survives.

@@ -13,6 +13,7 @@ use ratatui::widgets::{
 use super::screen::Screen;
 use crate::status::labels::{TITLES, age, rows_of, standing};
 use crate::status::{NodeState, Point, Status, Tone};
+use crate::step_count::StepCount;
 
 /// The smallest width and height with curves.
 const FOR_CURVES: (u16, u16) = (80, 24);
@@ -70,7 +71,7 @@ fn draw_progress(frame: &mut Frame, area: Rect, status: &Status) {
     };
     let ratio = (run.version as f64 / run.steps.max(1) as f64).clamp(0.0, 1.0);
     let gauge = LineGauge::default()
-        .label(format!("Shoal {}/{}", run.version, run.steps))
+        .label(format!("Shoal, {}", StepCount::of_version(run.version).of(run.steps)))
         .filled_style(Style::new().fg(Color::Cyan))
         .ratio(ratio);
     frame.render_widget(gauge, area);
@@ -242,7 +243,7 @@ mod tests {
     fn a_large_screen_has_everything() {
         let text = drawn(&Screen::of(example::status()), 120, 40);
         for part in [
-            "Shoal 40/200",
+            "Shoal, step 40 of 200",
             "paused: stage 2 has no replica",
             "any one peer: no, stage 2 has no replica",
             "1.5000 so far, 0.3500 an hour",
@@ -256,7 +257,7 @@ mod tests {
             "23.8 MiB/s",
             " loss ",
             " tokens/s ",
-            "the run goes back to version 40",
+            "the run goes back to step 40",
             "q quit, h help",
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");

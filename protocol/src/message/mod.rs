@@ -6,6 +6,7 @@
 
 mod audit;
 mod challenge;
+mod curves;
 mod log;
 mod membership;
 mod peer;
@@ -21,6 +22,7 @@ pub use self::audit::{
     AuditId, AuditOrder, AuditedWork, Handover, HandoverDigest, SumsPrint, SumsPrinter, WorkDigest,
 };
 pub use self::challenge::{Challenge, OWNER_GROUPS, PROJECTIONS, RoundCheck, owner_groups};
+pub use self::curves::{CURVE_POINTS, CurvePoint, Curves};
 pub use self::log::{
     CommitRecord, Founding, LogRecord, SavedCheckpoint, SnapshotPart, StoredFile, StoredStage,
 };
@@ -70,8 +72,7 @@ pub enum Message {
     PeerMessage(PeerMessage),
     /// Between anchors, about the run's log.
     Anchor(AnchorMessage),
-    /// The access list, signed by the run's issuer: banned peers and peers admitted by id. A peer
-    /// to which it is new passes it on.
+    /// The access list, signed by the run's issuer: banned peers and peers admitted by id. Each peer passes a new one on.
     AccessList {
         /// The encoded access list and its signature.
         signed: Vec<u8>,
@@ -97,6 +98,10 @@ pub enum Message {
         /// The proof of the term, and before it those of earlier groups of anchors, oldest first.
         proofs: Vec<TermProof>,
     },
+    /// Request for the curves of the run, from a member that has not seen its first steps. Answered once in a life.
+    CurvesRequest,
+    /// The curves that the sender has.
+    Curves(Curves),
 }
 
 /// A request from one anchor to another, or the answer to one.
@@ -235,8 +240,7 @@ pub enum ToCoordinator {
         /// Whether the sender has all files of the stage.
         whole: bool,
     },
-    /// A replica of the first stage has room for microbatches in addition to the grants numbered up
-    /// to `through`.
+    /// A replica of the first stage has room for microbatches in addition to the grants numbered up to `through`.
     WorkRequest {
         /// Steps, with the number of microbatches wanted of each.
         rooms: Vec<(Step, u32)>,
@@ -250,8 +254,7 @@ pub enum ToCoordinator {
         /// The work.
         key: ClaimKey,
     },
-    /// The work is in the sender's accumulator (or, if held out, evaluated). Repeated until
-    /// answered.
+    /// The work is in the sender's accumulator (or, if held out, evaluated). Repeated until answered.
     Done {
         /// The work.
         key: ClaimKey,
@@ -338,8 +341,7 @@ pub enum ToCoordinator {
     Ready {
         /// The version of the weights.
         version: Step,
-        /// The newest membership that it knows: a message from before a migration does not count
-        /// for it.
+        /// The newest membership that it knows: a message from before a migration does not count for it.
         view: u64,
     },
     /// The sender does not serve yet or is to move, and cannot use the snapshot it was given, or

@@ -51,6 +51,31 @@ fn an_observer_shows_the_events_of_the_swarm() {
 }
 
 #[test]
+fn the_curves_of_a_late_joiner_begin_at_the_first_step() {
+    let run = Run::tiny(&[("training.steps", Value::from(1_000_000))]);
+    let mut swarm = Swarm::start(&run.config(), &["--stage", "all", "--slow-down", "10"]);
+    while swarm.peers[0].event("committed")["step"].as_u64() < Some(20) {}
+    swarm.join(&["--observer"]);
+    swarm.join(&["--stage", "all", "--slow-down", "10"]);
+    let first = |swarm: &Swarm, peer| swarm.status(peer)["curves"]["loss"][0][0].as_u64();
+    for peer in [1, 2] {
+        let joined = swarm.peers[peer].event("committed")["step"].as_u64().expect("a number");
+        assert!(joined > 10, "it joins late: {joined}");
+        let shown = (0..TRIES).any(|_| {
+            swarm.peers[peer].event("committed");
+            first(&swarm, peer) == Some(1)
+        });
+        assert!(shown, "{:#}", swarm.status(peer)["curves"]);
+    }
+    let [one, other] = [0, 2].map(|peer| swarm.status(peer)["curves"]["loss"].clone());
+    let values = |curve: &Json| curve.as_array().expect("a list")[..10].to_vec();
+    for (one, other) in values(&one).iter().zip(&values(&other)) {
+        let [one, other] = [one, other].map(|point| point[1].as_f64().expect("a loss"));
+        assert!((one - other).abs() < 1e-5, "{one} and {other}");
+    }
+}
+
+#[test]
 fn a_peer_is_ready_from_serving_until_it_drains() {
     let run = Run::tiny(&[("training.steps", Value::from(1_000_000))]);
     let addresses = [own_address(), own_address()];

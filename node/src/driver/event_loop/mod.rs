@@ -23,6 +23,7 @@ use crate::driver::background_results::{Background, BackgroundResult};
 use crate::driver::checkpoint_shelf::CheckpointShelf;
 use crate::driver::context::Context;
 use crate::driver::coordination::Coordination;
+use crate::driver::earlier_curves::EarlierCurves;
 use crate::driver::effect::{Effect, Effects, LocalInput, Stamp};
 use crate::driver::engine_host::{EngineHost, EngineSetup};
 use crate::driver::job_report::JobDone;
@@ -30,6 +31,7 @@ use crate::driver::link_events::LinkEvent;
 use crate::driver::metrics_update::MetricsUpdate;
 use crate::driver::observer::Observer;
 use crate::driver::own_pause::WAKES;
+use crate::driver::peer_names::PeerNames;
 use crate::driver::peer_network::{NetworkEvent, PeerNetwork};
 use crate::driver::resource_budget::ResourceBudget;
 use crate::driver::run_files::FileHolders;
@@ -87,6 +89,7 @@ struct Driver<'a> {
     background: Background,
     shutdown: Shutdown,
     status: StatusFeed<'a>,
+    earlier_curves: EarlierCurves,
 }
 
 impl<'a> Driver<'a> {
@@ -106,6 +109,7 @@ impl<'a> Driver<'a> {
             mirrors: setup.mirrors.into(),
             transport: network.as_ref().map(|network| network.transport.clone()),
             file_holders: holders,
+            names: PeerNames::default(),
             keys: match &network {
                 Some(network) => network.transport.keys(),
                 // Alone it signs for itself, and no other peer checks it.
@@ -116,7 +120,7 @@ impl<'a> Driver<'a> {
         let anchor_role = AnchorRole::open(&role, &context).await?;
         let (manifest, history) = (&context.manifest, anchor_role.history());
         let metrics = MetricsUpdate::new(setup.metrics.clone(), manifest, passes, history.as_ref());
-        metrics.known_as(me.peer, name.as_ref(), island.as_ref());
+        metrics.known_as(me.peer, name.as_ref(), island.as_ref(), &devices);
         let peak = match setup.watched {
             true => Some(startup_probes::peak_flops(manifest, &devices, threads).await?),
             false => None,
@@ -130,13 +134,14 @@ impl<'a> Driver<'a> {
         Ok(Self {
             peer,
             inputs: VecDeque::new(),
-            engine: EngineHost::new(engine, manifest),
-            network: PeerNetwork::new(me, network, manifest, setup.metrics),
+            network: PeerNetwork::new(&context, network, setup.metrics),
+            engine: EngineHost::new(engine, &context.manifest),
             coordination: Coordination::new(&context, role.coordinator, anchor_role, file_holders),
             checkpoints: CheckpointShelf::new(history.as_ref(), &role),
             background: Background::new(),
             shutdown: Shutdown::new(setup.leaving),
             status: StatusFeed::new(observer, metrics),
+            earlier_curves: EarlierCurves::default(),
             // Moments count from the end of the measurements.
             context: Context { clock: Instant::now(), ..context },
         })
@@ -236,6 +241,7 @@ impl<'a> Driver<'a> {
         if let Some(refusals) = network.refusals() {
             self.status.refused_connections(refusals);
         }
+        self.ask_for_curves();
     }
 
     /// Waits for the next event.
@@ -374,6 +380,14 @@ impl<'a> Driver<'a> {
             Message::CheckpointRequest => self.answer_checkpoint(from, out),
             // Only a process that is no member asks for one.
             Message::Checkpoint { .. } => {}
+            Message::CurvesRequest => self.answer_curves(from, out),
+            Message::Curves(curves) => {
+                if self.earlier_curves.is_answer(from) {
+                    self.status.add_earlier(curves);
+                } else {
+                    out.push(Effect::Unentitled { from, what: "curves" });
+                }
+            }
             Message::Elected { proofs } => self.coordination.learn(from, proofs, out),
             Message::CoordinatorMoved { coordinator, addresses, proofs } => {
                 self.coordination.learn(from, proofs, out);
@@ -398,6 +412,27 @@ impl<'a> Driver<'a> {
         }
         let message = Message::Checkpoint { newest };
         out.push(Effect::Send { to, stamp: self.coordination.stamp(), message });
+    }
+
+    /// Answers with the curves that this peer has.
+    fn answer_curves(&mut self, to: Member, out: &mut Effects) {
+        if self.earlier_curves.may_ask(to, self.coordination.view()) {
+            let message = Message::Curves(self.status.earlier_curves());
+            out.push(Effect::Send { to, stamp: self.coordination.stamp(), message });
+        } else {
+            out.push(Effect::Unentitled { from: to, what: "a request for curves" });
+        }
+    }
+
+    /// Asks another member for the curves of the steps that this one has not seen.
+    fn ask_for_curves(&mut self) {
+        if !self.status.lacks_curves_after(self.context.manifest.first_version()) {
+            return;
+        }
+        let (now, view) = (self.context.now(), self.coordination.view());
+        if let Some(to) = self.earlier_curves.next(now, self.context.me, view) {
+            self.network.send(to, self.coordination.stamp(), Message::CurvesRequest);
+        }
     }
 
     /// Answers with the coordinator's addresses, if that is another peer.
