@@ -36,9 +36,11 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
             format!("{} is gone from {}: {how}", title(*peer, name.as_ref()), place(*span))
         }
         RunEvent::Convicted { peer, name, step, stage, back } => format!(
-            "the work of {} in step {step} at stage {stage} is not what most replicas computed: it is out for good, and \
-             the run goes back to version {back} or earlier",
-            title(*peer, name.as_ref())
+            "the work of {} in {} at stage {stage} is not what most replicas computed: it is out for good, and the run \
+             goes back to {} or earlier",
+            title(*peer, name.as_ref()),
+            StepCount::through(*step),
+            StepCount::of_version(*back)
         ),
         RunEvent::Rewound { version, steps } => format!(
             "the run goes back to {}: {} are computed again",

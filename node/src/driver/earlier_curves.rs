@@ -94,6 +94,7 @@ mod tests {
             price: None,
             island: None,
             name: None,
+            fingerprint: None,
             moves: None,
         };
         View { number: 1, members: numbers.map(record).map(Arc::new).collect() }

@@ -281,7 +281,7 @@ fn run_event(event: CoordinatorEvent, names: &PeerNames) -> Result<RunEvent, Coo
         }
         CoordinatorEvent::Convicted { peer, step, stage, back } => RunEvent::Convicted {
             peer,
-            name: names.get(&peer).cloned(),
+            name: names.of(peer),
             step: step.0,
             stage: stage.0,
             back: back.0,
