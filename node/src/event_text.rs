@@ -29,19 +29,7 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
         | RunEvent::Scored { .. }
         | RunEvent::Uploaded { .. }
         | RunEvent::Continued { .. } => return describe_checkpoint(event),
-        RunEvent::Lost { peer, name, span, how } if span.is_empty() => {
-            format!("{}, which hosted nothing, is gone: {how}", title(*peer, name.as_ref()))
-        }
-        RunEvent::Lost { peer, name, span, how } => {
-            format!("{} is gone from {}: {how}", title(*peer, name.as_ref()), place(*span))
-        }
-        RunEvent::Convicted { peer, name, step, stage, back } => format!(
-            "the work of {} in {} at stage {stage} is not what most replicas computed: it is out for good, and the run \
-             goes back to {} or earlier",
-            title(*peer, name.as_ref()),
-            StepCount::through(*step),
-            StepCount::of_version(*back)
-        ),
+        RunEvent::Lost { .. } | RunEvent::Convicted { .. } => return describe_loss(event),
         RunEvent::Rewound { version, steps } => format!(
             "the run goes back to {}: {} are computed again",
             StepCount::of_version(*version),
@@ -176,6 +164,26 @@ fn describe_move(event: &RunEvent) -> Option<String> {
         RunEvent::Moved { from, to, .. } => {
             format!("hosts {} instead of {} from now on", place(*to), place(*from))
         }
+        _ => return None,
+    })
+}
+
+/// Describes how a peer went.
+fn describe_loss(event: &RunEvent) -> Option<String> {
+    Some(match event {
+        RunEvent::Lost { peer, name, span, how } if span.is_empty() => {
+            format!("{}, which hosted nothing, is gone: {how}", title(*peer, name.as_ref()))
+        }
+        RunEvent::Lost { peer, name, span, how } => {
+            format!("{} is gone from {}: {how}", title(*peer, name.as_ref()), place(*span))
+        }
+        RunEvent::Convicted { peer, name, step, stage, back } => format!(
+            "the work of {} in {} at stage {stage} is not what most replicas computed: it is out for good, and the run \
+             goes back to {} or earlier",
+            title(*peer, name.as_ref()),
+            StepCount::through(*step),
+            StepCount::of_version(*back)
+        ),
         _ => return None,
     })
 }

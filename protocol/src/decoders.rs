@@ -155,6 +155,29 @@ fn envelopes() -> Vec<Vec<u8>> {
             part: (0, 1),
             here: vec![listens, sums],
         }),
+        Message::CheckpointRequest,
+        Message::Checkpoint { newest: Some(newest) },
+        Message::CoordinatorMoved { coordinator, addresses, proofs: vec![elected()] },
+        Message::Elected { proofs: vec![elected(), elected()] },
+        Message::CurvesRequest,
+        Message::Curves(Curves {
+            loss: vec![point; 2],
+            held_out_loss: vec![point],
+            ..Curves::default()
+        }),
+    ]
+    .into_iter()
+    .chain(about_audits(coordinator, grant))
+    .map(|message| {
+        let (from, to) = (Incarnation(3), Incarnation(400));
+        encoded(&Envelope { from, to, era: Era(0), term: Term(1), message })
+    })
+    .collect()
+}
+
+/// What a member states, and what others make of it.
+fn about_audits(coordinator: Member, grant: Grant) -> [Message; 4] {
+    [
         Message::ToCoordinator(ToCoordinator::Done {
             key: ClaimKey { step: Step(7), stage: Stage(1), microbatch: Microbatch(300) },
             grant,
@@ -171,22 +194,7 @@ fn envelopes() -> Vec<Vec<u8>> {
             key: ClaimKey { step: Step(7), stage: Stage(1), microbatch: Microbatch(300) },
             input: Recalled::Gradient,
         }),
-        Message::CheckpointRequest,
-        Message::Checkpoint { newest: Some(newest) },
-        Message::CoordinatorMoved { coordinator, addresses, proofs: vec![elected()] },
-        Message::Elected { proofs: vec![elected(), elected()] },
-        Message::CurvesRequest,
-        Message::Curves(Curves {
-            loss: vec![point; 2],
-            held_out_loss: vec![point],
-            ..Curves::default()
-        }),
     ]
-    .map(|message| {
-        let (from, to) = (Incarnation(3), Incarnation(400));
-        encoded(&Envelope { from, to, era: Era(0), term: Term(1), message })
-    })
-    .to_vec()
 }
 
 /// An audit of one microbatch in the middle of a pipeline.

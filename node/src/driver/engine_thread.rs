@@ -318,21 +318,8 @@ impl EngineWorker {
                 let sums = self.print_own_sums(round, hash)?;
                 Ok(TaskResult::Summarised { round, hash, square_norm, checks, sums })
             }
-            Task::SetSumsAside { step, stage } => {
-                self.resources.engine.set_sums_aside(stage, step)?;
-                Ok(TaskResult::SumsMoved { stage })
-            }
-            Task::PrintSums { step, stage, rounds } => {
-                let mut sums = Vec::new();
-                for (round, result) in rounds {
-                    sums.push(self.print_sums((round, result), stage)?);
-                }
-                self.resources.engine.put_sums_back(stage, step)?;
-                Ok(TaskResult::SumsPrinted { step, stage, sums })
-            }
-            Task::PutSumsBack { step, stage } => {
-                self.resources.engine.put_sums_back(stage, step)?;
-                Ok(TaskResult::SumsMoved { stage })
+            Task::SetSumsAside { .. } | Task::PrintSums { .. } | Task::PutSumsBack { .. } => {
+                self.audit(task)
             }
             Task::Apply { step, stage, rounds, gradient_norm, targets } => {
                 self.apply((step, stage), &rounds, gradient_norm, targets)
@@ -382,6 +369,27 @@ impl EngineWorker {
 
     fn sum_codec(&self) -> SumCodec {
         self.resources.parts.manifest.codec.all_reduce
+    }
+
+    /// A task about sums that are set aside for an audit.
+    fn audit(&mut self, task: Task) -> Result<TaskResult, EngineError> {
+        match task {
+            Task::SetSumsAside { step, stage } => {
+                self.resources.engine.set_sums_aside(stage, step)?;
+                Ok(TaskResult::SumsMoved { stage })
+            }
+            Task::PrintSums { step, stage, rounds } => {
+                let mut print = |of| self.print_sums(of, stage);
+                let sums = rounds.into_iter().map(&mut print).collect::<Result<_, _>>()?;
+                self.resources.engine.put_sums_back(stage, step)?;
+                Ok(TaskResult::SumsPrinted { step, stage, sums })
+            }
+            Task::PutSumsBack { step, stage } => {
+                self.resources.engine.put_sums_back(stage, step)?;
+                Ok(TaskResult::SumsMoved { stage })
+            }
+            other => unreachable!("{other:?} is of no audit"),
+        }
     }
 
     /// The prints of this member's sums of a round at each of its stages, in a run with audits.

@@ -487,7 +487,7 @@ impl Membership {
         let gone = take_first(&mut unlogged.gone, &mut room);
         let here = take_first(&mut unlogged.here, &mut room);
         let here = here.iter().filter_map(|peer| members.get(peer));
-        let here = here.map(|known| Arc::clone(known)).collect();
+        let here = here.map(Arc::clone).collect();
         let stops = std::mem::take(&mut unlogged.stops);
         ViewChange { since, number: *number, stops, gone, here }
     }
