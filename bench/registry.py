@@ -35,7 +35,8 @@ PROGRAMS = {
     "trains": Program("shoal-engine", "train_rounds"),
     "generate_speed": Program("shoal-engine", "generate_speed"),
     **{name: Program("shoal-scheduler", name) for name in (
-        "all_reduce", "placement", "schedules", "swapping", "routing", "uneven", "storm", "rebalance", "scale")},
+        "all_reduce", "placement", "schedules", "swapping", "routing", "uneven", "storm", "rebalance", "scale",
+        "audits")},
 }
 
 
@@ -143,6 +144,7 @@ BENCHMARKS = [
               (f"uneven.py {SHOAL} --simulator {{uneven}}",)),
     Benchmark("storm", "many simultaneous newcomers (2 minutes)", ("storm", f"storm.py {SHOAL}"),
               smoke=("storm 10", f"storm.py {SHOAL}")),
+    Benchmark("audit", "the cost of audits, in the simulator (1 minute)", ("audits",)),
     Benchmark("rebalance", "placement in a spot fleet beside the optimum (10 minutes)", ("rebalance",),
               smoke=("rebalance 1 1 16 g4dn",)),
     Benchmark("scale", "control traffic with 100, 1,000 and 10,000 peers (20 minutes)", ("scale",),
