@@ -245,7 +245,7 @@ impl History {
 mod tests {
     use super::*;
     use crate::ids::{Stage, StageSpan};
-    use crate::message::{Duties, FixedLoss, MemberRecord, StageRoom};
+    use crate::message::{FixedLoss, MemberRecord};
 
     fn commit(era: u32, step: u64) -> LogRecord {
         LogRecord::Commit(CommitRecord {
@@ -261,22 +261,7 @@ mod tests {
 
     fn view(number: u64, life: u64) -> LogRecord {
         let member = Member { peer: PeerId([1; 32]), incarnation: Incarnation(life) };
-        let record = MemberRecord {
-            member,
-            span: StageSpan::one(Stage(0)),
-            addresses: Vec::new(),
-            serving: true,
-            duties: Duties::default(),
-            devices: std::num::NonZeroU16::MIN,
-            devices_per_pass: std::num::NonZeroU16::MIN,
-            room: StageRoom::NONE,
-            longest: 1,
-            price: None,
-            island: None,
-            name: None,
-            fingerprint: None,
-            moves: None,
-        };
+        let record = MemberRecord::plain(member, StageSpan::one(Stage(0)));
         let since = number - 1;
         let here = vec![record.into()];
         LogRecord::View(ViewChange { since, number, here, ..ViewChange::default() })

@@ -11,8 +11,8 @@ use shoal_protocol::ids::{
     ContentHash, Era, Incarnation, Member, PeerId, RunId, Stage, StageSpan, Step, Term,
 };
 use shoal_protocol::message::{
-    AnchorGroup, CommitRecord, Duties, FixedLoss, Founding, LogRecord, MemberRecord, StageRoom,
-    StoredFile, StoredStage, TermVote, ViewChange,
+    AnchorGroup, CommitRecord, FixedLoss, Founding, LogRecord, MemberRecord, StoredFile,
+    StoredStage, TermVote, ViewChange,
 };
 use shoal_protocol::units::Bytes;
 use shoal_protocol::wire;
@@ -35,20 +35,8 @@ const ME: PeerId = PeerId([1; 32]);
 fn view() -> LogRecord {
     let member = Member { peer: ME, incarnation: Incarnation(4) };
     let record = MemberRecord {
-        member,
-        span: StageSpan::one(Stage(0)),
         addresses: vec![([192, 0, 2, 1], 7410).into()],
-        serving: true,
-        duties: Duties::default(),
-        devices: std::num::NonZeroU16::MIN,
-        devices_per_pass: std::num::NonZeroU16::MIN,
-        room: StageRoom::NONE,
-        longest: 1,
-        price: None,
-        island: None,
-        name: None,
-        fingerprint: None,
-        moves: None,
+        ..MemberRecord::plain(member, StageSpan::one(Stage(0)))
     };
     let gone = [Member { peer: PeerId([2; 32]), incarnation: Incarnation(3) }].into();
     LogRecord::View(ViewChange {

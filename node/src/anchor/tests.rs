@@ -18,8 +18,8 @@ use shoal_protocol::ids::{
     ContentHash, Incarnation, Member, PeerId, RunId, Stage, StageSpan, Step, Term,
 };
 use shoal_protocol::message::{
-    AnchorMessage, Duties, Founding, LogRecord, MemberRecord, StageRoom, StoredFile, StoredStage,
-    TermProof, ViewChange,
+    AnchorMessage, Founding, LogRecord, MemberRecord, StoredFile, StoredStage, TermProof,
+    ViewChange,
 };
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::sim::HashKeys;
@@ -54,22 +54,7 @@ fn record(number: u64, trace: u64) -> LogRecord {
     let mut key = [7; 32];
     key[..8].copy_from_slice(&trace.to_le_bytes());
     let member = Member { peer: PeerId(key), incarnation: Incarnation(1) };
-    let record = MemberRecord {
-        member,
-        span: StageSpan::one(Stage(0)),
-        addresses: Vec::new(),
-        serving: true,
-        duties: Duties::default(),
-        devices: std::num::NonZeroU16::MIN,
-        devices_per_pass: std::num::NonZeroU16::MIN,
-        room: StageRoom::NONE,
-        longest: 1,
-        price: None,
-        island: None,
-        name: None,
-        fingerprint: None,
-        moves: None,
-    };
+    let record = MemberRecord::plain(member, StageSpan::one(Stage(0)));
     let since = number.saturating_sub(1);
     let here = vec![record.into()];
     LogRecord::View(ViewChange { since, number, here, ..ViewChange::default() })

@@ -210,7 +210,7 @@ impl CoordinatorContact {
 #[cfg(test)]
 mod tests {
     use shoal_protocol::ids::{Stage, StageSpan};
-    use shoal_protocol::message::{AnchorGroup, Duties, MemberRecord, StageRoom, TermVote};
+    use shoal_protocol::message::{AnchorGroup, Duties, MemberRecord, TermVote};
     use shoal_scheduler::sim::HashKeys;
 
     use super::*;
@@ -222,20 +222,8 @@ mod tests {
     /// A record of one of peers 1 to 4, of which 4 is no anchor.
     fn record(number: u8) -> MemberRecord {
         MemberRecord {
-            member: member(number),
-            span: StageSpan::one(Stage(0)),
-            addresses: Vec::new(),
-            serving: true,
             duties: Duties { anchor: number < 4, archive: false },
-            devices: std::num::NonZeroU16::MIN,
-            devices_per_pass: std::num::NonZeroU16::MIN,
-            room: StageRoom::NONE,
-            longest: 1,
-            price: None,
-            island: None,
-            name: None,
-            fingerprint: None,
-            moves: None,
+            ..MemberRecord::plain(member(number), StageSpan::one(Stage(0)))
         }
     }
 

@@ -43,7 +43,7 @@ mod tests {
     use std::time::Duration;
 
     use shoal_protocol::ids::{Incarnation, Member, PeerId, StageSpan};
-    use shoal_protocol::message::{Duties, MemberRecord, StageRoom};
+    use shoal_protocol::message::MemberRecord;
 
     use super::*;
 
@@ -53,20 +53,11 @@ mod tests {
 
     fn view(prices: &[Option<&str>]) -> View {
         let record = |(number, price): (usize, &Option<&str>)| MemberRecord {
-            member: Member { peer: PeerId([number as u8; 32]), incarnation: Incarnation(1) },
-            span: StageSpan::none(),
-            addresses: Vec::new(),
-            serving: true,
-            duties: Duties::default(),
-            devices: std::num::NonZeroU16::MIN,
-            devices_per_pass: std::num::NonZeroU16::MIN,
-            room: StageRoom::NONE,
-            longest: 1,
             price: price.map(|price| price.parse().expect("a price")),
-            island: None,
-            name: None,
-            fingerprint: None,
-            moves: None,
+            ..MemberRecord::plain(
+                Member { peer: PeerId([number as u8; 32]), incarnation: Incarnation(1) },
+                StageSpan::none(),
+            )
         };
         let members = prices.iter().enumerate().map(record).map(Into::into).collect();
         View { number: 1, members }

@@ -71,7 +71,7 @@ mod tests {
     use std::sync::Arc;
 
     use shoal_protocol::ids::{Incarnation, StageSpan};
-    use shoal_protocol::message::{Duties, MemberRecord, StageRoom};
+    use shoal_protocol::message::{MemberRecord, StageRoom};
 
     use super::*;
 
@@ -80,22 +80,9 @@ mod tests {
     }
 
     fn view(numbers: impl Iterator<Item = u8>) -> View {
-        let one_device = std::num::NonZeroU16::MIN;
         let record = |number| MemberRecord {
-            member: member(number),
-            span: StageSpan::none(),
-            addresses: Vec::new(),
-            serving: true,
-            duties: Duties::default(),
-            devices: one_device,
-            devices_per_pass: one_device,
             room: StageRoom::in_memory(1),
-            longest: 1,
-            price: None,
-            island: None,
-            name: None,
-            fingerprint: None,
-            moves: None,
+            ..MemberRecord::plain(member(number), StageSpan::none())
         };
         View { number: 1, members: numbers.map(record).map(Arc::new).collect() }
     }

@@ -47,7 +47,7 @@ async fn refuses_everywhere(addresses: &[SocketAddr]) -> bool {
 #[cfg(test)]
 mod tests {
     use shoal_protocol::ids::{Incarnation, PeerId, Stage, StageSpan};
-    use shoal_protocol::message::{Duties, MemberRecord, StageRoom};
+    use shoal_protocol::message::MemberRecord;
     use tokio::net::TcpListener;
 
     use super::*;
@@ -60,20 +60,8 @@ mod tests {
         drop(closed);
         let member = |number| Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) };
         let record = |number, addresses: &[SocketAddr]| MemberRecord {
-            member: member(number),
-            span: StageSpan::one(Stage(0)),
             addresses: addresses.to_vec(),
-            serving: true,
-            duties: Duties::default(),
-            devices: std::num::NonZeroU16::MIN,
-            devices_per_pass: std::num::NonZeroU16::MIN,
-            room: StageRoom::NONE,
-            longest: 1,
-            price: None,
-            island: None,
-            name: None,
-            fingerprint: None,
-            moves: None,
+            ..MemberRecord::plain(member(number), StageSpan::one(Stage(0)))
         };
         let members = [
             record(1, &[shut]),

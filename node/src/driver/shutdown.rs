@@ -260,7 +260,7 @@ impl AbsentPeers {
 #[cfg(test)]
 mod tests {
     use shoal_protocol::ids::{Incarnation, Stage, StageSpan};
-    use shoal_protocol::message::{Duties, MemberRecord, StageRoom};
+    use shoal_protocol::message::MemberRecord;
 
     use super::*;
 
@@ -269,22 +269,7 @@ mod tests {
     }
 
     fn view(members: &[u8]) -> View {
-        let record = |number: &u8| MemberRecord {
-            member: member(*number),
-            span: StageSpan::one(Stage(0)),
-            serving: true,
-            addresses: Vec::new(),
-            duties: Duties::default(),
-            devices: std::num::NonZeroU16::MIN,
-            devices_per_pass: std::num::NonZeroU16::MIN,
-            room: StageRoom::NONE,
-            longest: 1,
-            price: None,
-            island: None,
-            name: None,
-            fingerprint: None,
-            moves: None,
-        };
+        let record = |number: &u8| MemberRecord::plain(member(*number), StageSpan::one(Stage(0)));
         let members = members.iter().map(record).map(Into::into).collect();
         View { members, ..View::default() }
     }

@@ -334,6 +334,27 @@ impl MoveReason {
 }
 
 impl MemberRecord {
+    /// A member that serves these stages on one device, and of which nothing else is known.
+    #[must_use]
+    pub fn plain(member: Member, span: StageSpan) -> Self {
+        Self {
+            member,
+            span,
+            addresses: Vec::new(),
+            serving: true,
+            duties: Duties::default(),
+            devices: NonZeroU16::MIN,
+            devices_per_pass: NonZeroU16::MIN,
+            room: StageRoom::NONE,
+            longest: 1,
+            price: None,
+            island: None,
+            name: None,
+            fingerprint: None,
+            moves: None,
+        }
+    }
+
     /// The stages that it hosts in a step.
     #[must_use]
     pub fn span_at(&self, era: Era, step: Step) -> StageSpan {
@@ -410,23 +431,7 @@ mod tests {
     fn record(peer: u8, life: u64, serving: bool) -> Arc<MemberRecord> {
         let member = Member { peer: PeerId([peer; 32]), incarnation: Incarnation(life) };
         let (span, addresses, duties) = (StageSpan::none(), Vec::new(), Duties::default());
-        MemberRecord {
-            member,
-            span,
-            addresses,
-            serving,
-            duties,
-            devices: NonZeroU16::MIN,
-            devices_per_pass: NonZeroU16::MIN,
-            room: StageRoom::NONE,
-            longest: 1,
-            price: None,
-            island: None,
-            name: None,
-            fingerprint: None,
-            moves: None,
-        }
-        .into()
+        MemberRecord { addresses, serving, duties, ..MemberRecord::plain(member, span) }.into()
     }
 
     fn view(number: u64, members: &BTreeMap<u8, (u64, bool)>) -> View {

@@ -537,20 +537,12 @@ mod tests {
         let (era, at) = (Era(0), Some(Step(1)));
         let reason = MoveReason::Uneven;
         Arc::new(MemberRecord {
-            member: Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) },
-            span: StageSpan::one(Stage(stage)),
-            addresses: Vec::new(),
-            serving: true,
-            duties: Duties::default(),
-            devices: std::num::NonZeroU16::MIN,
-            devices_per_pass: std::num::NonZeroU16::MIN,
             room: StageRoom::in_memory(2),
-            longest: 1,
-            price: None,
-            island: None,
-            name: None,
-            fingerprint: None,
             moves: moves_to.map(|to| Move { to: StageSpan::one(Stage(to)), era, at, reason }),
+            ..MemberRecord::plain(
+                Member { peer: PeerId([number; 32]), incarnation: Incarnation(1) },
+                StageSpan::one(Stage(stage)),
+            )
         })
     }
 

@@ -77,7 +77,7 @@ fn with_stage(span: StageSpan, stage: Stage) -> StageSpan {
 #[cfg(test)]
 mod tests {
     use shoal_protocol::ids::{Incarnation, PeerId};
-    use shoal_protocol::message::{Duties, StageRoom};
+    use shoal_protocol::message::StageRoom;
     use shoal_protocol::units::Rate;
 
     use super::*;
@@ -94,20 +94,9 @@ mod tests {
     fn extended(members: &[(&str, StageRoom, u16)]) -> Vec<String> {
         let record =
             |(number, (span, room, longest)): (u8, &(&str, StageRoom, u16))| MemberRecord {
-                member: member(number),
-                span: span.parse().expect("a span"),
-                addresses: Vec::new(),
-                serving: true,
-                duties: Duties::default(),
-                devices: std::num::NonZeroU16::MIN,
-                devices_per_pass: std::num::NonZeroU16::MIN,
                 room: *room,
                 longest: *longest,
-                price: None,
-                island: None,
-                name: None,
-                fingerprint: None,
-                moves: None,
+                ..MemberRecord::plain(member(number), span.parse().expect("a span"))
             };
         let records: Vec<MemberRecord> = (0..).zip(members).map(record).collect();
         let mut spans = records.iter().map(|record| (record.member, record.span)).collect();

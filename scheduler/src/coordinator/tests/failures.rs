@@ -360,20 +360,9 @@ fn a_holder_that_does_not_answer_for_a_late_claim_is_expelled() {
 #[test]
 fn a_coordinator_that_takes_over_in_the_middle_of_a_rewind_completes_it() {
     let record = MemberRecord {
-        member: member(0),
-        span: StageSpan::one(Stage(0)),
-        addresses: Vec::new(),
         serving: false,
-        duties: Duties::default(),
-        devices: std::num::NonZeroU16::MIN,
-        devices_per_pass: std::num::NonZeroU16::MIN,
         room: StageRoom::in_memory(2),
-        longest: 1,
-        price: None,
-        island: None,
-        name: None,
-        fingerprint: None,
-        moves: None,
+        ..MemberRecord::plain(member(0), StageSpan::one(Stage(0)))
     };
     let view = View { number: 1, members: vec![Arc::new(record)] };
     let mut run = Run::after(History { view, ..History::default() }, 1, 1, 1);

@@ -183,7 +183,6 @@ fn cell(
 #[cfg(test)]
 mod tests {
     use shoal_protocol::ids::{Incarnation, PeerId};
-    use shoal_protocol::message::{Duties, StageRoom};
 
     use super::*;
     use crate::rng::mixed;
@@ -191,22 +190,10 @@ mod tests {
     fn record(number: u64) -> Arc<MemberRecord> {
         let mut peer = [0; 32];
         peer[..8].copy_from_slice(&mixed(number, 1).to_be_bytes());
-        Arc::new(MemberRecord {
-            member: Member { peer: PeerId(peer), incarnation: Incarnation(1) },
-            span: StageSpan::one(Stage((number % 2) as u16)),
-            addresses: Vec::new(),
-            serving: true,
-            duties: Duties::default(),
-            devices: std::num::NonZeroU16::MIN,
-            devices_per_pass: std::num::NonZeroU16::MIN,
-            room: StageRoom::NONE,
-            longest: 1,
-            price: None,
-            island: None,
-            name: None,
-            fingerprint: None,
-            moves: None,
-        })
+        Arc::new(MemberRecord::plain(
+            Member { peer: PeerId(peer), incarnation: Incarnation(1) },
+            StageSpan::one(Stage((number % 2) as u16)),
+        ))
     }
 
     /// The share of 64 of 1,250 replicas is about a twentieth.

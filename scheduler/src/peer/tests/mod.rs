@@ -106,22 +106,8 @@ impl Probe {
         };
         let mut probe = Self { peer: Peer::new(config), now: Moment::default() };
         probe.peer.start(probe.now, &mut Vec::new());
-        let record = |number, span| MemberRecord {
-            member: member(number),
-            span,
-            addresses: Vec::new(),
-            serving: true,
-            duties: Duties::default(),
-            devices,
-            devices_per_pass: NonZeroU16::MIN,
-            room: StageRoom::NONE,
-            longest: 1,
-            price: None,
-            island: None,
-            name: None,
-            fingerprint: None,
-            moves: None,
-        };
+        let record =
+            |number, span| MemberRecord { devices, ..MemberRecord::plain(member(number), span) };
         let other = StageSpan::one(Stage(others));
         let members = vec![record(ME, span), record(1, other), record(2, other)];
         let here = members.into_iter().map(Arc::new).collect();
