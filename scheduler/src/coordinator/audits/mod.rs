@@ -16,18 +16,17 @@ use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, ContentHash, Member, PeerId, Stage, Step};
 use shoal_protocol::message::{
-    AuditId, AuditOrder, AuditedWork, FromCoordinator, HandoverDigest, LogRecord, RoundId,
-    WorkDigest,
+    AuditId, AuditOrder, AuditedWork, FromCoordinator, HandoverDigest, LogRecord, WorkDigest,
 };
 use shoal_protocol::units::Moment;
 
 use self::votes::{Ruling, Votes};
 use super::context::Context;
 use super::progress::Progress;
-use super::rounds::Rounds;
+use super::rounds::{Complete, Rounds};
 use super::{Coordinator, Out, Phase, event, send};
 use crate::action::{AuditOutcome, CoordinatorAction, CoordinatorEvent, LossCause};
-use crate::coordinator::work::ledger::Ledger;
+use crate::coordinator::work::ledger::{Ledger, Statement};
 
 /// Times that a step took to be computed after which an audit of it is late.
 const LATE: u32 = 3;
@@ -76,48 +75,44 @@ impl Inputs<'_> {
         Some(hasher.finalize().into())
     }
 
-    /// What a member states about its work at a stage.
-    fn statement(&self, of: Member, stage: Stage) -> WorkDigest {
-        let mut digest = HandoverDigest::default();
-        for (microbatch, handover, loss) in self.ledger.stated(of, stage) {
-            digest.add(microbatch, handover, loss);
-        }
+    /// The rounds of a stage's weight groups, all of which are complete.
+    fn rounds_of(&self, stage: Stage) -> impl Iterator<Item = Complete<'_>> {
         let complete = |weights| self.rounds.complete(weights).expect("all rounds are complete");
-        let sums = self.context.config.manifest.groups_of(stage).filter_map(|weights| {
-            let report = complete(weights).reports.get(&of)?;
-            let mut sums = report.sums.iter();
+        self.context.config.manifest.groups_of(stage).map(complete)
+    }
+
+    /// What a member states about its work at a stage.
+    fn digest(&self, of: Member, stage: Stage, stated: &[Statement]) -> WorkDigest {
+        let mut digest = HandoverDigest::default();
+        for (microbatch, handover, loss) in stated {
+            digest.add(*microbatch, *handover, *loss);
+        }
+        let sums = self.rounds_of(stage).filter_map(|round| {
+            let mut sums = round.reports.get(&of)?.sums.iter();
             sums.find(|(at, _)| *at == stage).map(|(_, print)| *print)
         });
         digest.with(sums.collect())
     }
 
     /// The order to compute this work again.
-    fn order(&self, of: Member, stage: Stage) -> AuditOrder {
+    fn order(&self, of: Member, stage: Stage, stated: &[Statement]) -> AuditOrder {
         let Progress { era, term, version: step, .. } = self.context.progress;
         let id = AuditId { era, term, step, stage, of };
-        let mut holders: BTreeMap<Member, u16> = BTreeMap::new();
-        let mut place = |key: Option<ClaimKey>| {
-            let holder = self.ledger.holder(key?)?;
-            let next = u16::try_from(holders.len()).ok()?;
-            Some(*holders.entry(holder).or_insert(next))
-        };
         let last = self.context.config.manifest.last_stage();
-        let mut work = |microbatch| {
-            let key = id.key(microbatch);
-            let after = (stage != last).then(|| key.downstream());
-            AuditedWork { microbatch, activation: place(key.upstream()), gradient: place(after) }
+        let inputs = |(microbatch, ..): &Statement| {
+            let key = id.key(*microbatch);
+            [key.upstream(), (stage != last).then(|| key.downstream())]
         };
-        let work = self.ledger.stated(of, stage).map(|(microbatch, ..)| work(microbatch)).collect();
-        let mut holders: Vec<(u16, Member)> =
-            holders.into_iter().map(|(holder, place)| (place, holder)).collect();
-        holders.sort_unstable();
-        let holders = holders.into_iter().map(|(_, holder)| holder).collect();
-        let round = |weights| {
-            let complete = self.rounds.complete(weights).expect("all rounds are complete");
-            (complete.id, complete.result)
+        let holder = |key: Option<ClaimKey>| self.ledger.holder(key?);
+        let holders: BTreeSet<Member> = stated.iter().flat_map(inputs).filter_map(holder).collect();
+        let holders: Vec<Member> = holders.into_iter().collect();
+        let place = |key| u16::try_from(holders.binary_search(&holder(key)?).ok()?).ok();
+        let work = |statement: &Statement| {
+            let [activation, gradient] = inputs(statement).map(place);
+            AuditedWork { microbatch: statement.0, activation, gradient }
         };
-        let rounds: Vec<(RoundId, ContentHash)> =
-            self.context.config.manifest.groups_of(stage).map(round).collect();
+        let work = stated.iter().map(work).collect();
+        let rounds = self.rounds_of(stage).map(|round| (round.id, round.result)).collect();
         AuditOrder { id, rounds, holders, work }
     }
 
@@ -133,9 +128,8 @@ impl Inputs<'_> {
         };
         let own = order(&of);
         // Who has come to serve since the step's rounds began only listens to them.
-        let complete = |weights| self.rounds.complete(weights).expect("all rounds are complete");
-        let groups = || self.context.config.manifest.groups_of(stage).map(complete);
-        let is_in = |one: &Member| groups().all(|round| round.reports.contains_key(one));
+        let is_in =
+            |one: &Member| self.rounds_of(stage).all(|round| round.reports.contains_key(one));
         let is_like = |one: &Member| *one != of && members.current.are_like(*one, of) && is_in(one);
         let mut others: Vec<([u8; 32], Member)> =
             replicas.iter().filter(|one| is_like(one)).map(|one| (order(one), *one)).collect();
@@ -186,19 +180,21 @@ impl Audits {
                 wanted.insert((stage, of), audit);
             }
         }
-        for stage in config.manifest.stages() {
-            for of in inputs.ledger.counted(std::iter::once(stage)).into_keys() {
+        // Most steps are not drawn, and have nothing to look through.
+        let looks = all || config.manifest.audit.probation > 0;
+        for stage in config.manifest.stages().filter(|_| looks) {
+            for (of, stated) in inputs.ledger.stated(stage) {
                 if !all && !inputs.is_on_probation(of) {
                     continue;
                 }
-                let statement = inputs.statement(of, stage);
+                let statement = inputs.digest(of, stage, &stated);
                 if self.closed.get(&(stage, of)) == Some(&statement) {
                     continue;
                 }
                 let auditors = inputs.auditors(of, stage, seed);
                 let audit = Audit {
                     votes: Votes::new(of, statement, auditors),
-                    order: Arc::new(inputs.order(of, stage)),
+                    order: Arc::new(inputs.order(of, stage, &stated)),
                     asked: BTreeMap::new(),
                 };
                 wanted.insert((stage, of), audit);

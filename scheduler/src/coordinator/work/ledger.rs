@@ -55,6 +55,9 @@ struct Claim {
     handover: Handover,
 }
 
+/// What a member states about a microbatch.
+pub(crate) type Statement = (Microbatch, Handover, Option<FixedLoss>);
+
 /// The answer to a claim.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ClaimAnswer {
@@ -238,15 +241,15 @@ impl Ledger {
         counted
     }
 
-    /// The training microbatches that a member has done at a stage, in order, with what it stated about them.
-    pub(crate) fn stated(
-        &self,
-        member: Member,
-        stage: Stage,
-    ) -> impl Iterator<Item = (Microbatch, Handover, Option<FixedLoss>)> + '_ {
+    /// What each member has stated about the training microbatches that it has done at a stage, in order.
+    pub(crate) fn stated(&self, stage: Stage) -> BTreeMap<Member, Vec<Statement>> {
+        let mut stated: BTreeMap<Member, Vec<Statement>> = BTreeMap::new();
         let all = (stage, Microbatch(0))..(stage, Microbatch(self.training));
-        let own = self.claims.range(all).filter(move |(_, claim)| claim.holder == member);
-        own.map(|((_, microbatch), claim)| (*microbatch, claim.handover, claim.loss))
+        for ((_, microbatch), claim) in self.claims.range(all).filter(|(_, claim)| claim.done) {
+            let Claim { holder, handover, loss, .. } = *claim;
+            stated.entry(holder).or_default().push((*microbatch, handover, loss));
+        }
+        stated
     }
 
     /// The sum of the training microbatches' losses and, if the step has any, of the held-out ones'.
