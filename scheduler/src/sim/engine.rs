@@ -1,5 +1,6 @@
 //! A peer's engine, with integers for tensors: each device runs one task at a time, in the order given.
 
+mod audit;
 mod lanes;
 mod swapping;
 
@@ -10,9 +11,9 @@ use std::time::Duration;
 
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
-use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Stage, Step, WeightGroup};
+use shoal_protocol::ids::{ClaimKey, Exchange, Stage, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{Challenge, RoundId, StoredFile, SumsPrint, SumsPrinter};
+use shoal_protocol::message::{Challenge, RoundId, StoredFile};
 use shoal_protocol::units::{Bytes, Moment};
 
 use self::lanes::Lanes;
@@ -285,53 +286,12 @@ impl Engine {
                 observed = Observed::Restored(stage);
                 TaskResult::Left { stage }
             }
-            Task::SetSumsAside { step, stage } => {
-                let state = self.stage(stage);
-                let sums = std::mem::take(state.sums.entry(step).or_default());
-                state.sums.remove(&step);
-                if state.aside.replace((step, sums)).is_some() {
-                    return Err("sums were set aside twice".to_owned());
-                }
-                TaskResult::SumsMoved { stage }
-            }
-            Task::PrintSums { step, stage, rounds } => {
-                let print =
-                    |(round, result): &(RoundId, ContentHash)| self.print(*round, *result, stage);
-                let sums = rounds.iter().map(print).collect();
-                self.put_back(step, stage)?;
-                TaskResult::SumsPrinted { step, stage, sums }
-            }
-            Task::PutSumsBack { step, stage } => {
-                self.put_back(step, stage)?;
-                TaskResult::SumsMoved { stage }
+            Task::SetSumsAside { .. } | Task::PrintSums { .. } | Task::PutSumsBack { .. } => {
+                self.audit(task)?
             }
             task => self.round_task(task, payloads)?,
         };
         Ok((Some(result), observed))
-    }
-
-    /// Puts the sums back that were set aside.
-    fn put_back(&mut self, step: Step, stage: Stage) -> Result<(), String> {
-        let state = self.stage(stage);
-        let (of, sums) = state.aside.take().ok_or("no sums were set aside")?;
-        if of != step {
-            return Err(format!("the sums of step {of} are put back as those of step {step}"));
-        }
-        state.sums.remove(&step);
-        if !sums.is_empty() {
-            state.sums.insert(step, sums);
-        }
-        Ok(())
-    }
-
-    /// The print of a stage's sums at the challenge of a round.
-    fn print(&mut self, round: RoundId, result: ContentHash, stage: Stage) -> SumsPrint {
-        let mut printer = SumsPrinter::of(&Challenge::of(round, result));
-        let state = self.stage(stage);
-        if let Some(place) = state.groups.get(&round.weights).cloned() {
-            printer.add(&state.sums(round.step)[place]);
-        }
-        printer.print()
     }
 
     fn stage(&mut self, stage: Stage) -> &mut StageState {
@@ -474,15 +434,8 @@ impl Engine {
                     Some(SumLie::Results) | None => 0,
                 };
                 checks[..lies].iter_mut().for_each(|check| check.own[0] += 1e9);
-                let mut prints = Vec::new();
-                if self.manifest.audit.is_on() {
-                    let stages: Vec<Stage> = self.manifest.stages_of(round.weights).collect();
-                    prints.extend(stages.into_iter().map(|stage| {
-                        let print = self.print(round, hash, stage);
-                        (stage, print)
-                    }));
-                }
-                Ok(TaskResult::Summarised { round, hash, square_norm, checks, sums: prints })
+                let sums = self.own_prints(round, hash);
+                Ok(TaskResult::Summarised { round, hash, square_norm, checks, sums })
             }
             other => Err(format!("not a task of a round: {other:?}")),
         }

@@ -1,0 +1,118 @@
+//! What members report about their work: held claims, pass times and losses.
+
+use std::num::NonZeroU16;
+use std::time::Duration;
+
+use super::Handover;
+use crate::ids::{ClaimKey, Grant};
+
+/// A claim as its holder knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct HeldClaim {
+    /// The work.
+    pub key: ClaimKey,
+    /// The grant under which the sender holds it.
+    pub grant: Grant,
+    /// Whether the work is in the holder's accumulator (or, if held out, evaluated).
+    pub done: bool,
+    /// The loss, from the last stage, once the work is done.
+    pub loss: Option<FixedLoss>,
+    /// What was taken and made, once the work is done; empty in a run without audits.
+    pub handover: Handover,
+}
+
+/// The durations of a microbatch's passes at one stage. Each is counted from the moment when the
+/// engine could have begun: all inputs were there, and the previous pass had ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
+pub struct PassTimes {
+    /// The forward pass.
+    pub forward: Duration,
+    /// The backward pass; zero for a held-out microbatch.
+    pub backward: Duration,
+}
+
+impl PassTimes {
+    /// The time for each microbatch where so many devices run one at a time each.
+    #[must_use]
+    pub fn shared_by(self, devices: NonZeroU16) -> Self {
+        let devices = u32::from(devices.get());
+        Self { forward: self.forward / devices, backward: self.backward / devices }
+    }
+}
+
+/// The loss of one microbatch, or a sum of losses. Integers make the sum independent of the order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
+pub struct FixedLoss {
+    /// The targets' losses divided by the tokens of a microbatch, in units of 2^-32 nats.
+    pub share: i64,
+    /// Targets: tokens that count towards the loss.
+    pub targets: u64,
+    /// Tokens that are followed by padding.
+    pub padded: u64,
+}
+
+impl FixedLoss {
+    const UNIT: f64 = (1u64 << 32) as f64;
+
+    /// A loss of so many units and targets, without padding.
+    #[must_use]
+    pub const fn new(share: i64, targets: u64) -> Self {
+        Self { share, targets, padded: 0 }
+    }
+
+    /// Rounds the targets' losses divided by the tokens of a microbatch; saturates at 2^31 nats.
+    #[must_use]
+    pub fn from_nats(share: f64, targets: u64, padded: u64) -> Self {
+        let share = (share * Self::UNIT).round_ties_even() as i64;
+        Self { share, targets, padded }
+    }
+
+    /// The mean loss per target, for microbatches of so many tokens; 0 without a target.
+    #[must_use]
+    pub fn mean(self, tokens_per_microbatch: u64) -> f64 {
+        if self.targets == 0 {
+            return 0.0;
+        }
+        let microbatches = self.targets as f64 / tokens_per_microbatch as f64;
+        self.share as f64 / Self::UNIT / microbatches
+    }
+}
+
+impl std::iter::Sum for FixedLoss {
+    /// A sum out of range, which only a peer that lies can cause, is the last number of the range.
+    fn sum<I: Iterator<Item = Self>>(losses: I) -> Self {
+        let (mut share, mut sum) = (0_i128, Self::default());
+        for loss in losses {
+            share += i128::from(loss.share);
+            sum.targets = sum.targets.saturating_add(loss.targets);
+            sum.padded = sum.padded.saturating_add(loss.padded);
+        }
+        sum.share = share.clamp(i64::MIN.into(), i64::MAX.into()) as i64;
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_sum_to_the_same_in_any_order() {
+        let losses: Vec<FixedLoss> =
+            [5.545_177, 0.1, 3.75e-3].map(|loss| FixedLoss::from_nats(loss, 8, 0)).to_vec();
+        let forward: FixedLoss = losses.iter().copied().sum();
+        let backward: FixedLoss = losses.iter().rev().copied().sum();
+        assert_eq!(forward, backward);
+        assert!((forward.mean(8) - (5.545_177 + 0.1 + 3.75e-3) / 3.0).abs() < 1e-9);
+        // A worker's loss is that of all its passes.
+        let long = FixedLoss::from_nats(65_536.0 * 5.5, 65_536 * 8, 0);
+        assert!((long.mean(8) - 5.5).abs() < 1e-9);
+        // Whatever a peer says is no panic.
+        let all = [i64::MAX, i64::MAX, -5, i64::MIN].map(|share| FixedLoss::new(share, u64::MAX));
+        let of = |losses: &[FixedLoss]| losses.iter().copied().sum::<FixedLoss>();
+        assert_eq!(of(&all[..2]), FixedLoss::new(i64::MAX, u64::MAX));
+        assert_eq!(of(&all), FixedLoss::new(i64::MAX - 6, u64::MAX));
+        let reversed: Vec<FixedLoss> = all.into_iter().rev().collect();
+        assert_eq!(of(&reversed), of(&all));
+    }
+}
