@@ -23,6 +23,9 @@ pub(crate) enum FaultPoint {
 }
 
 #[cfg(debug_assertions)]
+pub(crate) use armed::named_number;
+
+#[cfg(debug_assertions)]
 mod armed {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,12 +41,18 @@ mod armed {
         left: AtomicU64,
     }
 
+    /// What a variable for tests says, in the form `NAME:N`.
+    pub(crate) fn named_number(variable: &str) -> Option<(String, u64)> {
+        let text = std::env::var(variable).ok()?;
+        let (name, number) = text.split_once(':')?;
+        Some((name.to_owned(), number.parse().ok()?))
+    }
+
     fn trigger() -> Option<&'static Trigger> {
         static TRIGGER: OnceLock<Option<Trigger>> = OnceLock::new();
         let read = || {
-            let text = std::env::var("SHOAL_DIE_AT").ok()?;
-            let (name, times) = text.split_once(':')?;
-            Some(Trigger { name: name.to_owned(), left: AtomicU64::new(times.parse().ok()?) })
+            let (name, times) = named_number("SHOAL_DIE_AT")?;
+            Some(Trigger { name, left: AtomicU64::new(times) })
         };
         TRIGGER.get_or_init(read).as_ref()
     }

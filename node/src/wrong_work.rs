@@ -10,23 +10,14 @@ mod armed {
 
     use shoal_protocol::ids::ClaimKey;
 
-    /// What is wrong, and in one of how many microbatches.
-    struct Wrong {
-        what: String,
-        every: u32,
-    }
+    use crate::fault_point::named_number;
 
     /// Whether this is wrong for a microbatch.
     pub(super) fn is_wrong(what: &str, key: ClaimKey) -> bool {
-        static WRONG: OnceLock<Option<Wrong>> = OnceLock::new();
-        let read = || {
-            let text = std::env::var("SHOAL_COMPUTES_WRONG").ok()?;
-            let (what, every) = text.split_once(':')?;
-            Some(Wrong { what: what.to_owned(), every: every.parse().ok()? })
-        };
-        let wrong = WRONG.get_or_init(read).as_ref();
-        wrong
-            .is_some_and(|wrong| wrong.what == what && key.microbatch.0.is_multiple_of(wrong.every))
+        static WRONG: OnceLock<Option<(String, u64)>> = OnceLock::new();
+        let wrong = WRONG.get_or_init(|| named_number("SHOAL_COMPUTES_WRONG")).as_ref();
+        let is_due = |every: u64| u64::from(key.microbatch.0).is_multiple_of(every);
+        wrong.is_some_and(|(name, every)| name == what && is_due(*every))
     }
 }
 
