@@ -209,6 +209,11 @@ const PANELS: &[Panel] = &[
         &[("rewinds", r#"sum(shoal_rewinds_total{run="$run"})"#)],
     ),
     curves(
+        "Audits",
+        None,
+        &[("{{result}}", r#"sum by (result) (shoal_audits_total{run="$run"})"#)],
+    ),
+    curves(
         "Changes of a member's stage",
         None,
         &[
