@@ -27,8 +27,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use admission::{
-    AnchorCommand, AnchorRemoveArgs, BanArgs, InviteAllowArgs, InviteCommand, InviteLsArgs,
-    InviteNewArgs, InviteRevokeArgs, Invited,
+    AnchorCommand, AnchorRemoveArgs, AuditArgs, BanArgs, InviteAllowArgs, InviteCommand,
+    InviteLsArgs, InviteNewArgs, InviteRevokeArgs, Invited,
 };
 pub use checkpoint::{
     CheckpointArgs, CheckpointCommand, FetchArgs, FetchSource, ReshapeArgs, VerifyArgs,
@@ -103,6 +103,8 @@ pub enum Command {
     /// Remove anchors of a run that are gone for good, in the data directory of its issuer.
     #[command(subcommand)]
     Anchor(AnchorCommand),
+    /// Check the evidence on which peers are out of a run, in the data directory of an anchor.
+    Audit(AuditArgs),
     /// Ban a peer from a run and end its connections, in the data directory of the run's issuer.
     Ban(BanArgs),
     /// Lift the ban of a peer.

@@ -177,9 +177,8 @@ fn describe_loss(event: &RunEvent) -> Option<String> {
         RunEvent::Lost { peer, name, span, how } => {
             format!("{} is gone from {}: {how}", title(*peer, name.as_ref()), place(*span))
         }
-        RunEvent::Convicted { peer, name, step, stage, back } => format!(
-            "the work of {} in {} at stage {stage} is not what most replicas computed: it is out for good, and the run \
-             goes back to {} or earlier",
+        RunEvent::Convicted { peer, name, step, stage, back, charge } => format!(
+            "{} {charge}, in {} at stage {stage}: it is out for good, and the run goes back to {} or earlier",
             title(*peer, name.as_ref()),
             StepCount::through(*step),
             StepCount::of_version(*back)

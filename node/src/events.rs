@@ -106,7 +106,7 @@ pub enum RunEvent {
         /// Why the move is cancelled.
         obstacle: String,
     },
-    /// A peer's work was wrong, as most like replicas found: it is out, and the run goes back to before its work.
+    /// A peer's work was wrong: it is out, and the run goes back to before its work.
     Convicted {
         /// The peer.
         peer: PeerId,
@@ -119,6 +119,8 @@ pub enum RunEvent {
         stage: u16,
         /// The version that the run goes back to, or further.
         back: u64,
+        /// What it did.
+        charge: String,
     },
     /// This process hosts other stages.
     Moved {

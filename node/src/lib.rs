@@ -59,4 +59,3 @@ mod top;
 mod training_rate;
 mod whole_file;
 mod writable;
-mod wrong_work;

@@ -20,11 +20,12 @@ use crate::limits;
 use crate::manifest::example::{mixture, small};
 use crate::manifest::{Audit, Data, Manifest, Start};
 use crate::message::{
-    AnchorGroup, AuditId, AuditOrder, AuditedWork, Candidate, CurvePoint, Curves, Duties, Envelope,
-    FromCoordinator, Handover, HandoverDigest, LinkEstimate, MemberRecord, Mended, Message, Move,
-    MoveReason, PassTimes, PeerMessage, Recalled, RoundGroupChange, RoundGroupMember, RoundId,
-    SavedCheckpoint, StageChoice, StageRoom, StoredFile, StoredStage, SumsPrint, TensorTag,
-    TermProof, TermVote, ToCoordinator, ViewChange,
+    AnchorGroup, AuditId, AuditOrder, AuditedInput, AuditedWork, Candidate, CurvePoint, Curves,
+    Duties, Envelope, Finding, FromCoordinator, Handed, Handover, HandoverDigest, InputId,
+    LinkEstimate, MemberRecord, Mended, Message, Move, MoveReason, PassTimes, PeerMessage,
+    Recalled, RoundGroupChange, RoundGroupMember, RoundId, SavedCheckpoint, Seal, StageChoice,
+    StageRoom, StoredFile, StoredStage, SumsPrint, TensorHeader, TensorTag, TermProof, TermVote,
+    ToCoordinator, ViewChange, WorkDigest,
 };
 use crate::pieces::{HASH, PieceHashes, pieces};
 use crate::units;
@@ -33,7 +34,7 @@ use crate::wire;
 /// The decoders that need no socket.
 pub const DECODERS: &[Decoder] = &[
     Decoder { name: "envelope", examples: envelopes, check: reads_back::<Envelope> },
-    Decoder { name: "tensor_tag", examples: tensor_tags, check: reads_back::<TensorTag> },
+    Decoder { name: "tensor_header", examples: tensor_headers, check: reads_back::<TensorHeader> },
     Decoder { name: "manifest", examples: manifests, check: manifest },
     Decoder { name: "frame_header", examples: headers, check: header },
     Decoder { name: "frame_body", examples: bodies, check: body },
@@ -176,19 +177,27 @@ fn envelopes() -> Vec<Vec<u8>> {
 }
 
 /// What a member states, and what others make of it.
-fn about_audits(coordinator: Member, grant: Grant) -> [Message; 4] {
+fn about_audits(coordinator: Member, grant: Grant) -> [Message; 5] {
+    let key = ClaimKey { step: Step(7), stage: Stage(1), microbatch: Microbatch(300) };
     [
+        Message::ToCoordinator(ToCoordinator::Audited {
+            id: audit_order(coordinator).id,
+            finding: Finding::OtherInput {
+                of: InputId { key, input: Recalled::Gradient },
+                sent: handed(coordinator),
+            },
+        }),
         Message::ToCoordinator(ToCoordinator::Done {
             key: ClaimKey { step: Step(7), stage: Stage(1), microbatch: Microbatch(300) },
             grant,
             loss: None,
             pass_times: PassTimes::default(),
-            handover: Handover { activation: Some(ContentHash([4; 32])), ..Handover::default() },
+            handover: Handover { activation: Some(handed(coordinator)), ..Handover::default() },
         }),
         Message::FromCoordinator(FromCoordinator::Audit(Arc::new(audit_order(coordinator)))),
         Message::ToCoordinator(ToCoordinator::Audited {
             id: audit_order(coordinator).id,
-            digest: Some(HandoverDigest::default().with(vec![SumsPrint(1 << 60)])),
+            finding: Finding::Computed { digest: digest(), signature: [5; 64] },
         }),
         Message::PeerMessage(PeerMessage::Recall {
             key: ClaimKey { step: Step(7), stage: Stage(1), microbatch: Microbatch(300) },
@@ -197,10 +206,20 @@ fn about_audits(coordinator: Member, grant: Grant) -> [Message; 4] {
     ]
 }
 
+fn digest() -> WorkDigest {
+    HandoverDigest::default().with(vec![SumsPrint(1 << 60)])
+}
+
+fn handed(by: Member) -> Handed {
+    Handed { hash: ContentHash([4; 32]), seal: Seal { era: Era(300), by, signature: [9; 64] } }
+}
+
 /// An audit of one microbatch in the middle of a pipeline.
 fn audit_order(of: Member) -> AuditOrder {
     let (era, term, step) = (Era(1), Term(2), Step(70_000));
-    let work = AuditedWork { microbatch: Microbatch(300), activation: Some(0), gradient: Some(1) };
+    let input = |holder| Some(AuditedInput { holder, hash: ContentHash([7; 32]) });
+    let work =
+        AuditedWork { microbatch: Microbatch(300), activation: input(0), gradient: input(1) };
     AuditOrder {
         id: AuditId { era, term, step, stage: Stage(1), of },
         rounds: vec![(round(), ContentHash([8; 32]))],
@@ -224,7 +243,8 @@ fn round() -> RoundId {
     RoundId { era, term, step, weights: WeightGroup(1), attempt: Attempt(3) }
 }
 
-fn tensor_tags() -> Vec<Vec<u8>> {
+fn tensor_headers() -> Vec<Vec<u8>> {
+    let by = Member { peer: PeerId([3; 32]), incarnation: Incarnation(8) };
     let round = round();
     let key = ClaimKey { step: Step(70_000), stage: Stage(1), microbatch: Microbatch(3) };
     let exchange = Exchange(300);
@@ -235,7 +255,7 @@ fn tensor_tags() -> Vec<Vec<u8>> {
         TensorTag::RoundResult { round, mend: Mend(0), piece: 0, proof: 1 },
         TensorTag::Recalled { key, input: Recalled::Activation },
     ]
-    .map(|tag| encoded(&tag))
+    .map(|tag| encoded(&TensorHeader { tag, seal: tag.input().map(|_| handed(by).seal) }))
     .to_vec()
 }
 

@@ -133,9 +133,9 @@ impl History {
                 Ok(())
             }
             LogRecord::Founded(founding) => self.found(founding),
-            LogRecord::Convicted { peer, step, stage, back } => {
-                self.stays.convict(*peer, *step, *stage);
-                self.taint(*back);
+            LogRecord::Convicted(conviction) => {
+                self.stays.convict(conviction);
+                self.taint(conviction.back);
                 Ok(())
             }
         }
@@ -209,7 +209,7 @@ impl History {
             let Member { peer, incarnation } = record.member;
             let known = self.lives.entry(peer).or_insert(incarnation);
             *known = incarnation.max(*known);
-            self.stays.list(peer, self.version);
+            self.stays.list(record, self.version);
         }
         Ok(())
     }
@@ -244,8 +244,10 @@ impl History {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{Stage, StageSpan};
-    use crate::message::{FixedLoss, MemberRecord};
+    use crate::ids::{ClaimKey, ContentHash, Microbatch, Stage, StageSpan};
+    use crate::message::{
+        Conviction, Evidence, FixedLoss, Handed, InputId, MemberRecord, Recalled, Seal,
+    };
 
     fn commit(era: u32, step: u64) -> LogRecord {
         LogRecord::Commit(CommitRecord {
@@ -337,10 +339,16 @@ mod tests {
         }
         assert_eq!(history.stays.since(peer, history.version), Step(2));
         let (step, stage) = (Step(4), Stage(0));
-        let convicted = LogRecord::Convicted { peer, step, stage, back: Step(2) };
-        history.apply(&convicted).expect("at any time");
+        let key = ClaimKey { step, stage: Stage(1), microbatch: Microbatch(0) };
+        let of = InputId { key, input: Recalled::Activation };
+        let by = Member { peer, incarnation: Incarnation(1) };
+        let seal = Seal { era: Era(0), by, signature: [0; 64] };
+        let made = Handed { hash: ContentHash([1; 32]), seal };
+        let evidence = Evidence::Unsealed { of, stated: None, other: Some(made) };
+        let conviction = Conviction { peer, step, stage, back: Step(2), evidence };
+        history.apply(&LogRecord::Convicted(Box::new(conviction.clone()))).expect("at any time");
         assert_eq!(history.checkpoints.keys().copied().collect::<Vec<_>>(), [Step(1), Step(2)]);
-        assert_eq!(history.stays.conviction(peer), Some((step, stage)));
+        assert_eq!(history.stays.conviction(peer), Some(&conviction));
         assert_eq!(history.tainted_after, Some(Step(2)));
         let to = |era, version| LogRecord::Rewind { era: Era(era), version: Step(version) };
         history.apply(&to(1, 3)).expect("it was on its way");

@@ -52,6 +52,9 @@ pub const INNER_PASSES: u32 = 1 << 16;
 /// Microbatches of one step, held-out ones included.
 pub const MICROBATCHES: u32 = 1 << 16;
 
+/// The same in a run with audits, each of whose orders lists the inputs of a member's microbatches in one message.
+pub const AUDITED_MICROBATCHES: u32 = 1 << 11;
+
 /// Complete checkpoints that a run keeps.
 pub const CHECKPOINTS: u32 = 64;
 

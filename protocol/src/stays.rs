@@ -2,21 +2,36 @@
 
 use std::collections::BTreeMap;
 
-use crate::ids::{PeerId, Stage, Step};
+use crate::ids::{ContentHash, Incarnation, Member, PeerId, Step};
+use crate::message::{Conviction, MemberRecord};
 
 /// The peers that the log has listed, and those whose work was wrong.
 #[derive(Debug, Clone, PartialEq, Default, bincode::Encode, bincode::Decode)]
 pub struct Stays {
     /// The version at which each peer became a member first. Nothing of its work is in that version.
     since: BTreeMap<PeerId, Step>,
-    /// The peers whose work was wrong, with its step and stage.
-    convicted: BTreeMap<PeerId, (Step, Stage)>,
+    /// The bits that the newest life of each peer computes, if they are known.
+    kinds: BTreeMap<PeerId, (Incarnation, Option<ContentHash>)>,
+    /// The peers whose work was wrong.
+    convicted: BTreeMap<PeerId, Conviction>,
 }
 
 impl Stays {
     /// The log lists a peer at a version.
-    pub fn list(&mut self, peer: PeerId, version: Step) {
+    pub fn list(&mut self, record: &MemberRecord, version: Step) {
+        let Member { peer, incarnation } = record.member;
         self.since.entry(peer).or_insert(version);
+        self.kinds.insert(peer, (incarnation, record.fingerprint));
+    }
+
+    /// Whether two members compute the same bits, or did.
+    #[must_use]
+    pub fn are_like(&self, one: Member, other: Member) -> bool {
+        let kind = |member: Member| {
+            let (incarnation, kind) = self.kinds.get(&member.peer)?;
+            kind.filter(|_| *incarnation == member.incarnation)
+        };
+        kind(one).is_some_and(|one| Some(one) == kind(other))
     }
 
     /// The run goes back to a version: what peers did after it counts no more, and they may do it again.
@@ -24,9 +39,9 @@ impl Stays {
         self.since.values_mut().for_each(|since| *since = version.min(*since));
     }
 
-    /// A peer's work of a step at a stage was wrong.
-    pub fn convict(&mut self, peer: PeerId, step: Step, stage: Stage) {
-        self.convicted.insert(peer, (step, stage));
+    /// A peer's work was wrong.
+    pub fn convict(&mut self, conviction: &Conviction) {
+        self.convicted.insert(conviction.peer, conviction.clone());
     }
 
     /// The newest version that nothing of a peer's work is in; `now` if it was never a member.
@@ -35,9 +50,14 @@ impl Stays {
         self.since.get(&peer).copied().unwrap_or(now)
     }
 
-    /// The step and the stage of the work for which a peer is out of the run.
+    /// Why a peer is out of the run.
     #[must_use]
-    pub fn conviction(&self, peer: PeerId) -> Option<(Step, Stage)> {
-        self.convicted.get(&peer).copied()
+    pub fn conviction(&self, peer: PeerId) -> Option<&Conviction> {
+        self.convicted.get(&peer)
+    }
+
+    /// All peers that are out of the run.
+    pub fn convictions(&self) -> impl Iterator<Item = &Conviction> {
+        self.convicted.values()
     }
 }

@@ -47,7 +47,7 @@ use tokio_util::task::TaskTracker;
 pub(crate) use error::AnchorError;
 pub(crate) use kept::kept_history;
 pub(crate) use timing::Timing;
-pub(crate) use vouching::Seal;
+pub(crate) use vouching::Voucher;
 
 use calls::{Calls, Clients};
 use disk::Disk;
@@ -78,7 +78,7 @@ pub(crate) struct AnchorConfig {
     /// Its timeouts.
     pub(crate) timing: Timing,
     /// Signs for the leaders that this anchor follows.
-    pub(crate) seal: Seal,
+    pub(crate) voucher: Voucher,
     /// Anchors that the run's issuer removed. Where the others are no majority, this one keeps the log alone.
     pub(crate) removed: BTreeSet<PeerId>,
 }
@@ -148,7 +148,7 @@ struct Inner {
     log: Log,
     machine: StateMachine,
     disk: Disk,
-    seal: Seal,
+    voucher: Voucher,
     /// The newest leader that this anchor signs for, and its term as coordinator.
     followed: Mutex<Option<(Term, PeerId)>>,
     /// Cancels all tasks.
@@ -205,7 +205,7 @@ impl Anchor {
         found: bool,
         links: Arc<dyn Links>,
     ) -> Result<(Self, mpsc::Receiver<AnchorEvent>), AnchorError> {
-        let AnchorConfig { folder, me, first, timing, seal, removed } = config;
+        let AnchorConfig { folder, me, first, timing, voucher, removed } = config;
         let me = AnchorId(me);
         let Store { log, machine, disk } = Store::open(&folder, me.0, first, &removed)?;
         let stopped = |error: &dyn std::error::Error| {
@@ -236,7 +236,7 @@ impl Anchor {
             log,
             machine,
             disk,
-            seal,
+            voucher,
             followed,
             cancel,
         });

@@ -29,7 +29,7 @@ use tokio_util::task::TaskTracker;
 
 use net::{End, Net};
 
-use super::{Anchor, AnchorConfig, AnchorError, AnchorEvent, Links, Seal, Timing};
+use super::{Anchor, AnchorConfig, AnchorError, AnchorEvent, Links, Timing, Voucher};
 
 /// Timeout of every wait, far above what it takes.
 const LONG: Duration = Duration::from_secs(30);
@@ -137,8 +137,8 @@ impl Reported {
 
 fn config_of(peer: PeerId, folder: &Path) -> AnchorConfig {
     let (folder, removed) = (folder.to_owned(), BTreeSet::new());
-    let seal = Seal { run: run(), keys: Arc::new(HashKeys(peer)), founding: None };
-    AnchorConfig { folder, me: peer, first: Step(0), timing: quick(), seal, removed }
+    let voucher = Voucher { run: run(), keys: Arc::new(HashKeys(peer)), founding: None };
+    AnchorConfig { folder, me: peer, first: Step(0), timing: quick(), voucher, removed }
 }
 
 /// One anchor and its owner.

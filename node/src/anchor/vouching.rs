@@ -21,7 +21,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// Signs for this anchor, and checks the signatures of others.
 #[derive(Clone)]
-pub(crate) struct Seal {
+pub(crate) struct Voucher {
     /// The run that the anchors keep the log of.
     pub(crate) run: RunId,
     /// The key of this peer.
@@ -30,9 +30,9 @@ pub(crate) struct Seal {
     pub(crate) founding: Option<u16>,
 }
 
-impl std::fmt::Debug for Seal {
+impl std::fmt::Debug for Voucher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Seal").field("run", &self.run).finish_non_exhaustive()
+        f.debug_struct("Voucher").field("run", &self.run).finish_non_exhaustive()
     }
 }
 
@@ -49,7 +49,7 @@ impl Inner {
 
     /// The number of the history that the log has, or will have.
     fn history_number(&self) -> u16 {
-        self.machine.number().or(self.seal.founding).unwrap_or_default()
+        self.machine.number().or(self.voucher.founding).unwrap_or_default()
     }
 
     /// The coordinator's term that follows from an election.
@@ -70,7 +70,7 @@ impl Inner {
         let followed = *self.followed.lock().expect("nothing panics while it holds the leader");
         let is_leader = vote.coordinator == from && followed == Some((vote.term, from));
         let same = is_leader && self.group().as_ref() == Some(&vote.group);
-        same.then(|| self.seal.keys.sign(&vote.signed_bytes(self.seal.run)))
+        same.then(|| self.voucher.keys.sign(&vote.signed_bytes(self.voucher.run)))
     }
 
     /// What this anchor, if it leads, wants signed.
@@ -86,7 +86,7 @@ impl Inner {
     /// Asks other voters for their signatures. Publishes the proof once a majority signed, and again when all that
     /// answer did.
     async fn collect(&self, proof: &mut TermProof, proofs: &watch::Sender<Option<TermProof>>) {
-        let bytes = proof.vote.signed_bytes(self.seal.run);
+        let bytes = proof.vote.signed_bytes(self.voucher.run);
         let publish = |proof: &TermProof, ends: bool| {
             let signed = |peer| proof.signatures.contains_key(&peer);
             let known =
@@ -111,7 +111,7 @@ impl Inner {
         while let Some((peer, answer)) = answers.next().await {
             match answer {
                 Ok(Answer::Vouched(Some(signature)))
-                    if self.seal.keys.verify(peer, &bytes, &signature) =>
+                    if self.voucher.keys.verify(peer, &bytes, &signature) =>
                 {
                     proof.signatures.insert(peer, signature);
                     publish(proof, false);
@@ -139,7 +139,7 @@ pub(super) async fn run(inner: Arc<Inner>, proofs: watch::Sender<Option<TermProo
         let vote = inner.own_vote();
         if current.as_ref().map(|proof| &proof.vote) != vote.as_ref() {
             current = vote.map(|vote| {
-                let signature = inner.seal.keys.sign(&vote.signed_bytes(inner.seal.run));
+                let signature = inner.voucher.keys.sign(&vote.signed_bytes(inner.voucher.run));
                 let signatures = BTreeMap::from([(inner.me.0, signature)]);
                 TermProof { vote, signatures }
             });

@@ -1,4 +1,4 @@
-//! The flags of `shoal invite`, `shoal ban` and `shoal unban`.
+//! The flags of `shoal invite`, `shoal audit`, `shoal ban` and `shoal unban`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -145,6 +145,17 @@ fn parse_life(text: &str) -> Result<Duration, &'static str> {
     let count: u64 = text[..text.len() - 1].parse().map_err(|_| wrong)?;
     let life = count.checked_mul(seconds).map(Duration::from_secs);
     life.filter(|life| (Duration::from_secs(1)..=LONGEST).contains(life)).ok_or(wrong)
+}
+
+/// `shoal audit`
+#[derive(Debug, Clone, Args)]
+pub struct AuditArgs {
+    /// The data directory of an anchor; its peer may be running.
+    #[arg(long, value_name = "D", default_value_os_t = default_data_dir())]
+    pub data_dir: PathBuf,
+    /// Print JSON instead of text for people.
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[cfg(test)]

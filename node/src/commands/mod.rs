@@ -1,5 +1,6 @@
 //! The commands of the `shoal` program.
 
+mod audit;
 mod bucket;
 mod budget;
 mod chat;
@@ -67,6 +68,7 @@ pub fn run(command: Command, log_format: LogFormat) -> anyhow::Result<()> {
         Command::Join(args) => join::run(args.options()),
         Command::Invite(command) => invite::run(&command),
         Command::Anchor(command) => invite::anchor(&command),
+        Command::Audit(args) => audit::run(&args),
         Command::Ban(args) => invite::ban(&args),
         Command::Unban(args) => invite::unban(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -69,7 +69,7 @@ impl UnfinishedRun {
 }
 
 /// The folder and the manifest of the run that the peer of a data directory took part in last, if it started that run.
-fn last_run(data_dir: &Path) -> Option<(PathBuf, Manifest)> {
+pub(super) fn last_run(data_dir: &Path) -> Option<(PathBuf, Manifest)> {
     let run = std::fs::read_to_string(data_dir.join("run")).ok()?;
     let run: RunId = run.trim().parse().ok()?;
     let folder = data_dir.join("runs").join(run.to_string());

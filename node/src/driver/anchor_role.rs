@@ -30,7 +30,7 @@ use super::effect::Effects;
 use super::peer_names::PeerNames;
 use super::resume::is_complete;
 use super::setup::{AnchorStart, RoleSetup};
-use crate::anchor::{self, Anchor, AnchorConfig, AnchorEvent, Heard, Seal, Timing};
+use crate::anchor::{self, Anchor, AnchorConfig, AnchorEvent, Heard, Timing, Voucher};
 use crate::events::RunEvent;
 
 /// After how long the coordinator sends a message again that shows no effect.
@@ -132,9 +132,9 @@ impl AnchorRole {
             let (folder, me) = (folder.clone(), *me);
             let removed = removed_anchors(transport.as_ref().filter(|_| founds));
             let founding = role.founding.as_ref().map(|founding| founding.number);
-            let seal =
-                Seal { run: context.manifest.run_id(), keys: context.keys.clone(), founding };
-            let config = AnchorConfig { folder, me: me.peer, first, timing, seal, removed };
+            let voucher =
+                Voucher { run: context.manifest.run_id(), keys: context.keys.clone(), founding };
+            let config = AnchorConfig { folder, me: me.peer, first, timing, voucher, removed };
             let (transport, names) = (transport.clone(), context.names.clone());
             let links = Arc::new(AnchorLinks { me: me.incarnation, transport, names });
             let (opened, receiver) = Anchor::open(config, founds, links).await?;
@@ -347,6 +347,7 @@ impl AnchorRole {
                 },
             ),
             rebalance: self.rebalance,
+            sealer: context.sealer(),
             routing: Routing::default(),
         });
         let mut out = Vec::new();

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use shoal_protocol::ids::Member;
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::Signatures;
+use shoal_protocol::message::{Sealer, Signatures};
 use shoal_protocol::net::transport::Transport;
 use shoal_protocol::units::Moment;
 use tokio::sync::watch;
@@ -45,6 +45,11 @@ impl Context {
     /// Returns the time since this life began.
     pub(super) fn now(&self) -> Moment {
         Moment(self.clock.elapsed())
+    }
+
+    /// Seals with the key of this peer.
+    pub(super) fn sealer(&self) -> Sealer {
+        Sealer::new(self.manifest.run_id(), self.keys.clone())
     }
 
     /// Converts a moment of this life to the system's clock.

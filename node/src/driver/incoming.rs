@@ -6,7 +6,7 @@ use shoal_protocol::ids::{Era, Incarnation, Member, Term};
 use shoal_protocol::label::Label;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{Manifest, NOTE};
-use shoal_protocol::message::{Envelope, Message, Recalled, TensorTag};
+use shoal_protocol::message::{Envelope, Message, Recalled, TensorHeader, TensorTag};
 use shoal_protocol::wire::{self, WireError};
 
 use super::payload::Tensor;
@@ -122,11 +122,12 @@ pub(crate) fn open(bytes: &[u8], from: Member, to: Receiver) -> Result<Envelope,
 /// # Errors
 /// When tag and tensors disagree, or a tensor is damaged.
 pub(crate) fn unpack(
-    tag: &[u8],
+    header: &[u8],
     frames: &[Frame],
     manifest: &Manifest,
-) -> Result<(TensorTag, Vec<Tensor>), Unusable> {
-    let tag: TensorTag = wire::decode(tag)?;
+) -> Result<(TensorHeader, Vec<Tensor>), Unusable> {
+    let header: TensorHeader = wire::decode(header)?;
+    let tag = header.tag;
     check_shapes(&tag, frames, manifest)?;
     let tensors = frames.iter().map(Tensor::from_frame).collect::<Result<Vec<_>, FrameError>>()?;
     let has_labels = matches!(
@@ -147,7 +148,7 @@ pub(crate) fn unpack(
             return Err(Unusable::Label);
         }
     }
-    Ok((tag, tensors))
+    Ok((header, tensors))
 }
 
 /// Checks shapes before tensors are unpacked, so that no larger one is allocated.
@@ -279,8 +280,11 @@ mod tests {
         manifest.model.boundary = Some(Boundary { kind: BoundaryKind::Maxout, width: 4 });
         let [samples, tokens, _] = manifest.boundary_shape();
         let key = ClaimKey { step: Step(0), stage: Stage(0), microbatch: Microbatch(0) };
-        let tag = wire::encode(&TensorTag::ActivationGradient { key, exchange: Exchange(0) })
-            .expect("small");
+        let tag = wire::encode(&TensorHeader::from(TensorTag::ActivationGradient {
+            key,
+            exchange: Exchange(0),
+        }))
+        .expect("small");
         let gradient = |width: u32| {
             let bytes = vec![0; 4 * (samples * tokens * width) as usize];
             let shape = [samples, tokens, width];
@@ -301,7 +305,8 @@ mod tests {
         let [rows, tokens] = manifest.label_shape();
         let key = ClaimKey { step: Step(0), stage: Stage(1), microbatch: Microbatch(0) };
         let tag =
-            wire::encode(&TensorTag::Activation { key, exchange: Exchange(0) }).expect("small");
+            wire::encode(&TensorHeader::from(TensorTag::Activation { key, exchange: Exchange(0) }))
+                .expect("small");
         let frame = |element, shape: &[u32], bytes: Vec<u8>| {
             Frame::pack(element, shape, bytes.into(), Packing::Raw).expect("small")
         };
@@ -339,7 +344,8 @@ mod tests {
         let key = ClaimKey { step: Step(0), stage: Stage(0), microbatch: Microbatch(0) };
         let unpacked = |exchange, frames: &[Frame]| {
             let tag = TensorTag::ActivationGradient { key, exchange: Exchange(exchange) };
-            unpack(&wire::encode(&tag).expect("small"), frames, &manifest).is_ok()
+            unpack(&wire::encode(&TensorHeader::from(tag)).expect("small"), frames, &manifest)
+                .is_ok()
         };
         assert!(unpacked(0, &[gradient(), note()]) && unpacked(1, &[note()]));
         assert!(!unpacked(0, &[gradient()]) && !unpacked(0, &[note()]));

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use shoal_protocol::ids::{ContentHash, Member, PeerId};
-use shoal_protocol::message::{Envelope, TensorTag};
+use shoal_protocol::message::{Envelope, TensorHeader};
 use shoal_protocol::net::transport::{ConnectError, TransportEvent};
 use tokio::sync::mpsc;
 
@@ -41,7 +41,7 @@ pub(super) enum LinkEvent {
     },
     Tensors {
         from: Member,
-        tag: TensorTag,
+        header: TensorHeader,
         tensors: Vec<Tensor>,
         hash: Option<ContentHash>,
     },
@@ -130,7 +130,7 @@ impl LinkEvents {
 impl From<Unpacked> for LinkEvent {
     fn from(Unpacked { from, result, hash }: Unpacked) -> Self {
         match result {
-            Ok((tag, tensors)) => Self::Tensors { from, tag, tensors, hash },
+            Ok((header, tensors)) => Self::Tensors { from, header, tensors, hash },
             Err(error) => Self::Unusable { from, error },
         }
     }

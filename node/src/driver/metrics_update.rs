@@ -296,7 +296,7 @@ impl MetricsUpdate {
                 };
                 coordination.audits.of(result).inc();
             }
-            CoordinatorEvent::Convicted { .. } => coordination.audits.of(AuditResult::Wrong).inc(),
+            CoordinatorEvent::Convicted(_) => coordination.audits.of(AuditResult::Wrong).inc(),
             CoordinatorEvent::MoveCancelled { reason, .. } => {
                 coordination.moves_given_up.of(cause(*reason)).inc();
             }

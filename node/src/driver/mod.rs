@@ -57,6 +57,7 @@ mod swap_watch;
 mod timers;
 mod unpacker;
 mod upload_queue;
+mod wrong_work;
 
 pub use self::archive::Archive;
 pub(crate) use self::checkpoint_collect::{Scattered, collect};

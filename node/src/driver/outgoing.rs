@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use shoal_metrics::Metrics;
 use shoal_protocol::ids::Member;
-use shoal_protocol::message::{Envelope, Message, Recalled, TensorTag};
+use shoal_protocol::message::{Envelope, Message, Recalled, TensorHeader, TensorTag};
 use shoal_protocol::net::transport::{Class, Transport};
 use shoal_protocol::wire;
 
@@ -54,7 +54,7 @@ impl Links {
     pub(super) fn send_tensors(
         &self,
         to: Member,
-        tag: TensorTag,
+        header: TensorHeader,
         held: Held,
     ) -> impl Future<Output = Option<BackgroundResult>> + Send + use<> {
         let links = self.clone();
@@ -63,14 +63,20 @@ impl Links {
                 Ok(tensors) => tensors,
                 Err(error) => return Some(BackgroundResult::LogLost(error)),
             };
-            if let Err(error) = links.deliver(to, tag, &tensors).await {
+            if let Err(error) = links.deliver(to, header, &tensors).await {
                 tracing::warn!(peer = links.names.member(to), %error, "a tensor was not sent");
             }
             None
         }
     }
 
-    async fn deliver(&self, to: Member, tag: TensorTag, tensors: &Tensors) -> anyhow::Result<()> {
+    async fn deliver(
+        &self,
+        to: Member,
+        header: TensorHeader,
+        tensors: &Tensors,
+    ) -> anyhow::Result<()> {
+        let tag = header.tag;
         let rate = self.transport.link_rate_to(to.peer);
         let frames = self.packer.frames(&tag, tensors, rate).await?;
         let class = match tag {
@@ -80,7 +86,7 @@ impl Links {
             | TensorTag::Recalled { input: Recalled::Gradient, .. } => Class::Gradient,
             TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => Class::Round,
         };
-        self.transport.send_tensor(to.peer, wire::encode(&tag)?, frames, class)?.await;
+        self.transport.send_tensor(to.peer, wire::encode(&header)?, frames, class)?.await;
         Ok(())
     }
 }

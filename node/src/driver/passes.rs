@@ -13,7 +13,7 @@ use shoal_protocol::message::FixedLoss;
 use shoal_scheduler::action::{Task, TaskResult};
 
 use super::payload::{Payloads, Tensor, Tensors};
-use crate::wrong_work;
+use super::wrong_work;
 
 /// What a device needs for passes besides its engine.
 #[derive(Debug, Clone)]

@@ -223,7 +223,7 @@ impl Payloads {
         let id = PayloadId(self.last.fetch_add(1, Ordering::Relaxed));
         let size = held.size();
         self.lock().all.insert(id, (held, hash));
-        Payload { id, size, hash }
+        Payload { id, size, hash, seal: None }
     }
 
     /// Moves the oldest payload of the output log to the disk, if the log is over its budget. Returns

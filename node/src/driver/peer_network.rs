@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use shoal_metrics::{Metrics, Refusal};
 use shoal_protocol::ids::{Member, PeerId};
-use shoal_protocol::message::{LinkEstimate, Message, TensorTag, ToCoordinator, View};
+use shoal_protocol::message::{LinkEstimate, Message, TensorHeader, ToCoordinator, View};
 use shoal_protocol::units::Rate;
 use tokio::sync::mpsc;
 
@@ -129,11 +129,11 @@ impl PeerNetwork {
     pub(super) fn send_tensors(
         &self,
         to: Member,
-        tag: TensorTag,
+        header: TensorHeader,
         held: Held,
     ) -> impl Future<Output = Option<BackgroundResult>> + Send + use<> {
         let links = self.links.as_ref().expect("a peer that is alone sends to itself only");
-        links.send_tensors(to, tag, held)
+        links.send_tensors(to, header, held)
     }
 
     /// Takes in a membership: the transport dials and accepts its members.

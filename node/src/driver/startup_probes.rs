@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use shoal_engine::{Device, DeviceChoice, Tiers, copy_rate, passes_at_once, swap_rate};
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{Candidate, Duties, StageChoice};
+use shoal_protocol::message::{Candidate, Duties, Sealer, Signatures, StageChoice};
 use shoal_protocol::units::Rate;
 use shoal_scheduler::peer::{Peer, PeerConfig, PeerLimits};
 use shoal_scheduler::router::Routing;
@@ -50,6 +50,7 @@ pub(super) async fn new_peer(
     setup: &Setup,
     budget: &ResourceBudget,
     passes: usize,
+    keys: Arc<dyn Signatures>,
 ) -> anyhow::Result<(Peer, HostedRoom)> {
     let Setup { manifest, me, choice, longest, devices, threads, price, island, name, .. } = setup;
     let Setup { network, role, .. } = setup;
@@ -100,6 +101,7 @@ pub(super) async fn new_peer(
         limits,
         saving: setup.leaving.drain_timeout,
         seed: u64::from_le_bytes(*me.peer.0.first_chunk().expect("32 bytes")),
+        sealer: Sealer::new(manifest.run_id(), keys),
         routing: Routing::default(),
     });
     Ok((peer, HostedRoom { most: room.most, tiers }))

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use shoal_metrics::{NodeState, Preemption};
 use shoal_protocol::ids::{ClaimKey, Era, Member, Stage, Step};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{self, CommitRecord, View, proof_of_all};
+use shoal_protocol::message::{self, CommitRecord, Conviction, View, proof_of_all};
 use shoal_protocol::units::Moment;
 use shoal_scheduler::action::{AuditOutcome, CoordinatorEvent, StepCounts};
 
@@ -279,13 +279,12 @@ fn run_event(event: CoordinatorEvent, names: &PeerNames) -> Result<RunEvent, Coo
             let obstacle = obstacle.words().to_owned();
             RunEvent::MoveCancelled { peer: member.peer, name: name(member), to, reason, obstacle }
         }
-        CoordinatorEvent::Convicted { peer, step, stage, back } => RunEvent::Convicted {
-            peer,
-            name: names.of(peer),
-            step: step.0,
-            stage: stage.0,
-            back: back.0,
-        },
+        CoordinatorEvent::Convicted(conviction) => {
+            let Conviction { peer, step, stage, back, evidence } = conviction;
+            let charge = evidence.charge().to_owned();
+            let (name, step, stage, back) = (names.of(peer), step.0, stage.0, back.0);
+            RunEvent::Convicted { peer, name, step, stage, back, charge }
+        }
         CoordinatorEvent::Lost { member, span, how } => RunEvent::Lost {
             peer: member.peer,
             name: name(member),
@@ -358,7 +357,7 @@ fn log(event: &CoordinatorEvent, names: &PeerNames) {
         | CoordinatorEvent::Moves { .. }
         | CoordinatorEvent::MoveCancelled { .. }
         | CoordinatorEvent::Lost { .. }
-        | CoordinatorEvent::Convicted { .. }
+        | CoordinatorEvent::Convicted(_)
         | CoordinatorEvent::Finished
         | CoordinatorEvent::Stopped { .. } => {}
     }

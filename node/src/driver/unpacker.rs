@@ -8,7 +8,7 @@ use anyhow::Context;
 use shoal_protocol::codec::packing::Packing;
 use shoal_protocol::ids::{ContentHash, Member};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::TensorTag;
+use shoal_protocol::message::{TensorHeader, TensorTag};
 use shoal_protocol::net::transport::TensorMessage;
 use tokio::task::JoinSet;
 
@@ -25,7 +25,7 @@ const WAITING: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Unpacked {
     pub(crate) from: Member,
-    pub(crate) result: Result<(TensorTag, Vec<Tensor>), Unusable>,
+    pub(crate) result: Result<(TensorHeader, Vec<Tensor>), Unusable>,
     /// The hash of an activation or gradient, in a run with audits.
     pub(crate) hash: Option<ContentHash>,
 }
@@ -87,12 +87,9 @@ impl Unpacker {
 
 fn unpack(message: &TensorMessage, manifest: &Manifest) -> Unpacked {
     let result = incoming::unpack(&message.tag, &message.frames, manifest);
-    let hashed = |tag: &TensorTag| {
-        let of_round = matches!(tag, TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. });
-        manifest.audit.is_on() && !of_round
-    };
+    let hashed = |tag: &TensorTag| manifest.audit.is_on() && tag.input().is_some();
     let hash = match &result {
-        Ok((tag, tensors)) if hashed(tag) => Some(hash_of(tensors)),
+        Ok((header, tensors)) if hashed(&header.tag) => Some(hash_of(tensors)),
         _ => None,
     };
     Unpacked { from: message.member, result, hash }
@@ -152,8 +149,8 @@ mod tests {
         async fn carry(&mut self, microbatch: u32, frame: Frame) -> TensorMessage {
             let key =
                 ClaimKey { step: Step(0), stage: Stage(0), microbatch: Microbatch(microbatch) };
-            let tag = wire::encode(&TensorTag::ActivationGradient { key, exchange: Exchange(0) })
-                .expect("small");
+            let tag = TensorTag::ActivationGradient { key, exchange: Exchange(0) };
+            let tag = wire::encode(&TensorHeader::from(tag)).expect("small");
             let to = self.receiver.peer_id();
             let sent = self.sender.send_tensor(to, tag, vec![frame], Class::Gradient);
             sent.expect("under the caps").await;
@@ -212,7 +209,10 @@ mod tests {
             let Unpacked { from, result, .. } = unpacker.next().await.expect("no panic");
             assert_eq!(from.peer, pair.sender());
             match result {
-                Ok((TensorTag::ActivationGradient { key, .. }, tensors)) => {
+                Ok((
+                    TensorHeader { tag: TensorTag::ActivationGradient { key, .. }, .. },
+                    tensors,
+                )) => {
                     assert!(tensors[0].bytes.iter().all(|byte| *byte == 0));
                     good.push(key.microbatch.0);
                 }

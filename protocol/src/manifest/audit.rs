@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Manifest, ManifestError, within};
+use crate::limits;
 
 /// Steps that a newcomer's work is audited in, at most.
 const PROBATION: u32 = 1 << 16;
@@ -51,6 +52,10 @@ impl Manifest {
     pub(super) fn check_audit(&self) -> Result<(), ManifestError> {
         within("audit.share", self.audit.share, 0.0..=1.0)?;
         within("audit.probation", self.audit.probation, 0..=PROBATION)?;
+        let microbatches = self.training.microbatches;
+        if self.audit.is_on() && microbatches > limits::AUDITED_MICROBATCHES {
+            return Err(ManifestError::AuditOfMany { microbatches });
+        }
         // What a worker of several stages hands over follows from all that it handed over before.
         if self.audit.is_on() && self.workers_exchange() {
             return Err(ManifestError::AuditOfExchanges);

@@ -235,6 +235,16 @@ pub enum ManifestError {
          training.stages = 1"
     )]
     AuditOfExchanges,
+    /// Audits of steps with more microbatches than one order can list.
+    #[error(
+        "audit takes at most {} microbatches a step, and training.microbatches is {microbatches}: make each larger \
+         (training.samples), or set audit.share = 0 and audit.probation = 0",
+        limits::AUDITED_MICROBATCHES
+    )]
+    AuditOfMany {
+        /// Microbatches of a step.
+        microbatches: u32,
+    },
     /// Adapters beside a boundary, which needs all weights trained.
     #[error(
         "lora freezes the model's weights, and model.boundary needs them to be trained: take one of them out"

@@ -1,19 +1,36 @@
 //! Audits: what members state about their work, and what a replica makes of it that computes it again.
 
-use super::{Challenge, FixedLoss, RoundId};
+use super::{Challenge, FixedLoss, Handed, InputId, RoundId, Signature};
 use crate::ids::{ClaimKey, ContentHash, Era, Member, Microbatch, Stage, Step, Term};
 
-/// Hashes of the tensors that a member took and made for one microbatch at one stage, with labels; those that there are.
+/// The tensors that a member took and made for one microbatch at one stage, with labels, as their makers sealed them;
+/// those that there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
 pub struct Handover {
     /// The activation that it took; none at the first stage.
-    pub activation: Option<ContentHash>,
+    pub activation: Option<Handed>,
     /// The activation that it made; none at the last stage.
-    pub output: Option<ContentHash>,
+    pub output: Option<Handed>,
     /// The gradient that it took; none at the last stage.
-    pub gradient: Option<ContentHash>,
+    pub gradient: Option<Handed>,
     /// The gradient that it made; none at the first stage.
-    pub returned: Option<ContentHash>,
+    pub returned: Option<Handed>,
+}
+
+/// The hashes of a [`Handover`]: of the activation and the gradient that were taken, and of those that were made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HandoverHashes {
+    /// The activation and the gradient that were taken.
+    pub taken: [Option<ContentHash>; 2],
+    /// The activation and the gradient that were made.
+    pub made: [Option<ContentHash>; 2],
+}
+
+impl From<Handover> for HandoverHashes {
+    fn from(Handover { activation, output, gradient, returned }: Handover) -> Self {
+        let hashes = |tensors: [Option<Handed>; 2]| tensors.map(|tensor| Some(tensor?.hash));
+        Self { taken: hashes([activation, gradient]), made: hashes([output, returned]) }
+    }
 }
 
 /// Names the audit of a member's work at a stage in a step.
@@ -55,15 +72,24 @@ pub struct AuditOrder {
     pub work: Vec<AuditedWork>,
 }
 
-/// One microbatch to compute again, with the places of the holders of its inputs.
+/// One microbatch to compute again, with its inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct AuditedWork {
     /// The microbatch.
     pub microbatch: Microbatch,
-    /// Who has the activation; none at the first stage.
-    pub activation: Option<u16>,
-    /// Who has the gradient; none at the last stage.
-    pub gradient: Option<u16>,
+    /// The activation; none at the first stage.
+    pub activation: Option<AuditedInput>,
+    /// The gradient; none at the last stage.
+    pub gradient: Option<AuditedInput>,
+}
+
+/// An input of audited work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct AuditedInput {
+    /// The place of its holder among those of the order.
+    pub holder: u16,
+    /// The hash of what the member took, as it states.
+    pub hash: ContentHash,
 }
 
 /// What work comes to: stated by who did it, or found by who did it again.
@@ -75,6 +101,27 @@ pub struct WorkDigest {
     pub made: ContentHash,
     /// The sums of weight gradients, of each of the stage's weight groups.
     pub sums: Vec<SumsPrint>,
+}
+
+/// What became of an audit at the replica that was ordered to make it.
+#[derive(Debug, Clone, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum Finding {
+    /// It computed the work.
+    Computed {
+        /// What the work comes to.
+        digest: WorkDigest,
+        /// The replica's signature of it.
+        signature: Signature,
+    },
+    /// A holder sent an input that is not what the member took.
+    OtherInput {
+        /// The input.
+        of: InputId,
+        /// What was sent.
+        sent: Handed,
+    },
+    /// It could not compute the work.
+    NotComputed,
 }
 
 /// Digests handovers of microbatches, in order.
@@ -95,11 +142,8 @@ impl Default for HandoverDigest {
 
 impl HandoverDigest {
     /// Adds the next microbatch.
-    pub fn add(&mut self, microbatch: Microbatch, handover: Handover, loss: Option<FixedLoss>) {
-        let Handover { activation, output, gradient, returned } = handover;
-        for (hasher, hashes) in
-            [(&mut self.taken, [activation, gradient]), (&mut self.made, [output, returned])]
-        {
+    pub fn add(&mut self, microbatch: Microbatch, hashes: HandoverHashes, loss: Option<FixedLoss>) {
+        for (hasher, hashes) in [(&mut self.taken, hashes.taken), (&mut self.made, hashes.made)] {
             hasher.update(&microbatch.0.to_le_bytes());
             for hash in hashes {
                 hasher.update(&[u8::from(hash.is_some())]);
@@ -254,17 +298,17 @@ mod tests {
 
     #[test]
     fn handovers_show_in_what_they_are_of() {
-        let handover = Handover { activation: Some(ContentHash([1; 32])), ..Handover::default() };
+        let hash = |byte| Some(ContentHash([byte; 32]));
+        let handover = HandoverHashes { taken: [hash(1), None], made: [None, None] };
         let digest = |handover, loss| {
             let mut digest = HandoverDigest::default();
             digest.add(Microbatch(3), handover, loss);
             digest.with(Vec::new())
         };
         let one = digest(handover, None);
-        let output = Handover { output: Some(ContentHash([2; 32])), ..handover };
-        let other = digest(output, None);
+        let other = digest(HandoverHashes { made: [hash(2), None], ..handover }, None);
         assert!(one.taken == other.taken && one.made != other.made);
-        let gradient = digest(Handover { gradient: Some(ContentHash([2; 32])), ..handover }, None);
+        let gradient = digest(HandoverHashes { taken: [hash(1), hash(2)], ..handover }, None);
         assert!(one.taken != gradient.taken && one.made == gradient.made);
         assert_ne!(digest(handover, Some(FixedLoss::new(1, 1))).made, one.made);
     }

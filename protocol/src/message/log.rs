@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::{FixedLoss, RoundOutcome, ViewChange};
+use super::{Conviction, FixedLoss, RoundOutcome, ViewChange};
 use crate::ids::{Attempt, ContentHash, Era, PeerId, Stage, Step, Term};
 use crate::units::Bytes;
 
@@ -33,18 +33,8 @@ pub enum LogRecord {
         /// The oldest checkpoint that is still kept.
         oldest: Step,
     },
-    /// A member's work was wrong, as the majority of the replicas that computed it found: its peer is out for good.
-    Convicted {
-        /// The peer.
-        peer: PeerId,
-        /// The step of the work.
-        step: Step,
-        /// The stage of the work.
-        stage: Stage,
-        /// The newest version of the weights that nothing of the peer's is in. The run goes back to a checkpoint of it,
-        /// or of an earlier one.
-        back: Step,
-    },
+    /// A member's work was wrong: its peer is out for good.
+    Convicted(Box<Conviction>),
     /// All steps are trained and an archive has the result: the run is over.
     Completed,
     /// The run continues from an archive, because the log before this one is lost. Only the first record of a log.

@@ -7,10 +7,12 @@
 mod audit;
 mod challenge;
 mod curves;
+mod evidence;
 mod log;
 mod membership;
 mod peer;
 mod round;
+mod seal;
 mod term_proof;
 mod work;
 
@@ -19,10 +21,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::audit::{
-    AuditId, AuditOrder, AuditedWork, Handover, HandoverDigest, SumsPrint, SumsPrinter, WorkDigest,
+    AuditId, AuditOrder, AuditedInput, AuditedWork, Finding, Handover, HandoverDigest,
+    HandoverHashes, SumsPrint, SumsPrinter, WorkDigest,
 };
 pub use self::challenge::{Challenge, OWNER_GROUPS, PROJECTIONS, RoundCheck, owner_groups};
 pub use self::curves::{CURVE_POINTS, CurvePoint, Curves};
+pub use self::evidence::{Basis, Conviction, Evidence, EvidenceError, SignedFinding};
 pub use self::log::{
     CommitRecord, Founding, LogRecord, SavedCheckpoint, SnapshotPart, StoredFile, StoredStage,
 };
@@ -30,11 +34,12 @@ pub use self::membership::{
     Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, StageRoom, View, ViewChange,
     is_stopped,
 };
-pub use self::peer::{PeerMessage, Recalled, TensorTag};
+pub use self::peer::{PeerMessage, Recalled, TensorHeader, TensorTag};
 pub use self::round::{
     Mended, Round, RoundGroup, RoundGroupChange, RoundGroupMember, RoundId, RoundMember,
     RoundOutcome, proof_of_all, proof_tag,
 };
+pub use self::seal::{Handed, InputId, Seal, Sealer};
 pub use self::term_proof::{
     AnchorGroup, Attested, GROUP_VOTERS, PROOFS, ProofError, Signature, Signatures, TermProof,
     TermVote,
@@ -212,12 +217,12 @@ pub enum ToCoordinator {
         /// The round.
         round: RoundId,
     },
-    /// The sender has computed a member's work again, or could not: `None`.
+    /// The sender has computed a member's work again, or could not.
     Audited {
         /// The audit.
         id: AuditId,
-        /// What the work comes to.
-        digest: Option<WorkDigest>,
+        /// What became of it.
+        finding: Finding,
     },
     /// The sender rejects a round's result.
     RoundRefused {

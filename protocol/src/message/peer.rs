@@ -1,6 +1,6 @@
 //! Messages between members about work, and the tags of tensors.
 
-use super::RoundId;
+use super::{InputId, RoundId, Seal};
 use crate::ids::{ClaimKey, Exchange, Member, Mend, Stage};
 use crate::units::Bytes;
 
@@ -79,6 +79,22 @@ pub enum Recalled {
     Gradient,
 }
 
+/// What a message with tensors begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct TensorHeader {
+    /// Identifies the tensors.
+    pub tag: TensorTag,
+    /// Their maker's seal, in a run with audits: activations and gradients have one.
+    pub seal: Option<Seal>,
+}
+
+/// Without a seal.
+impl From<TensorTag> for TensorHeader {
+    fn from(tag: TensorTag) -> Self {
+        Self { tag, seal: None }
+    }
+}
+
 /// Identifies the content of a tensor message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum TensorTag {
@@ -126,4 +142,18 @@ pub enum TensorTag {
         /// The input.
         input: Recalled,
     },
+}
+
+impl TensorTag {
+    /// Which input of work it is; `None` of a piece of a round.
+    #[must_use]
+    pub fn input(&self) -> Option<InputId> {
+        let (key, input) = match *self {
+            Self::Activation { key, .. } => (key, Recalled::Activation),
+            Self::ActivationGradient { key, .. } => (key, Recalled::Gradient),
+            Self::Recalled { key, input } => (key, input),
+            Self::RoundPart { .. } | Self::RoundResult { .. } => return None,
+        };
+        Some(InputId { key, input })
+    }
 }

@@ -22,7 +22,7 @@ const PURPOSE: &[u8] = b"shoal term v1\0";
 pub type Signature = [u8; 64];
 
 /// Signs for one peer, and checks the signatures of others.
-pub trait Signatures: Send + Sync {
+pub trait Signatures: std::fmt::Debug + Send + Sync {
     /// Signs bytes with the key of this peer.
     fn sign(&self, message: &[u8]) -> Signature;
 
@@ -181,6 +181,7 @@ mod tests {
     use crate::wire;
 
     /// Signatures that only tests believe: a hash of signer and message.
+    #[derive(Debug)]
     struct Hashes(PeerId);
 
     impl Signatures for Hashes {

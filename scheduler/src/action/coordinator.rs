@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Era, Member, PeerId, Stage, StageSpan, Step, Term};
 use shoal_protocol::message::{
-    CommitRecord, FromCoordinator, LogRecord, MoveReason, RoundId, StoredFile, ToCoordinator,
+    CommitRecord, Conviction, FromCoordinator, LogRecord, MoveReason, RoundId, StoredFile,
+    ToCoordinator,
 };
 use shoal_protocol::plain_name::PeerName;
 
@@ -137,16 +138,7 @@ pub enum CoordinatorEvent {
         outcome: AuditOutcome,
     },
     /// A peer's work was wrong: it is out of the run for good.
-    Convicted {
-        /// The peer.
-        peer: PeerId,
-        /// The step of the work.
-        step: Step,
-        /// The stage of the work.
-        stage: Stage,
-        /// The version that the run goes back to at most.
-        back: Step,
-    },
+    Convicted(Conviction),
     /// Members of an all-reduce are gone. Other members recompute their contributions, and the
     /// round continues with the pieces that it has.
     RoundMended {
@@ -309,7 +301,7 @@ impl LossCause {
             Self::ImpossibleClaim => "it claims what it cannot hold",
             Self::Alarmed => "it says that the run cannot go on, and no other has seen that",
             Self::Disproved => "it came to another result than most",
-            Self::Convicted => "its work was not what most replicas computed from the same inputs",
+            Self::Convicted => "its work is wrong",
             Self::Withholds => "it keeps back what others wait for",
             Self::Left => "it left",
             Self::Replaced => "it started anew",

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Era, Member, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::message::{
-    CommitRecord, FromCoordinator, LinkEstimate, MoveReason, PeerMessage, RoundId, SnapshotPart,
-    StoredStage, TensorTag, ToCoordinator,
+    CommitRecord, FromCoordinator, LinkEstimate, MoveReason, PeerMessage, RoundId, Seal,
+    SnapshotPart, StoredStage, TensorTag, ToCoordinator,
 };
 use shoal_protocol::units::Bytes;
 
@@ -109,6 +109,8 @@ pub enum PeerAction {
         to: Member,
         /// Identifies the tensor.
         tag: TensorTag,
+        /// The seal of its maker, in a run with audits.
+        seal: Option<Seal>,
         /// The tensor.
         payload: PayloadId,
     },
@@ -139,6 +141,14 @@ pub enum PeerAction {
     Release(PayloadId),
     /// An event for logs, metrics and status readers.
     Event(PeerEvent),
+}
+
+impl PeerAction {
+    /// Sends a tensor with its seal, if it has one.
+    #[must_use]
+    pub fn send_tensor(to: Member, tag: TensorTag, payload: &Payload) -> Self {
+        Self::SendTensor { to, tag, seal: payload.seal, payload: payload.id }
+    }
 }
 
 /// A violated invariant that a peer detected, and its response.

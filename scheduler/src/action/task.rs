@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Member, Stage, Step};
-use shoal_protocol::message::{FixedLoss, RoundCheck, RoundId, StoredFile, SumsPrint};
+use shoal_protocol::message::{
+    FixedLoss, Handed, RoundCheck, RoundId, Seal, StoredFile, SumsPrint,
+};
 use shoal_protocol::units::Bytes;
 
 /// Handle of a tensor that the driver holds: received over a link or produced by the engine. The
@@ -20,6 +22,16 @@ pub struct Payload {
     pub size: Bytes,
     /// Hash of an activation with its labels or of a gradient, in a run with audits.
     pub hash: Option<ContentHash>,
+    /// The seal of its maker, once it is made or received, in such a run.
+    pub seal: Option<Seal>,
+}
+
+impl Payload {
+    /// The tensor as its maker signed it; `None` in a run without audits.
+    #[must_use]
+    pub fn handed(&self) -> Option<Handed> {
+        Some(Handed { hash: self.hash?, seal: self.seal? })
+    }
 }
 
 /// One of the devices of a peer, counted from 0.

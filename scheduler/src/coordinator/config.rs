@@ -8,7 +8,7 @@ use shoal_protocol::codec::SumCodec;
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{Member, PeerId, Term};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::Founding;
+use shoal_protocol::message::{Founding, Sealer};
 
 use crate::coordinator::placing::locality::Load;
 use crate::coordinator::placing::rebalance::Rebalance;
@@ -58,6 +58,8 @@ pub struct CoordinatorConfig {
     pub load: Load,
     /// When members migrate.
     pub rebalance: Rebalance,
+    /// Checks the seals that members show, in a run with audits.
+    pub sealer: Sealer,
     /// How the coordinator chooses between replicas of the first stage.
     pub routing: Routing,
 }

@@ -248,6 +248,7 @@ impl Coordinator {
                 let Self { work, context, .. } = self;
                 let done = (loss, pass_times, handover);
                 if work.done(context, from, (key, grant), done, out) {
+                    self.compare_handovers(key, out);
                     self.close_when_complete(out);
                 }
             }
@@ -258,7 +259,7 @@ impl Coordinator {
                 let report = Report { outcome, checks, sums };
                 self.reduced(from, (round, mend), report, &rates, out)
             }
-            ToCoordinator::Audited { id, digest } => self.audited(from, id, digest, out),
+            ToCoordinator::Audited { id, finding } => self.audited(from, id, finding, out),
             ToCoordinator::RoundGroupRequest { round } => self.rounds.send_group(from, round, out),
             ToCoordinator::RoundRefused { round, owner, reason } => {
                 self.round_refused(from, (round, owner), &reason, out);
@@ -327,9 +328,7 @@ impl Coordinator {
             LogRecord::Checkpoint { version, stages, oldest } => {
                 self.checkpoint_logged((version, stages, oldest), out);
             }
-            LogRecord::Convicted { peer, step, stage, back } => {
-                self.convicted(peer, (step, stage), back, out);
-            }
+            LogRecord::Convicted(conviction) => self.convicted(*conviction, out),
             LogRecord::Completed => self.finish(out),
             // The term that follows in the log begins the history.
             LogRecord::Founded(_) => {}

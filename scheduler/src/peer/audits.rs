@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use shoal_protocol::ids::{ClaimKey, Exchange, Member};
+use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Member};
 use shoal_protocol::message::{
-    AuditId, AuditOrder, AuditedWork, FixedLoss, Handover, HandoverDigest, PeerMessage, Recalled,
-    TensorTag, ToCoordinator, WorkDigest,
+    AuditId, AuditOrder, AuditedInput, AuditedWork, Finding, FixedLoss, HandoverDigest,
+    HandoverHashes, InputId, PeerMessage, Recalled, TensorTag, ToCoordinator,
 };
 use shoal_protocol::units::{Bytes, Moment};
 
@@ -36,7 +36,7 @@ pub(super) struct Audits {
     present: Option<Audit>,
     waiting: VecDeque<Arc<AuditOrder>>,
     /// What was found; repeated when an order is.
-    found: BTreeMap<AuditId, (Arc<AuditOrder>, Option<WorkDigest>)>,
+    found: BTreeMap<AuditId, (Arc<AuditOrder>, Finding)>,
     /// A pass of an audit that was given up, and the tensors that it reads, until the engine has discarded it.
     leaving: Option<(ClaimKey, Vec<Payload>)>,
     /// Tasks that the engine has which set sums aside, put them back or print them.
@@ -50,15 +50,15 @@ struct Audit {
     /// The microbatch that is computed, by its place in the order.
     at: usize,
     /// Inputs that are here.
-    inputs: BTreeMap<(ClaimKey, Recalled), Payload>,
+    inputs: BTreeMap<InputId, Payload>,
     /// Inputs that were asked for.
-    asked: BTreeSet<(ClaimKey, Recalled)>,
+    asked: BTreeSet<InputId>,
     /// When the last of them was asked for, and how often all of them were in vain.
     asked_at: Moment,
     in_vain: u32,
     /// The task that the engine has.
     running: Running,
-    handover: Handover,
+    handover: HandoverHashes,
     loss: Option<FixedLoss>,
     digest: HandoverDigest,
 }
@@ -77,41 +77,47 @@ impl Audit {
         Some((self.order.id.key(work.microbatch), work))
     }
 
-    /// An input that a microbatch has, and its holder.
-    fn holder(&self, work: AuditedWork, input: Recalled) -> Option<Member> {
-        let place = match input {
+    /// An input of the microbatch at a place, if it has that.
+    fn input(&self, place: usize, input: Recalled) -> Option<(InputId, AuditedInput)> {
+        let (key, work) = self.work(place)?;
+        let stated = match input {
             Recalled::Activation => work.activation,
             Recalled::Gradient => work.gradient,
         };
-        self.order.holders.get(usize::from(place?)).copied()
+        Some((InputId { key, input }, stated?))
     }
 
-    /// The inputs of the next microbatches that are not here, with their holders.
-    fn missing(&self) -> impl Iterator<Item = (Member, ClaimKey, Recalled)> + '_ {
-        let works = (self.at..self.at + AHEAD).filter_map(|place| self.work(place));
-        let both = works.flat_map(|(key, work)| {
-            [Recalled::Activation, Recalled::Gradient].map(|input| (key, work, input))
-        });
-        let wanted =
-            both.filter_map(|(key, work, input)| Some((self.holder(work, input)?, key, input)));
-        wanted.filter(|(_, key, input)| !self.inputs.contains_key(&(*key, *input)))
+    /// The inputs of a microbatch.
+    fn inputs_of(&self, place: usize) -> impl Iterator<Item = (InputId, AuditedInput)> + '_ {
+        let both = [Recalled::Activation, Recalled::Gradient].into_iter();
+        both.filter_map(move |input| self.input(place, input))
+    }
+
+    /// The inputs of the next microbatches that are not here, with their holders and hashes.
+    fn missing(&self) -> impl Iterator<Item = (Member, InputId, ContentHash)> + '_ {
+        let wanted = (self.at..self.at + AHEAD).flat_map(|place| self.inputs_of(place));
+        let wanted = wanted.filter(|(of, _)| !self.inputs.contains_key(of));
+        wanted.filter_map(|(of, AuditedInput { holder, hash })| {
+            let holder = self.order.holders.get(usize::from(holder))?;
+            Some((*holder, of, hash))
+        })
     }
 
     /// Asks for the missing inputs that it has not asked for.
     fn ask(&mut self, now: Moment, out: &mut Out) {
         let missing: Vec<_> = self.missing().collect();
-        for (to, key, input) in missing {
-            if !self.asked.insert((key, input)) {
-                continue;
+        for (to, of, _) in missing {
+            if self.asked.insert(of) {
+                self.asked_at = now;
+                let InputId { key, input } = of;
+                out.push(PeerAction::Send { to, message: PeerMessage::Recall { key, input } });
             }
-            self.asked_at = now;
-            out.push(PeerAction::Send { to, message: PeerMessage::Recall { key, input } });
         }
     }
 
     /// Releases an input that was used.
-    fn release(&mut self, key: ClaimKey, input: Recalled, out: &mut Out) {
-        let used = self.inputs.remove(&(key, input));
+    fn release(&mut self, of: InputId, out: &mut Out) {
+        let used = self.inputs.remove(&of);
         out.extend(used.map(|payload| PeerAction::Release(payload.id)));
     }
 }
@@ -123,10 +129,11 @@ impl Audits {
         if id.era != ctx.position.era || id.step != ctx.version() {
             return;
         }
-        if let Some((of, digest)) = self.found.get(&id)
+        if let Some((of, finding)) = self.found.get(&id)
             && *of == order
+            && *finding != Finding::NotComputed
         {
-            return answer(id, digest.clone(), out);
+            return answer(id, finding.clone(), out);
         }
         self.found.remove(&id);
         if let Some(present) = &self.present {
@@ -184,7 +191,7 @@ impl Audits {
         let order = self.waiting.remove(place).expect("it was just found");
         let AuditId { step, stage, .. } = order.id;
         if !pipeline.hosts_at(ctx, stage, step) {
-            return self.note(order, None, out);
+            return self.note(order, Finding::NotComputed, out);
         }
         let mut audit = Audit {
             order,
@@ -194,7 +201,7 @@ impl Audits {
             asked_at: ctx.now,
             in_vain: 0,
             running: Running::Nothing,
-            handover: Handover::default(),
+            handover: HandoverHashes::default(),
             loss: None,
             digest: HandoverDigest::default(),
         };
@@ -211,22 +218,17 @@ impl Audits {
         if audit.running != Running::Nothing {
             return;
         }
-        let Some((key, work)) = audit.work(audit.at) else {
+        let Some((key, _)) = audit.work(audit.at) else {
             let AuditId { step, stage, .. } = audit.order.id;
             audit.running = Running::Print;
             self.moving += 1;
             let rounds = audit.order.rounds.clone();
             return out.push(PeerAction::Compute(Task::PrintSums { step, stage, rounds }));
         };
-        let is_here =
-            |input| audit.holder(work, input).is_none() || audit.inputs.contains_key(&(key, input));
+        let is_here = audit.inputs_of(audit.at).all(|(of, _)| audit.inputs.contains_key(&of));
         // Passes of its own work may have the same name, where it was to do it or has done it again.
-        if is_here(Recalled::Activation)
-            && is_here(Recalled::Gradient)
-            && !pipeline.is_dropping(key)
-            && !pipeline.jobs.is_open(key)
-        {
-            let activation = audit.inputs.get(&(key, Recalled::Activation));
+        if is_here && !pipeline.is_dropping(key) && !pipeline.jobs.is_open(key) {
+            let activation = audit.inputs.get(&InputId { key, input: Recalled::Activation });
             let activation = activation.map(|payload| payload.id);
             let (exchange, device) = (Exchange(0), DeviceIndex::default());
             audit.running = Running::Pass(key);
@@ -237,19 +239,25 @@ impl Audits {
     }
 
     /// The member that was asked for an input; `None` for any other, and where none is missing.
-    pub(super) fn awaited(&self, from: Listed, key: ClaimKey, input: Recalled) -> Option<Keeper> {
+    pub(super) fn awaited(&self, from: Listed, of: InputId) -> Option<Keeper> {
         let audit = self.present.as_ref()?;
-        let mut missing = audit.missing();
-        let (asked, ..) = missing.find(|(_, of, which)| (*of, *which) == (key, input))?;
-        Keeper::of(asked, from, (key, input))
+        let (asked, ..) = audit.missing().find(|(_, missing, _)| *missing == of)?;
+        Keeper::of(asked, from, of)
     }
 
-    /// An input arrived.
-    pub(super) fn take_input(&mut self, from: Keeper, payload: Payload) {
+    /// An input arrived. One that is not what the member took ends the audit: whoever sealed it has sealed two.
+    pub(super) fn take_input(&mut self, from: Keeper, payload: Payload, out: &mut Out) {
         let audit = self.present.as_mut().expect("it was just asked for its missing inputs");
-        let before = audit.inputs.insert(from.input(), payload);
-        assert!(before.is_none(), "the input was missing");
+        let of = from.input();
+        let mut missing = audit.missing();
+        let (.., stated) = missing.find(|(_, missing, _)| *missing == of).expect("it is missing");
+        drop(missing);
+        let sent = payload.handed().expect("unsealed tensors are refused");
+        audit.inputs.insert(of, payload);
         audit.in_vain = 0;
+        if sent.hash != stated {
+            self.end_early(Finding::OtherInput { of, sent }, out);
+        }
     }
 
     /// Asks for missing inputs again, and gives up where that is in vain.
@@ -283,7 +291,10 @@ impl Audits {
                 match result {
                     TaskResult::SumsPrinted { sums, .. } => {
                         let audit = self.present.take().expect("it runs");
-                        self.note(audit.order, Some(audit.digest.with(sums)), out);
+                        let digest = audit.digest.with(sums);
+                        let sealer = &ctx.config.sealer;
+                        let signature = sealer.sign_finding(ctx.me(), &audit.order.id, &digest);
+                        self.note(audit.order, Finding::Computed { digest, signature }, out);
                     }
                     TaskResult::Diverged { .. } => self.give_up(out),
                     pass => audit.end_pass(ctx, pass, out),
@@ -329,13 +340,19 @@ impl Audits {
         None
     }
 
-    /// Gives the present audit up: the engine drops what it has of it, and gets the sums back.
+    /// Gives the present audit up.
     pub(super) fn give_up(&mut self, out: &mut Out) {
+        self.end_early(Finding::NotComputed, out);
+    }
+
+    /// Ends the present audit: the engine drops what it has of it, and gets the sums back.
+    fn end_early(&mut self, finding: Finding, out: &mut Out) {
         let Some(mut audit) = self.present.take() else { return };
         let AuditId { step, stage, .. } = audit.order.id;
         if let Running::Pass(key) = audit.running {
             let used = [Recalled::Activation, Recalled::Gradient];
-            let used = used.into_iter().filter_map(|input| audit.inputs.remove(&(key, input)));
+            let used = used.map(|input| audit.inputs.remove(&InputId { key, input }));
+            let used = used.into_iter().flatten();
             self.leaving = Some((key, used.collect()));
             let device = DeviceIndex::default();
             out.push(PeerAction::Compute(Task::Discard { key, device }));
@@ -347,7 +364,7 @@ impl Audits {
             self.moving += 1;
             out.push(PeerAction::Compute(Task::PutSumsBack { step, stage }));
         }
-        self.note(audit.order, None, out);
+        self.note(audit.order, finding, out);
     }
 
     /// The step ends, or this peer's part in it: gives all audits up, and forgets what they found.
@@ -358,10 +375,10 @@ impl Audits {
     }
 
     /// Reports what an audit found.
-    fn note(&mut self, order: Arc<AuditOrder>, digest: Option<WorkDigest>, out: &mut Out) {
+    fn note(&mut self, order: Arc<AuditOrder>, finding: Finding, out: &mut Out) {
         let id = order.id;
-        answer(id, digest.clone(), out);
-        self.found.insert(id, (order, digest));
+        answer(id, finding.clone(), out);
+        self.found.insert(id, (order, finding));
     }
 }
 
@@ -381,11 +398,10 @@ impl Audit {
         let device = DeviceIndex::default();
         match result {
             TaskResult::Forwarded { key, output, loss } => {
-                let activation = self.inputs.get(&(key, Recalled::Activation)).copied();
-                let gradient = self.inputs.get(&(key, Recalled::Gradient)).copied();
-                self.handover.activation = hash(activation);
-                self.handover.output = hash(output);
-                self.handover.gradient = hash(gradient);
+                let input = |input| self.inputs.get(&InputId { key, input }).copied();
+                let [activation, gradient] = [Recalled::Activation, Recalled::Gradient].map(input);
+                self.handover.taken = [hash(activation), hash(gradient)];
+                self.handover.made = [hash(output), None];
                 self.loss = loss;
                 out.extend(output.map(|payload| PeerAction::Release(payload.id)));
                 let (exchange, gradient) = (Exchange(0), gradient.map(|payload| payload.id));
@@ -393,13 +409,13 @@ impl Audit {
                 out.push(PeerAction::Compute(task));
             }
             TaskResult::Returned { key, gradient } => {
-                self.handover.returned = hash(gradient);
+                self.handover.made[1] = hash(gradient);
                 out.extend(gradient.map(|payload| PeerAction::Release(payload.id)));
                 out.push(PeerAction::Compute(Task::Accumulate { key, device }));
             }
             TaskResult::Accumulated { key } => {
-                self.release(key, Recalled::Activation, out);
-                self.release(key, Recalled::Gradient, out);
+                self.release(InputId { key, input: Recalled::Activation }, out);
+                self.release(InputId { key, input: Recalled::Gradient }, out);
                 let handover = std::mem::take(&mut self.handover);
                 self.digest.add(key.microbatch, handover, self.loss.take());
                 self.at += 1;
@@ -423,8 +439,8 @@ fn key_of(result: &TaskResult) -> Option<ClaimKey> {
     }
 }
 
-fn answer(id: AuditId, digest: Option<WorkDigest>, out: &mut Out) {
-    out.push(PeerAction::ToCoordinator(ToCoordinator::Audited { id, digest }));
+fn answer(id: AuditId, finding: Finding, out: &mut Out) {
+    out.push(PeerAction::ToCoordinator(ToCoordinator::Audited { id, finding }));
 }
 
 /// A replica of the work's stage audits it: sends it the input from the output log, if it is there.
@@ -442,5 +458,5 @@ pub(super) fn send_recalled(
     };
     let tag = TensorTag::Recalled { key, input };
     let to = to.member();
-    out.extend(payload.map(|payload| PeerAction::SendTensor { to, tag, payload: payload.id }));
+    out.extend(payload.map(|payload| PeerAction::send_tensor(to, tag, &payload)));
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use shoal_protocol::ids::{Member, WeightGroup};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::Candidate;
+use shoal_protocol::message::{Candidate, Sealer};
 use shoal_protocol::units::Bytes;
 
 use crate::round::RoundCut;
@@ -29,6 +29,8 @@ pub struct PeerConfig {
     pub saving: Duration,
     /// Breaks ties between equally good replicas, differently at each peer.
     pub seed: u64,
+    /// Seals what it hands over, in a run with audits.
+    pub sealer: Sealer,
     /// The policy for the choice between replicas of the next stage.
     pub routing: Routing,
 }

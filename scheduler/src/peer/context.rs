@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Era, Exchange, Member, Stage, StageSpan, Step, WeightGroup};
-use shoal_protocol::message::View;
+use shoal_protocol::message::{Handed, InputId, View};
 use shoal_protocol::units::Moment;
 
 use super::Status;
 use super::config::PeerConfig;
 use super::links::LinkEstimates;
+use crate::action::Payload;
 
 /// A read-only view of the peer, which components receive along with an input.
 #[derive(Debug, Clone, Copy)]
@@ -69,6 +70,23 @@ impl Context<'_> {
 
     pub(super) fn version(&self) -> Step {
         self.position.version
+    }
+
+    /// A tensor that this peer made, with its seal in a run with audits. It is an input of other work.
+    pub(super) fn sealed(&self, of: InputId, made: Payload) -> Payload {
+        let sealer = &self.config.sealer;
+        let seal = made.hash.map(|hash| sealer.seal(self.me(), self.position.era, of, hash));
+        Payload { seal, ..made }
+    }
+
+    /// Whether a member sealed a tensor that it sent, in the present era; any in a run without audits.
+    pub(super) fn is_sealed(&self, by: Member, of: InputId, tensor: &Payload) -> bool {
+        let is_right = |handed: Handed| {
+            (handed.seal.by, handed.seal.era) == (by, self.position.era)
+                && self.config.sealer.is_sealed(of, &handed)
+        };
+        let is_needed = self.config.manifest.audit.is_on() && by != self.me();
+        !is_needed || tensor.handed().is_some_and(is_right)
     }
 
     /// Whether this work is at the last stage of the run.

@@ -7,7 +7,8 @@ use std::time::Duration;
 use shoal_protocol::ids::{Era, Member, PeerId, Stage, StageSpan, Step, Term};
 use shoal_protocol::limits;
 use shoal_protocol::message::{
-    CommitRecord, FromCoordinator, LinkEstimate, PeerMessage, TensorTag, ToCoordinator, ViewChange,
+    CommitRecord, FromCoordinator, InputId, LinkEstimate, PeerMessage, TensorTag, ToCoordinator,
+    ViewChange,
 };
 use shoal_protocol::units::Moment;
 
@@ -17,7 +18,7 @@ use crate::action::{Payload, PeerAction, PeerEvent, PeerInput, TaskResult};
 use crate::router::Routing;
 
 /// Claims in one message of a census, far below the size limit of a message.
-const CLAIMS: usize = 1024;
+const CLAIMS: usize = 256;
 
 /// The position of the run, as a new coordinator reports it.
 struct RunPosition {
@@ -252,6 +253,15 @@ impl Peer {
     ) {
         let ctx = context_of!(self, now);
         let sender = Listed::of(ctx.view, from);
+        if let Some(of) = tag.input()
+            && !ctx.is_sealed(from, of, &payload)
+        {
+            // One of another era is merely late.
+            if payload.seal.is_none_or(|seal| seal.era == ctx.position.era) {
+                report_unentitled(from, "a tensor that its maker has not sealed", out);
+            }
+            return out.push(PeerAction::Release(payload.id));
+        }
         let taken = match tag {
             TensorTag::Activation { key, exchange } => {
                 let feeder = sender.and_then(|sender| self.pipeline.jobs.feeder(sender, key, out));
@@ -266,11 +276,12 @@ impl Peer {
                 })
             }
             TensorTag::Recalled { key, input } => {
-                let taken = sender.and_then(|sender| self.audits.awaited(sender, key, input));
+                let of = InputId { key, input };
+                let taken = sender.and_then(|sender| self.audits.awaited(sender, of));
                 if taken.is_none() && sender.is_some() {
                     report_unentitled(from, "an input that was not recalled", out);
                 }
-                taken.map(|recalled| self.audits.take_input(recalled, payload))
+                taken.map(|recalled| self.audits.take_input(recalled, payload, out))
             }
             // A round knows its members.
             TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => {

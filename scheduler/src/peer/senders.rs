@@ -14,7 +14,7 @@
 use std::collections::BTreeSet;
 
 use shoal_protocol::ids::{ClaimKey, Member, Stage};
-use shoal_protocol::message::{MemberRecord, Recalled, View};
+use shoal_protocol::message::{InputId, MemberRecord, View};
 
 /// A member of the view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,23 +104,16 @@ impl Asked {
 
 /// A member that this peer has asked for an input of work that it audits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Keeper {
-    key: ClaimKey,
-    input: Recalled,
-}
+pub(super) struct Keeper(InputId);
 
 impl Keeper {
     /// `asked` is the member that was asked for this input.
-    pub(super) fn of(
-        asked: Member,
-        from: Listed,
-        (key, input): (ClaimKey, Recalled),
-    ) -> Option<Self> {
-        (from.member() == asked).then_some(Self { key, input })
+    pub(super) fn of(asked: Member, from: Listed, input: InputId) -> Option<Self> {
+        (from.member() == asked).then_some(Self(input))
     }
 
-    /// The audited work, and which of its inputs.
-    pub(super) fn input(self) -> (ClaimKey, Recalled) {
-        (self.key, self.input)
+    /// The input of the audited work.
+    pub(super) fn input(self) -> InputId {
+        self.0
     }
 }

@@ -289,7 +289,7 @@ impl Reduction {
         if !self.aborted && !done.stale && place_in(&self.round, to).is_some() {
             let (round, mend) = (self.round.id, self.round.mended.mend);
             let tag = TensorTag::RoundPart { round, mend, piece, proof: done.proof };
-            out.push(PeerAction::SendTensor { to, tag, payload: payload.id });
+            out.push(PeerAction::send_tensor(to, tag, &payload));
             self.gave.insert(piece);
         }
         out.push(PeerAction::Release(payload.id));
@@ -355,7 +355,7 @@ impl Reduction {
         let children = self.layout.children(piece, self.place).into_iter();
         let children = children.map(|place| self.round.group.members[place].member);
         for to in children.chain(listeners) {
-            out.push(PeerAction::SendTensor { to, tag, payload: payload.id });
+            out.push(PeerAction::send_tensor(to, tag, &payload));
         }
     }
 

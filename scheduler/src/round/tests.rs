@@ -61,12 +61,22 @@ fn of_one(own_proof: u64) -> Reduction {
 
 /// A member's integers for piece 0 or 1, of four elements, or 2 or 3, of two.
 fn part(number: u64, piece: u32) -> Payload {
-    Payload { id: PayloadId(number), size: Bytes(if piece < 2 { 32 } else { 16 }), hash: None }
+    Payload {
+        id: PayloadId(number),
+        size: Bytes(if piece < 2 { 32 } else { 16 }),
+        hash: None,
+        seal: None,
+    }
 }
 
 /// The result of a piece.
 fn mean(number: u64, piece: u32) -> Payload {
-    Payload { id: PayloadId(number), size: Bytes(if piece < 2 { 16 } else { 8 }), hash: None }
+    Payload {
+        id: PayloadId(number),
+        size: Bytes(if piece < 2 { 16 } else { 8 }),
+        hash: None,
+        seal: None,
+    }
 }
 
 fn export(piece: u32, range: Range<usize>) -> PeerAction {
@@ -104,7 +114,7 @@ fn a_piece_is_sent_when_the_previous_one_has_come_back() {
     assert_eq!(started, [export(1, 4..8)]);
     let sent = actions(|out| reduction.exported(member(1), 1, part(1, 1), out));
     let tag = TensorTag::RoundPart { round: id(), mend: Mend(0), piece: 1, proof: 5 };
-    let send = PeerAction::SendTensor { to: member(1), tag, payload: PayloadId(1) };
+    let send = PeerAction::SendTensor { to: member(1), tag, seal: None, payload: PayloadId(1) };
     assert_eq!(sent, [send, PeerAction::Release(PayloadId(1))]);
     let back = actions(|out| {
         assert_eq!(reduction.result(member(1), 1, 10, mean(2, 1), out), Ok(()));
@@ -147,7 +157,7 @@ fn an_own_piece_is_summed_when_all_parts_are_in_and_goes_to_the_others() {
     let tag = TensorTag::RoundResult { round: id(), mend: Mend(0), piece: 2, proof: 10 };
     let expected = [
         PeerAction::Release(PayloadId(3)),
-        PeerAction::SendTensor { to: member(1), tag, payload: PayloadId(4) },
+        PeerAction::SendTensor { to: member(1), tag, seal: None, payload: PayloadId(4) },
         PeerAction::Release(PayloadId(4)),
     ];
     assert_eq!(reduced, expected);
@@ -285,12 +295,17 @@ fn interrupted(changed: &[u16]) -> (Reduction, Round) {
     actions(|out| {
         interrupted.start(out).expect("a valid round");
         for from in [1, 2] {
-            let first = Payload { id: PayloadId(u64::from(from)), size: Bytes(32), hash: None };
+            let first =
+                Payload { id: PayloadId(u64::from(from)), size: Bytes(32), hash: None, seal: None };
             interrupted.part((member(from), Mend(0)), 0, 5, first, out).expect("a valid round");
         }
-        let second = Payload { id: PayloadId(3), size: Bytes(32), hash: None };
+        let second = Payload { id: PayloadId(3), size: Bytes(32), hash: None, seal: None };
         interrupted.part((member(1), Mend(0)), 3, 5, second, out).expect("a valid round");
-        interrupted.reduced(0, Payload { id: PayloadId(10), size: Bytes(16), hash: None }, out);
+        interrupted.reduced(
+            0,
+            Payload { id: PayloadId(10), size: Bytes(16), hash: None, seal: None },
+            out,
+        );
     });
     interrupted.gave = interrupted.layout.numbers().collect();
     let mended = Mended { mend: Mend(1), changed: changed.iter().copied().collect() };
@@ -298,7 +313,7 @@ fn interrupted(changed: &[u16]) -> (Reduction, Round) {
 }
 
 fn result_of(id: u64) -> Payload {
-    Payload { id: PayloadId(id), size: Bytes(16), hash: None }
+    Payload { id: PayloadId(id), size: Bytes(16), hash: None, seal: None }
 }
 
 #[test]
@@ -336,7 +351,7 @@ fn a_mended_round_keeps_summed_pieces_and_unchanged_sums() {
             interrupted.installed(&range, out);
         });
     }
-    let new = Payload { id: PayloadId(50), size: Bytes(32), hash: None };
+    let new = Payload { id: PayloadId(50), size: Bytes(32), hash: None, seal: None };
     let summed =
         actions(|out| interrupted.part((member(1), Mend(1)), 6, 5, new, out).expect("whole"));
     let parts = vec![PayloadId(50)];
@@ -354,7 +369,7 @@ fn changed_sums_are_awaited_and_earlier_ones_are_discarded() {
     let (mut interrupted, mended) = interrupted(&[1]);
     let continued = actions(|out| assert_eq!(interrupted.go_on(mended, 5, false, out), Ok(())));
     assert_eq!(continued, [PeerAction::Release(PayloadId(3))]);
-    let payload = |id| Payload { id: PayloadId(id), size: Bytes(32), hash: None };
+    let payload = |id| Payload { id: PayloadId(id), size: Bytes(32), hash: None, seal: None };
     let part = |interrupted: &mut Reduction, mend, piece, id| {
         actions(|out| {
             interrupted.part((member(1), Mend(mend)), piece, 10, payload(id), out).expect("whole")
@@ -378,7 +393,7 @@ fn changing_sums_are_not_read() {
     interrupted.sums_change();
     let held_back = actions(|out| {
         interrupted.result(member(1), 1, 15, result_of(70), out).expect("whole");
-        let second = Payload { id: PayloadId(71), size: Bytes(32), hash: None };
+        let second = Payload { id: PayloadId(71), size: Bytes(32), hash: None, seal: None };
         interrupted.part((member(2), Mend(0)), 3, 5, second, out).expect("a valid round");
     });
     let install = Task::Install { round: id(), range: 4..8, payload: PayloadId(70) };
@@ -412,7 +427,7 @@ fn of_two_islands(me: u8) -> Reduction {
 }
 
 fn integers(number: u64) -> Payload {
-    Payload { id: PayloadId(number), size: Bytes(32), hash: None }
+    Payload { id: PayloadId(number), size: Bytes(32), hash: None, seal: None }
 }
 
 #[test]
@@ -437,14 +452,14 @@ fn a_collector_sends_one_sum_of_its_island_and_passes_the_result_on() {
     assert_eq!(collected, [PeerAction::Compute(export)]);
     let sent = actions(|out| collector.exported(member(0), 0, integers(4), out));
     let tag = TensorTag::RoundPart { round: id(), mend: Mend(0), piece: 0, proof: 10 };
-    let send = PeerAction::SendTensor { to: member(0), tag, payload: PayloadId(4) };
+    let send = PeerAction::SendTensor { to: member(0), tag, seal: None, payload: PayloadId(4) };
     let release = |number| PeerAction::Release(PayloadId(number));
     assert_eq!(sent, [release(3), send, release(4)]);
     let result = actions(|out| {
         collector.result(member(0), 0, 20, result_of(5), out).expect("whole");
     });
     let tag = TensorTag::RoundResult { round: id(), mend: Mend(0), piece: 0, proof: 20 };
-    let pass_on = PeerAction::SendTensor { to: member(3), tag, payload: PayloadId(5) };
+    let pass_on = PeerAction::SendTensor { to: member(3), tag, seal: None, payload: PayloadId(5) };
     let install = Task::Install { round: id(), range: 0..4, payload: PayloadId(5) };
     assert_eq!(result, [pass_on, PeerAction::Compute(install)]);
 }

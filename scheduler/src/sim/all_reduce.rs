@@ -233,7 +233,7 @@ impl Table {
             for action in std::mem::take(&mut out) {
                 match action {
                     PeerAction::Compute(task) => self.compute(place, task, &mut out),
-                    PeerAction::SendTensor { to, tag, payload } => {
+                    PeerAction::SendTensor { to, tag, payload, .. } => {
                         self.send(place, to, tag, payload)
                     }
                     PeerAction::Release(_) => {}
@@ -251,11 +251,11 @@ impl Table {
         match task {
             Task::Export { to, piece, range, .. } => {
                 let size = self.layout.part_bytes(&range);
-                member.exported(to, piece, Payload { id, size, hash: None }, out);
+                member.exported(to, piece, Payload { id, size, hash: None, seal: None }, out);
             }
             Task::Reduce { piece, range, .. } => {
                 let size = self.layout.result_bytes(&range);
-                member.reduced(piece, Payload { id, size, hash: None }, out);
+                member.reduced(piece, Payload { id, size, hash: None, seal: None }, out);
             }
             Task::Install { range, .. } => member.installed(&range, out),
             Task::Summarise { .. } => {
@@ -294,7 +294,7 @@ impl Table {
         if self.flows.crosses((from, to)) {
             self.crossed += weight;
         }
-        self.flows.send((from, to), weight, (tag, Payload { id, size, hash: None }));
+        self.flows.send((from, to), weight, (tag, Payload { id, size, hash: None, seal: None }));
     }
 }
 

@@ -1,7 +1,9 @@
 //! Injected errors. Each must be caught by an oracle or by the proofs that travel with every round.
 
+use shoal_protocol::ids::ClaimKey;
 use shoal_protocol::message::{FromCoordinator, PeerMessage, TensorTag, ToCoordinator};
 
+use super::integer_model::mix;
 use crate::action::{CoordinatorAction, PeerAction, Task};
 
 /// An injected error.
@@ -46,6 +48,22 @@ pub(super) enum Corruption {
         /// In one of so many passes.
         every: u64,
     },
+    /// Two peers of one stage get the same wrong.
+    Collude {
+        /// The peers.
+        peers: [usize; 2],
+        /// In one of so many passes.
+        every: u64,
+    },
+    /// A peer hands over something else than it states.
+    HandOver {
+        /// The peer.
+        peer: usize,
+        /// The lie.
+        lie: HandoverLie,
+        /// About one of so many microbatches.
+        every: u64,
+    },
     /// One piece of a round carries a wrong proof.
     WrongProof,
     /// A tensor is never released.
@@ -79,6 +97,24 @@ pub(super) enum SumLie {
     GaveFirst,
 }
 
+/// A lie about a tensor that one member hands to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(test), expect(dead_code, reason = "only tests put errors in"))]
+pub(super) enum HandoverLie {
+    /// It sends another activation or gradient than it states, and seals it.
+    Sends,
+    /// It sends auditors another input than the one that it handed over, and seals it.
+    Recalls,
+    /// It states another activation than it took.
+    States,
+}
+
+/// Whether a peer lies about a microbatch, if it does about one of so many.
+pub(super) fn lies_about(key: ClaimKey, every: u64) -> bool {
+    let words = [key.step.0, key.stage.0.into(), key.microbatch.0.into()];
+    mix(&words).is_multiple_of(every)
+}
+
 /// What a peer computes wrongly, on purpose or because its machine is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(test), expect(dead_code, reason = "only tests put errors in"))]
@@ -87,6 +123,14 @@ pub(super) enum ComputeError {
     Gradient,
     /// A whole weight gradient, which is zero.
     Nothing,
+    /// One bit of one element of a weight gradient.
+    Bit(u8),
+    /// A whole weight gradient, which is that of other weights.
+    Stale,
+    /// The labels of the last stage.
+    Labels,
+    /// One element of a weight gradient, as its accomplices do.
+    Alike,
     /// The activation that goes on.
     Output,
     /// The gradient that goes back.
@@ -120,6 +164,15 @@ impl Corruption {
         match (self, action) {
             (Self::ExaggerateSpeed { peer }, action) if peer == of => {
                 exaggerate_speed(action);
+                true
+            }
+            (
+                Self::HandOver { peer, lie: HandoverLie::States, every },
+                PeerAction::ToCoordinator(ToCoordinator::Done { key, handover, .. }),
+            ) if peer == of && lies_about(*key, every) => {
+                if let Some(activation) = &mut handover.activation {
+                    activation.hash.0[0] ^= 1;
+                }
                 true
             }
             (Self::WrongProof, PeerAction::SendTensor { tag, .. }) => {

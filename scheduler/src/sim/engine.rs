@@ -17,7 +17,7 @@ use shoal_protocol::message::{Challenge, RoundId, StoredFile};
 use shoal_protocol::units::{Bytes, Moment};
 
 use self::lanes::Lanes;
-use super::corruption::{ComputeError, SumLie};
+use super::corruption::{ComputeError, SumLie, lies_about};
 use super::integer_model::{self, Weights, Worker};
 use super::omitted_rules::Omit;
 use super::payloads::{Content, Payloads};
@@ -298,10 +298,14 @@ impl Engine {
         self.stages.get_mut(&stage).expect("the run has the stage")
     }
 
-    /// What the next pass gets wrong.
-    fn error(&mut self) -> Option<ComputeError> {
+    /// What the next pass gets wrong. Colluding peers get the same wrong.
+    fn error(&mut self, key: ClaimKey) -> Option<ComputeError> {
         let (error, every) = self.errs?;
-        (self.rng.within(0..=every - 1) == 0).then_some(error)
+        let errs = match error {
+            ComputeError::Alike => lies_about(key, every),
+            _ => self.rng.within(0..=every - 1) == 0,
+        };
+        errs.then_some(error)
     }
 
     /// The weights that an exchange of this work item reads.
@@ -327,7 +331,7 @@ impl Engine {
         let size = self.sizes.activation;
         let at_once = self.manifest.exchanges_at_once();
         let count = self.manifest.exchanges_of(key.microbatch);
-        let errs = self.error();
+        let errs = self.error(key);
         let mut weights = self.weights(key, exchange)?;
         let joined = self.manifest.joins_at(exchange).then_some(weights);
         let state = self.stage(key.stage);
@@ -346,7 +350,7 @@ impl Engine {
                 worker.loss = [worker.loss, integer_model::loss(word)].into_iter().sum();
                 worker.loss
             }
-            None => integer_model::loss(word),
+            None => integer_model::loss(word ^ u64::from(errs == Some(ComputeError::Labels))),
         };
         let loss = (is_last && exchange.0 + 1 == count).then_some(loss);
         let output = (!is_last).then(|| payloads.keep(Content::Word(word), size));
@@ -361,7 +365,7 @@ impl Engine {
     ) -> Result<TaskResult, String> {
         let size = self.sizes.gradient;
         let count = self.manifest.exchanges_of(key.microbatch);
-        let errs = self.error();
+        let errs = self.error(key);
         let mut weights = self.weights(key, exchange)?;
         let state = self.stage(key.stage);
         let input = state.graphs.remove(&(key, exchange));
@@ -371,14 +375,24 @@ impl Engine {
         }
         let gradient = match gradient {
             Some(id) => word(payloads, id)?,
-            None => integer_model::loss_gradient(integer_model::forward(weights, input)),
+            None => {
+                let labels = u64::from(errs == Some(ComputeError::Labels));
+                integer_model::loss_gradient(integer_model::forward(weights, input) ^ labels)
+            }
         };
         let elements = state.elements();
         let mut part = integer_model::weight_gradient(weights, input, gradient, elements);
         match errs {
-            Some(ComputeError::Gradient) => part[0] += 1,
+            Some(ComputeError::Gradient | ComputeError::Alike) => part[0] += 1,
             Some(ComputeError::Nothing) => part.fill(0),
-            _ => {}
+            Some(ComputeError::Stale) => {
+                part = integer_model::weight_gradient(weights ^ 1, input, gradient, elements);
+            }
+            Some(ComputeError::Bit(bit)) => {
+                let element = (input % part.len() as u64) as usize;
+                part[element] ^= 1 << bit;
+            }
+            Some(ComputeError::Output | ComputeError::Returned | ComputeError::Labels) | None => {}
         }
         if let Some(worker) = state.workers.get_mut(&key) {
             worker.backward(exchange, &part)?;

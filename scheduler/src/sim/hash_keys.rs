@@ -1,7 +1,10 @@
 //! Signatures of simulated peers: no key is needed, since no simulated peer computes another's.
 
+use std::sync::Arc;
+
 use shoal_protocol::ids::{ContentHash, PeerId};
-use shoal_protocol::message::{Signature, Signatures};
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::{Sealer, Signature, Signatures};
 
 /// Signs for one simulated peer, by a hash of the peer and the message.
 #[derive(Debug, Clone, Copy)]
@@ -15,6 +18,12 @@ impl HashKeys {
         let mut signature = [0; 64];
         signature[..32].copy_from_slice(&hash.0);
         signature
+    }
+
+    /// Seals of this peer in a run.
+    #[must_use]
+    pub fn sealer(self, manifest: &Manifest) -> Sealer {
+        Sealer::new(manifest.run_id(), Arc::new(self))
     }
 }
 

@@ -18,6 +18,11 @@ pub(super) enum Content {
 }
 
 impl Content {
+    /// A hash for its seal.
+    pub(super) fn hash(&self) -> ContentHash {
+        ContentHash::of(&self.digest().to_le_bytes())
+    }
+
     /// A hash of the content.
     pub(super) fn digest(&self) -> u64 {
         match self {
@@ -55,9 +60,9 @@ impl Payloads {
     pub(super) fn keep(&mut self, content: Content, size: Bytes) -> Payload {
         let id = PayloadId(self.next);
         self.next += 1;
-        let hash = self.hashes.then(|| ContentHash::of(&content.digest().to_le_bytes()));
+        let hash = self.hashes.then(|| content.hash());
         self.live.insert(id, (content, size));
-        Payload { id, size, hash }
+        Payload { id, size, hash, seal: None }
     }
 
     /// A live tensor; an error if it was released.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shoal_protocol::ids::{ContentHash, PeerId, Step};
-use shoal_protocol::message::MoveReason;
+use shoal_protocol::message::{Conviction, MoveReason};
 use shoal_protocol::units::{Bytes, Moment};
 
 use crate::action::{AuditOutcome, CoordinatorEvent, Fault};
@@ -47,7 +47,7 @@ pub struct Report {
     /// Audits of members' work.
     pub audits: AuditCounts,
     /// Peers that were convicted.
-    pub convicted: Vec<PeerId>,
+    pub convictions: Vec<Conviction>,
     /// Faults that peers reported.
     pub faults: Vec<Fault>,
 }
@@ -250,6 +250,11 @@ pub struct StepTime {
 }
 
 impl Report {
+    /// Whether a peer was convicted.
+    pub(super) fn has_convicted(&self, peer: PeerId) -> bool {
+        self.convictions.iter().any(|conviction| conviction.peer == peer)
+    }
+
     /// Counts an event of the coordinator.
     pub(super) fn note(&mut self, event: &CoordinatorEvent) {
         match event {
@@ -262,7 +267,7 @@ impl Report {
                 AuditOutcome::Sound => self.audits.sound += 1,
                 AuditOutcome::NotAudited => self.audits.not_made += 1,
             },
-            CoordinatorEvent::Convicted { peer, .. } => self.convicted.push(*peer),
+            CoordinatorEvent::Convicted(conviction) => self.convictions.push(conviction.clone()),
             CoordinatorEvent::RoundForged { .. } => self.recovery.rounds.forged += 1,
             CoordinatorEvent::RoundMended { .. } => self.recovery.rounds.mended += 1,
             CoordinatorEvent::ClaimRefused { .. } => self.recovery.claims.refused += 1,

@@ -427,10 +427,10 @@ impl Scenario {
         scenario
     }
 
-    /// The scenario of this seed, audited and with faults, in a run of few stages with four more replicas of each, which
-    /// the faults spare.
+    /// The scenario of this seed, audited and with faults, in a run of few stages with so many more replicas of each,
+    /// which the faults spare.
     #[must_use]
-    pub fn replicated(seed: u64) -> Self {
+    pub fn replicated(seed: u64, replicas: usize) -> Self {
         let is_small = |scenario: &Self| {
             let manifest = &scenario.manifest;
             manifest.training.stages <= 4 && !manifest.workers_exchange()
@@ -444,7 +444,7 @@ impl Scenario {
         manifest.audit.share = rng.pick(&[0.3, 1.0]);
         for stage in manifest.stages().collect::<Vec<_>>() {
             let choice = StageChoice::Span(StageSpan::one(stage));
-            let more = (0..4).map(|_| peer(&mut rng, manifest, cut, choice, region));
+            let more = (0..replicas).map(|_| peer(&mut rng, manifest, cut, choice, region));
             scenario.peers.extend(more);
         }
         scenario

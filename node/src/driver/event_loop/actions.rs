@@ -3,16 +3,18 @@
 use shoal_metrics::NodeState;
 use shoal_protocol::ids::{Member, StageSpan, Step};
 use shoal_protocol::message::{
-    CommitRecord, FromCoordinator, Message, PeerMessage, TensorTag, ToCoordinator,
+    CommitRecord, FromCoordinator, Message, PeerMessage, TensorHeader, TensorTag, ToCoordinator,
 };
 use shoal_protocol::net::transport::Transport;
 use shoal_scheduler::action::{
-    CoordinatorAction, CoordinatorEvent, PayloadId, PeerAction, PeerEvent, PeerInput, StepCounts,
+    CoordinatorAction, CoordinatorEvent, Payload, PayloadId, PeerAction, PeerEvent, PeerInput,
+    StepCounts,
 };
 
 use super::Driver;
 use crate::driver::effect::{Effect, Effects};
 use crate::driver::shutdown::Ending;
+use crate::driver::wrong_work;
 use crate::events::RunEvent;
 use crate::fault_point::FaultPoint;
 
@@ -23,8 +25,8 @@ impl Driver<'_> {
             match action {
                 PeerAction::ToCoordinator(message) => self.send_to_coordinator(message),
                 PeerAction::Send { to, message } => self.send(to, message, &mut out),
-                PeerAction::SendTensor { to, tag, payload } => {
-                    self.send_tensor(to, tag, payload, &mut out);
+                PeerAction::SendTensor { to, tag, seal, payload } => {
+                    self.send_tensor(to, TensorHeader { tag, seal }, payload, &mut out);
                 }
                 PeerAction::ProbeLinks { at } => self.network.probe_latency(&self.background, at),
                 PeerAction::Fetch { version, part } => {
@@ -63,10 +65,11 @@ impl Driver<'_> {
         }
     }
 
-    fn send_tensor(&self, to: Member, tag: TensorTag, payload: PayloadId, out: &mut Effects) {
+    fn send_tensor(&self, to: Member, header: TensorHeader, payload: PayloadId, out: &mut Effects) {
+        let TensorHeader { tag, seal } = header;
         let (from, payloads) = (self.context.me, self.engine.payloads());
         if to == from {
-            let payload = payloads.share(payload);
+            let payload = Payload { seal, ..payloads.share(payload) };
             out.push(PeerInput::Tensor { from, tag, payload }.into());
             return;
         }
@@ -77,7 +80,9 @@ impl Driver<'_> {
             | TensorTag::RoundResult { .. }
             | TensorTag::Recalled { .. } => {}
         }
-        self.background.spawn(self.network.send_tensors(to, tag, payloads.get(payload)));
+        let (mut header, held) = (header, payloads.get(payload));
+        let held = wrong_work::sent(&mut header, held, || self.context.sealer());
+        self.background.spawn(self.network.send_tensors(to, header, held));
         if matches!(tag, TensorTag::Activation { .. }) {
             FaultPoint::ForwardSent.pass();
         }

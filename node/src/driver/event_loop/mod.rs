@@ -11,9 +11,11 @@ use anyhow::{Context as _, bail};
 use shoal_metrics::{Preemption, Refusal};
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{Member, Term};
-use shoal_protocol::message::{Envelope, Message, TermProof, ToCoordinator};
+use shoal_protocol::message::{
+    Envelope, Message, Signatures, TensorHeader, TermProof, ToCoordinator,
+};
 use shoal_protocol::net::identity::Identity;
-use shoal_scheduler::action::{CoordinatorInput, PeerInput, TaskResult};
+use shoal_scheduler::action::{CoordinatorInput, Payload, PeerInput, TaskResult};
 use shoal_scheduler::peer::Peer;
 use tokio::sync::watch;
 
@@ -97,7 +99,12 @@ impl<'a> Driver<'a> {
         let run = (&*setup.manifest, setup.choice);
         let budget = ResourceBudget::measure(setup.limits, &setup.devices, &setup.data_dir, run)?;
         let passes = startup_probes::passes_of(&setup)?;
-        let (peer, room) = new_peer(&setup, &budget, passes).await?;
+        let keys: Arc<dyn Signatures> = match &setup.network {
+            Some(network) => network.transport.keys(),
+            // Alone it signs for itself, and no other peer checks it.
+            None => Arc::new(Identity::ephemeral()),
+        };
+        let (peer, room) = new_peer(&setup, &budget, passes, keys.clone()).await?;
         let Setup { me, devices, threads, network, role, name, island, .. } = setup;
         let (file_holders, holders) = watch::channel(FileHolders::default());
         let context = Context {
@@ -110,11 +117,7 @@ impl<'a> Driver<'a> {
             transport: network.as_ref().map(|network| network.transport.clone()),
             file_holders: holders,
             names: PeerNames::default(),
-            keys: match &network {
-                Some(network) => network.transport.keys(),
-                // Alone it signs for itself, and no other peer checks it.
-                None => Arc::new(Identity::ephemeral()),
-            },
+            keys,
             clock: Instant::now(),
         };
         let anchor_role = AnchorRole::open(&role, &context).await?;
@@ -349,8 +352,9 @@ impl<'a> Driver<'a> {
                 self.coordination.unreachable(peer, &error, out);
             }
             LinkEvent::Message { from, envelope } => self.message(from, envelope, out),
-            LinkEvent::Tensors { from, tag, tensors, hash } => {
+            LinkEvent::Tensors { from, header: TensorHeader { tag, seal }, tensors, hash } => {
                 let payload = self.engine.payloads().keep_hashed(tensors, hash);
+                let payload = Payload { seal, ..payload };
                 out.push(PeerInput::Tensor { from, tag, payload }.into());
             }
             LinkEvent::Unusable { from, error } => out.push(Effect::Refuse { from, error }),

@@ -7,16 +7,22 @@
 //!
 //! Where they differ more replicas compute it (`votes`). Who states another thing than most is convicted, in the log:
 //! its peer is out for good, and the run goes back to a checkpoint that nothing of its work is in.
+//!
+//! What two members state of a tensor that one handed to the other is compared in every step, audited or not
+//! (`handovers`).
 
+mod handovers;
 mod votes;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, ContentHash, Member, PeerId, Stage, Step};
 use shoal_protocol::message::{
-    AuditId, AuditOrder, AuditedWork, FromCoordinator, HandoverDigest, LogRecord, WorkDigest,
+    AuditId, AuditOrder, AuditedInput, AuditedWork, Conviction, Evidence, Finding, FromCoordinator,
+    Handed, HandoverDigest, LogRecord, SignedFinding, WorkDigest,
 };
 use shoal_protocol::units::Moment;
 
@@ -39,8 +45,11 @@ pub(super) struct Audits {
     /// Whether the audits are those of the results that all members hold now.
     drawn: bool,
     open: BTreeMap<(Stage, Member), Audit>,
-    /// Statements of which no more is to be found out.
-    closed: BTreeMap<(Stage, Member), WorkDigest>,
+    /// Statements of which no more is to be found out, and what became of their audits.
+    closed: BTreeMap<(Stage, Member), (WorkDigest, AuditOutcome)>,
+    /// Work that is audited in any case, since a like member that is gone handed over another tensor for it: whom a sound
+    /// audit convicts.
+    suspects: BTreeMap<(Step, (Stage, Member)), Vec<(Member, Evidence)>>,
     /// Peers whose conviction is being appended to the log.
     convicting: BTreeSet<PeerId>,
     /// When orders without an answer are repeated.
@@ -54,6 +63,29 @@ struct Audit {
     order: Arc<AuditOrder>,
     /// The replicas that were ordered to compute it, and until when.
     asked: BTreeMap<Member, Moment>,
+    /// What they signed.
+    signed: BTreeMap<Member, SignedFinding>,
+}
+
+impl Audit {
+    /// Orders replicas to compute the work that were not asked.
+    fn ask(&mut self, members: Vec<Member>, until: Moment, out: &mut Out) {
+        for to in members {
+            self.asked.entry(to).or_insert_with(|| {
+                send(to, FromCoordinator::Audit(Arc::clone(&self.order)), out);
+                until
+            });
+        }
+    }
+
+    /// What shows that a member stated or found something wrong.
+    fn evidence(&self) -> Evidence {
+        Evidence::Computed {
+            id: self.order.id,
+            stated: self.votes.statement().clone(),
+            found: self.signed.values().cloned().collect(),
+        }
+    }
 }
 
 /// What the step's results and its ledger say.
@@ -85,7 +117,7 @@ impl Inputs<'_> {
     fn digest(&self, of: Member, stage: Stage, stated: &[Statement]) -> WorkDigest {
         let mut digest = HandoverDigest::default();
         for (microbatch, handover, loss) in stated {
-            digest.add(*microbatch, *handover, *loss);
+            digest.add(*microbatch, (*handover).into(), *loss);
         }
         let sums = self.rounds_of(stage).filter_map(|round| {
             let mut sums = round.reports.get(&of)?.sums.iter();
@@ -98,17 +130,20 @@ impl Inputs<'_> {
     fn order(&self, of: Member, stage: Stage, stated: &[Statement]) -> AuditOrder {
         let Progress { era, term, version: step, .. } = self.context.progress;
         let id = AuditId { era, term, step, stage, of };
-        let last = self.context.config.manifest.last_stage();
-        let inputs = |(microbatch, ..): &Statement| {
+        let inputs = |(microbatch, handover, _): &Statement| {
             let key = id.key(*microbatch);
-            [key.upstream(), (stage != last).then(|| key.downstream())]
+            [(key.upstream(), handover.activation), (Some(key.downstream()), handover.gradient)]
         };
         let holder = |key: Option<ClaimKey>| self.ledger.holder(key?);
-        let holders: BTreeSet<Member> = stated.iter().flat_map(inputs).filter_map(holder).collect();
+        let holders: BTreeSet<Member> =
+            stated.iter().flat_map(inputs).filter_map(|(key, _)| holder(key)).collect();
         let holders: Vec<Member> = holders.into_iter().collect();
-        let place = |key| u16::try_from(holders.binary_search(&holder(key)?).ok()?).ok();
+        let input = |(key, taken): (Option<ClaimKey>, Option<Handed>)| {
+            let place = holders.binary_search(&holder(key)?).ok()?;
+            Some(AuditedInput { holder: u16::try_from(place).ok()?, hash: taken?.hash })
+        };
         let work = |statement: &Statement| {
-            let [activation, gradient] = inputs(statement).map(place);
+            let [activation, gradient] = inputs(statement).map(input);
             AuditedWork { microbatch: statement.0, activation, gradient }
         };
         let work = stated.iter().map(work).collect();
@@ -130,7 +165,7 @@ impl Inputs<'_> {
         // Who has come to serve since the step's rounds began only listens to them.
         let is_in =
             |one: &Member| self.rounds_of(stage).all(|round| round.reports.contains_key(one));
-        let is_like = |one: &Member| *one != of && members.current.are_like(*one, of) && is_in(one);
+        let is_like = |one: &Member| *one != of && members.stays.are_like(*one, of) && is_in(one);
         let mut others: Vec<([u8; 32], Member)> =
             replicas.iter().filter(|one| is_like(one)).map(|one| (order(one), *one)).collect();
         others.sort_unstable();
@@ -149,8 +184,16 @@ impl Inputs<'_> {
 
 impl Audits {
     /// A step is opened: its audits are other ones.
-    pub(super) fn begin_step(&mut self, now: Moment) {
-        *self = Self { opened_at: now, ..Self::default() };
+    pub(super) fn begin_step(&mut self, version: Step, now: Moment) {
+        let (convicting, mut suspects) = (take(&mut self.convicting), take(&mut self.suspects));
+        suspects.retain(|(step, _), _| *step >= version);
+        *self = Self { opened_at: now, convicting, suspects, ..Self::default() };
+    }
+
+    /// All work is done again.
+    pub(super) fn begin_era(&mut self, now: Moment) {
+        let convicting = take(&mut self.convicting);
+        *self = Self { opened_at: now, convicting, ..Self::default() };
     }
 
     /// The step is open again: audits of members that are gone stay, and those of others are drawn again.
@@ -168,12 +211,13 @@ impl Audits {
     fn draw(&mut self, inputs: &Inputs<'_>) {
         let Some(seed) = inputs.seed().filter(|_| !self.drawn) else { return };
         self.drawn = true;
-        let Context { config, members, .. } = inputs.context;
+        let Context { config, members, progress, .. } = inputs.context;
+        let version = progress.version;
         let number = u64::from_le_bytes(seed.0[..8].try_into().expect("eight bytes"));
         let all = config.manifest.audit.draws(number);
         let mut wanted: BTreeMap<(Stage, Member), Audit> = BTreeMap::new();
         // Who left meanwhile is not spared.
-        for ((stage, of), mut audit) in std::mem::take(&mut self.open) {
+        for ((stage, of), mut audit) in take(&mut self.open) {
             if !members.current.contains(of) {
                 audit.votes.forgive();
                 audit.asked.clear();
@@ -181,14 +225,16 @@ impl Audits {
             }
         }
         // Most steps are not drawn, and have nothing to look through.
-        let looks = all || config.manifest.audit.probation > 0;
+        let looks = all || config.manifest.audit.probation > 0 || !self.suspects.is_empty();
         for stage in config.manifest.stages().filter(|_| looks) {
             for (of, stated) in inputs.ledger.stated(stage) {
-                if !all && !inputs.is_on_probation(of) {
+                let is_suspect = self.suspects.contains_key(&(version, (stage, of)));
+                if !all && !is_suspect && !inputs.is_on_probation(of) {
                     continue;
                 }
                 let statement = inputs.digest(of, stage, &stated);
-                if self.closed.get(&(stage, of)) == Some(&statement) {
+                let closed = self.closed.get(&(stage, of));
+                if closed.is_some_and(|(closed, _)| *closed == statement) {
                     continue;
                 }
                 let auditors = inputs.auditors(of, stage, seed);
@@ -196,6 +242,7 @@ impl Audits {
                     votes: Votes::new(of, statement, auditors),
                     order: Arc::new(inputs.order(of, stage, &stated)),
                     asked: BTreeMap::new(),
+                    signed: BTreeMap::new(),
                 };
                 wanted.insert((stage, of), audit);
             }
@@ -214,18 +261,20 @@ impl Audits {
             let (stage, of) = (*stage, *of);
             let outcome = match audit.votes.ruling(home) {
                 Ruling::Ask(members) => {
-                    for to in members {
-                        audit.asked.entry(to).or_insert_with(|| {
-                            send(to, FromCoordinator::Audit(Arc::clone(&audit.order)), out);
-                            now + patience
-                        });
-                    }
+                    audit.ask(members, now + patience, out);
+                    return true;
+                }
+                Ruling::AskAgain(members) => {
+                    audit.asked.retain(|asked, _| !members.contains(asked));
+                    audit.ask(members, now + patience, out);
                     return true;
                 }
                 Ruling::Sound => AuditOutcome::Sound,
                 Ruling::NotAudited => AuditOutcome::NotAudited,
                 Ruling::Wrong(members) => {
-                    verdicts.wrong.extend(members.into_iter().map(|wrong| (wrong, stage)));
+                    let evidence = audit.evidence();
+                    let wrong = |member| (member, (stage, evidence.clone()));
+                    verdicts.wrong.extend(members.into_iter().map(wrong));
                     return true;
                 }
                 Ruling::Unclear => {
@@ -233,10 +282,20 @@ impl Audits {
                     return true;
                 }
             };
-            closed.insert((stage, of), audit.votes.statement().clone());
+            closed.insert((stage, of), (audit.votes.statement().clone(), outcome));
             event(CoordinatorEvent::Audited { of, stage, step: audit.order.id.step, outcome }, out);
             false
         });
+        let version = context.progress.version;
+        for ((_, place), suspects) in self.suspects.iter().filter(|((step, _), _)| *step == version)
+        {
+            if self.closed.get(place).is_some_and(|(_, outcome)| *outcome == AuditOutcome::Sound) {
+                let wrong = |(suspect, evidence): &(Member, Evidence)| {
+                    (*suspect, (place.0, evidence.clone()))
+                };
+                verdicts.wrong.extend(suspects.iter().map(wrong));
+            }
+        }
         if self.open.is_empty() {
             self.retry_at = None;
         } else {
@@ -246,12 +305,15 @@ impl Audits {
     }
 
     /// A replica's finding.
-    fn find(&mut self, from: Member, id: AuditId, digest: Option<WorkDigest>) {
+    fn find(&mut self, from: Member, id: AuditId, found: Option<SignedFinding>) {
         let audit = self.open.get_mut(&(id.stage, id.of));
         if let Some(audit) = audit.filter(|audit| audit.order.id == id)
             && audit.asked.contains_key(&from)
         {
-            audit.votes.find(from, digest);
+            audit.votes.find(from, found.as_ref().map(|found| found.digest.clone()));
+            if let Some(found) = found {
+                audit.signed.entry(from).or_insert(found);
+            }
         }
     }
 
@@ -275,6 +337,7 @@ impl Audits {
     /// A peer is convicted: neither an audit of its work nor its word on others' is of use any more.
     fn forget(&mut self, peer: PeerId) {
         self.convicting.remove(&peer);
+        self.suspects.values_mut().for_each(|all| all.retain(|(one, _)| one.peer != peer));
         self.open.retain(|(_, of), _| of.peer != peer);
         for audit in self.open.values_mut() {
             audit.votes.forget(peer);
@@ -285,8 +348,8 @@ impl Audits {
 /// What audits show.
 #[derive(Debug, Default)]
 struct Verdicts {
-    /// Who stated or found what is wrong, and at which stage.
-    wrong: BTreeMap<Member, Stage>,
+    /// Who stated or found what is wrong, at which stage, and what shows it.
+    wrong: BTreeMap<Member, (Stage, Evidence)>,
     /// Whose work nobody can judge.
     unclear: Option<(Member, Stage)>,
 }
@@ -305,7 +368,7 @@ impl Coordinator {
             rounds.await_audits();
         }
         if let Some((of, stage)) = verdicts.unclear {
-            let step = self.context.progress.version;
+            let step = self.context.progress.version.next();
             let reason = format!(
                 "another replica of stage {stage} came to another result of the work of {of} in step {step}, and no \
                  third one is like them: check both machines with `shoal doctor`, and start again with three"
@@ -313,19 +376,28 @@ impl Coordinator {
             self.stop(reason, out);
             return false;
         }
-        for (member, stage) in verdicts.wrong {
-            self.convict(member, stage, out);
+        let step = self.context.progress.version;
+        for (member, (stage, evidence)) in verdicts.wrong {
+            self.convict(member, (step, stage), evidence, out);
         }
-        self.audits.open.is_empty()
+        self.audits.open.is_empty() && self.audits.convicting.is_empty()
     }
 
     /// A member's work is wrong: appends that to the log.
-    fn convict(&mut self, member: Member, stage: Stage, out: &mut Out) {
-        let (peer, step) = (member.peer, self.context.progress.version);
+    fn convict(
+        &mut self,
+        member: Member,
+        (step, stage): (Step, Stage),
+        evidence: Evidence,
+        out: &mut Out,
+    ) {
+        let peer = member.peer;
         if member == self.context.config.home {
             let reason = format!(
-                "this machine computes wrong results at stage {stage}, as most like replicas found in step {step}: check \
-                 its memory and its device, and start the run on another machine"
+                "this machine's work of step {} at stage {stage} is wrong: it {}. Check its memory and its device, \
+                 and start the run on another machine",
+                step.next(),
+                evidence.charge()
             );
             return self.stop(reason, out);
         }
@@ -333,20 +405,15 @@ impl Coordinator {
             return;
         }
         let back = self.context.members.stays.since(peer, step);
-        let record = LogRecord::Convicted { peer, step, stage, back };
-        out.push(CoordinatorAction::Append(record));
+        let conviction = Conviction { peer, step, stage, back, evidence };
+        out.push(CoordinatorAction::Append(LogRecord::Convicted(Box::new(conviction))));
     }
 
     /// A conviction is in the log: the peer is out, and the run goes back to before its work.
-    pub(super) fn convicted(
-        &mut self,
-        peer: PeerId,
-        (step, stage): (Step, Stage),
-        back: Step,
-        out: &mut Out,
-    ) {
-        event(CoordinatorEvent::Convicted { peer, step, stage, back }, out);
-        self.context.members.stays.convict(peer, step, stage);
+    pub(super) fn convicted(&mut self, conviction: Conviction, out: &mut Out) {
+        let Conviction { peer, back, .. } = conviction;
+        self.context.members.stays.convict(&conviction);
+        event(CoordinatorEvent::Convicted(conviction), out);
         self.audits.forget(peer);
         if let Some(member) = self.context.members.current.member_of(peer) {
             self.member_lost(member, LossCause::Convicted, out);
@@ -357,15 +424,21 @@ impl Coordinator {
         self.go_back(out);
     }
 
-    /// A replica answers what work came to.
-    pub(super) fn audited(
-        &mut self,
-        from: Member,
-        id: AuditId,
-        digest: Option<WorkDigest>,
-        out: &mut Out,
-    ) {
-        self.audits.find(from, id, digest);
+    /// A replica answers what became of an audit.
+    pub(super) fn audited(&mut self, from: Member, id: AuditId, finding: Finding, out: &mut Out) {
+        let found = match finding {
+            Finding::Computed { digest, signature } => {
+                let sealer = &self.context.config.sealer;
+                let is_signed = sealer.is_finding(from, (&id, &digest), &signature);
+                is_signed.then_some(SignedFinding { by: from, digest, signature })
+            }
+            Finding::OtherInput { of, sent } => {
+                self.input_differs(of, sent, out);
+                None
+            }
+            Finding::NotComputed => None,
+        };
+        self.audits.find(from, id, found);
         self.commit_when_reduced(out);
     }
 

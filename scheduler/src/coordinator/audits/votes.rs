@@ -8,6 +8,9 @@ use shoal_protocol::message::WorkDigest;
 /// Replicas that compute work again beside the one that did it, at most.
 const JURY: usize = 4;
 
+/// How often replicas that could not compute the work are asked again where no majority came to one thing.
+const TRIES: u32 = 5;
+
 /// What a member stated about its work, and what others found.
 #[derive(Debug)]
 pub(super) struct Votes {
@@ -17,6 +20,8 @@ pub(super) struct Votes {
     auditors: Vec<Member>,
     /// What they found; `None` of those that could not compute it from the same inputs.
     found: BTreeMap<Member, Option<WorkDigest>>,
+    /// How often those were asked again.
+    tries: u32,
 }
 
 /// What follows from the votes so far.
@@ -24,6 +29,8 @@ pub(super) struct Votes {
 pub(super) enum Ruling {
     /// These replicas' findings are needed.
     Ask(Vec<Member>),
+    /// These could not compute it, and no majority came to one thing: they are asked again.
+    AskAgain(Vec<Member>),
     /// Another replica came to what was stated.
     Sound,
     /// Nobody could compute it again.
@@ -36,7 +43,7 @@ pub(super) enum Ruling {
 
 impl Votes {
     pub(super) fn new(of: Member, statement: WorkDigest, auditors: Vec<Member>) -> Self {
-        Self { of, statement, auditors, found: BTreeMap::new() }
+        Self { of, statement, auditors, found: BTreeMap::new(), tries: 0 }
     }
 
     pub(super) fn statement(&self) -> &WorkDigest {
@@ -69,7 +76,7 @@ impl Votes {
     }
 
     /// What follows. The word of `home`, which keeps the log, decides where there is no majority.
-    pub(super) fn ruling(&self, home: Member) -> Ruling {
+    pub(super) fn ruling(&mut self, home: Member) -> Ruling {
         let found = self.found.iter().filter_map(|(by, found)| Some((*by, found.as_ref()?)));
         let votes: Vec<(Member, &WorkDigest)> = found.chain([(self.of, &self.statement)]).collect();
         let able = self.auditors.iter().filter(|one| self.found.get(one) != Some(&None));
@@ -88,6 +95,13 @@ impl Votes {
         }
         let with = |one: &WorkDigest| votes.iter().filter(|(_, vote)| *vote == one).count();
         let most = votes.iter().find(|(_, vote)| 2 * with(vote) > votes.len());
+        let unable = self.found.iter().filter(|(_, found)| found.is_none());
+        let unable: Vec<Member> = unable.map(|(by, _)| *by).collect();
+        if most.is_none() && !unable.is_empty() && self.tries < TRIES {
+            self.tries += 1;
+            self.forgive();
+            return Ruling::AskAgain(unable);
+        }
         let decides = votes.iter().find(|(by, _)| *by == home);
         match most.or(decides) {
             Some((_, right)) => {
@@ -167,6 +181,23 @@ mod tests {
             votes.find(member(number), Some(digest(0, 1)));
         }
         assert_eq!(votes.ruling(home()), Ruling::Wrong([member(1), member(7)].into()));
+    }
+
+    #[test]
+    fn where_most_agree_on_nothing_those_that_could_not_are_asked_again() {
+        let mut votes = votes(3);
+        votes.find(member(1), Some(digest(0, 2)));
+        votes.find(member(2), Some(digest(5, 2)));
+        for _ in 0..TRIES {
+            votes.find(member(3), None);
+            votes.find(member(2), None);
+            let again = Ruling::AskAgain(vec![member(2), member(3)]);
+            assert_eq!(votes.ruling(home()), again);
+        }
+        votes.find(member(3), None);
+        assert_eq!(votes.ruling(home()), Ruling::Ask(vec![member(2)]));
+        votes.find(member(2), Some(digest(0, 2)));
+        assert_eq!(votes.ruling(home()), Ruling::Wrong([member(0)].into()));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Registration: a peer becomes a member, or is refused.
 
-use shoal_protocol::ids::{Member, Stage, StageSpan, Step};
-use shoal_protocol::message::{Candidate, FromCoordinator, MemberRecord};
+use shoal_protocol::ids::{Member, StageSpan};
+use shoal_protocol::message::{Candidate, Conviction, FromCoordinator, MemberRecord};
 use shoal_protocol::units::Moment;
 
 use super::super::{Out, event, send};
@@ -53,8 +53,8 @@ impl Members {
             // It knows until when, and asks again.
             return Registration::Rejected;
         }
-        if let Some((step, stage)) = self.stays.conviction(from.peer) {
-            refuse(from, conviction(step, stage), out);
+        if let Some(conviction) = self.stays.conviction(from.peer) {
+            refuse(from, reason_of(conviction), out);
             return Registration::Rejected;
         }
         match &candidate.link_estimates {
@@ -102,11 +102,12 @@ impl Members {
 }
 
 /// Why a convicted peer is out of the run.
-fn conviction(step: Step, stage: Stage) -> String {
+fn reason_of(Conviction { step, stage, evidence, .. }: &Conviction) -> String {
+    let step = step.next();
     format!(
-        "this peer's work of step {step} at stage {stage} was not what most replicas computed from the same inputs, so \
-         its key is out of the run: check the machine's memory and device with `shoal doctor`; with a sound machine, \
-         join with a new key (another --data-dir)"
+        "this peer {}, in step {step} at stage {stage}, so its key is out of the run: check the machine's memory and \
+         device with `shoal doctor`; with a sound machine, join with a new key (another --data-dir)",
+        evidence.charge()
     )
 }
 

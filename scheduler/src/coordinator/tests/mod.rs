@@ -24,7 +24,7 @@ use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput, LossC
 use crate::coordinator::placing::locality::Load;
 use crate::coordinator::placing::rebalance::Rebalance;
 use crate::router::Routing;
-use crate::sim::Scenario;
+use crate::sim::{HashKeys, Scenario};
 
 fn nth(number: u64) -> Grant {
     Grant { term: Term(1), number }
@@ -81,6 +81,7 @@ impl Run {
     fn of(members: usize, history: History, manifest: Manifest) -> Self {
         let stages = manifest.training.stages;
         let manifest = Arc::new(manifest);
+        let sealer = HashKeys(member(0).peer).sealer(&manifest);
         let config = CoordinatorConfig {
             manifest,
             term: history.term.next(),
@@ -95,6 +96,7 @@ impl Run {
             extend_after: Duration::from_secs(30),
             load: Load::of_stages(usize::from(stages)),
             rebalance: Rebalance::Never,
+            sealer,
             routing: Routing::default(),
         };
         let mut run = Self {

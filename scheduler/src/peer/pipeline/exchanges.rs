@@ -276,7 +276,7 @@ mod tests {
     use crate::action::PayloadId;
 
     fn payload(id: u64) -> Payload {
-        Payload { id: PayloadId(id), size: Bytes(1), hash: None }
+        Payload { id: PayloadId(id), size: Bytes(1), hash: None, seal: None }
     }
 
     #[test]

@@ -166,7 +166,7 @@ impl Job {
         if let Some(gradient) = self.input_gradients.get(exchange.0 as usize) {
             let key = key.upstream().expect("the first stage answers no sender");
             let tag = TensorTag::ActivationGradient { key, exchange };
-            out.push(PeerAction::SendTensor { to, tag, payload: gradient.id });
+            out.push(PeerAction::send_tensor(to, tag, &gradient));
         }
     }
 }

@@ -23,7 +23,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Exchange, Member, Stage, StageSpan, Step};
-use shoal_protocol::message::{FixedLoss, PeerMessage};
+use shoal_protocol::message::{FixedLoss, InputId, PeerMessage, Recalled};
 use shoal_protocol::units::Moment;
 
 use self::claims::ReleasedClaims;
@@ -268,8 +268,10 @@ impl Pipeline {
         job.ready_at = ctx.now;
         job.loss = job.loss.or(loss);
         let (_, input) = job.exchanges.end_forward();
-        job.handover.activation = input.and_then(|input| input.hash);
-        job.handover.output = output.and_then(|output| output.hash);
+        let of = InputId { key: key.downstream(), input: Recalled::Activation };
+        let output = output.map(|output| ctx.sealed(of, output));
+        job.handover.activation = input.and_then(|input| input.handed());
+        job.handover.output = output.and_then(|output| output.handed());
         if let Some(input) = input {
             self.jobs.release(input, out);
         }
@@ -301,8 +303,10 @@ impl Pipeline {
         job.pass_times.backward = job.pass_times.backward.max(took);
         job.ready_at = ctx.now;
         let (exchange, used) = job.exchanges.end_backward();
-        job.handover.gradient = used.and_then(|used| used.hash);
-        job.handover.returned = gradient.and_then(|gradient| gradient.hash);
+        let of = key.upstream().map(|key| InputId { key, input: Recalled::Gradient });
+        let gradient = of.zip(gradient).map(|(of, gradient)| ctx.sealed(of, gradient));
+        job.handover.gradient = used.and_then(|used| used.handed());
+        job.handover.returned = gradient.and_then(|gradient| gradient.handed());
         let is_over = job.exchanges.are_over();
         if let Some(used) = used {
             self.jobs.release(used, out);

@@ -45,7 +45,7 @@ fn an_activation_is_sent_once_when_it_is_both_accepted_and_computed() {
             probe.receive_from(from, accept.clone())
         };
         let tag = TensorTag::Activation { key: key(1, 0), exchange: FIRST };
-        assert_eq!(last, [PeerAction::SendTensor { to, tag, payload: PayloadId(9) }]);
+        assert_eq!(last, [PeerAction::SendTensor { to, tag, seal: None, payload: PayloadId(9) }]);
         assert_eq!(probe.receive_from(from, accept), [], "a repeated acceptance sends nothing");
         assert_eq!(probe.peer.load().logged, Bytes(32));
     }

@@ -32,7 +32,7 @@ fn gradient(exchange: u32) -> TensorTag {
 }
 
 fn sent(to: u8, tag: TensorTag, payload: u64) -> PeerAction {
-    PeerAction::SendTensor { to: member(to), tag, payload: PayloadId(payload) }
+    PeerAction::SendTensor { to: member(to), tag, seal: None, payload: PayloadId(payload) }
 }
 
 /// The exchanges whose forward passes go to the engine.

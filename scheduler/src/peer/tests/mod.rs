@@ -29,7 +29,7 @@ use crate::action::{
 };
 use crate::office::InOffice;
 use crate::router::Routing;
-use crate::sim::Scenario;
+use crate::sim::{HashKeys, Scenario};
 
 const COORDINATOR: u8 = 100;
 const ME: u8 = 0;
@@ -80,6 +80,7 @@ impl Probe {
         limits: PeerLimits,
     ) -> (Self, Vec<PeerAction>) {
         let manifest = Arc::new(manifest);
+        let sealer = HashKeys(member(ME).peer).sealer(&manifest);
         let config = PeerConfig {
             me: member(ME),
             saving: Duration::from_secs(25),
@@ -102,6 +103,7 @@ impl Probe {
             },
             limits,
             seed: 0,
+            sealer,
             routing: Routing::default(),
         };
         let mut probe = Self { peer: Peer::new(config), now: Moment::default() };
@@ -193,7 +195,7 @@ fn grant(microbatch: u32) -> Grant {
 }
 
 fn payload(id: u64) -> Payload {
-    Payload { id: PayloadId(id), size: Bytes(32), hash: None }
+    Payload { id: PayloadId(id), size: Bytes(32), hash: None, seal: None }
 }
 
 /// A request for work of the first step, and for a whole window of each of the next two.

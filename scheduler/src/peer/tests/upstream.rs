@@ -32,7 +32,7 @@ fn the_gradient_releases_room_and_refused_senders_are_notified() {
     let service_time = 2_000_000;
     let expected = [
         PeerAction::Compute(Task::Accumulate { key: key(1, 0), device: DeviceIndex::default() }),
-        PeerAction::SendTensor { to: member(1), tag, payload: PayloadId(100) },
+        PeerAction::SendTensor { to: member(1), tag, seal: None, payload: PayloadId(100) },
         send(2, PeerMessage::Accepted { key: key(1, 1), wanted: FIRST, service_time }),
         claim(1),
         send(1, PeerMessage::Free { stage: Stage(1) }),

@@ -14,6 +14,7 @@ use super::peer_index::{index_of, peer_id, place_of};
 use super::swarm::Swarm;
 use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput, LossCause};
 use crate::coordinator::{Coordinator, CoordinatorConfig};
+use crate::sim::hash_keys::HashKeys;
 use crate::sim::scenario::Fault;
 use crate::sim::watch::Seen;
 
@@ -192,6 +193,7 @@ impl Swarm<'_> {
             extend_after: self.scenario.extend_after,
             load: self.scenario.load(),
             rebalance: self.scenario.rebalance,
+            sealer: HashKeys(self.nodes[index].me.peer).sealer(&self.scenario.manifest),
             routing: self.scenario.routing,
         });
         #[cfg(test)]

@@ -1,11 +1,15 @@
 //! Deviations from a correct run: an injected error, and a rule omitted on purpose.
 
 use shoal_protocol::ids::Member;
-use shoal_protocol::message::RoundId;
+use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::{RoundId, TensorTag};
 
+use super::event::Cargo;
 use crate::action::{PeerAction, Task, TaskResult};
-use crate::sim::corruption::{ComputeError, Corruption, SumLie};
+use crate::sim::corruption::{ComputeError, Corruption, HandoverLie, SumLie, lies_about};
+use crate::sim::hash_keys::HashKeys;
 use crate::sim::omitted_rules::{Omit, OmittedRules};
+use crate::sim::payloads::Content;
 
 /// The deviations of a run.
 #[derive(Debug)]
@@ -57,7 +61,27 @@ impl Deviations {
     pub(super) fn errs(&self, index: usize) -> Option<(ComputeError, u64)> {
         match self.corruption {
             Corruption::Miscompute { peer, error, every } if peer == index => Some((error, every)),
+            Corruption::Collude { peers, every } if peers.contains(&index) => {
+                Some((ComputeError::Alike, every))
+            }
             _ => None,
+        }
+    }
+
+    /// Changes a tensor that a peer sends, and its seal.
+    pub(super) fn tensor(&self, index: usize, cargo: &mut Cargo, manifest: &Manifest) {
+        let Corruption::HandOver { peer, lie, every } = self.corruption else { return };
+        let Cargo::Tensor { tag, seal: Some(seal), content, .. } = cargo else { return };
+        let Some(of) = tag.input().filter(|_| peer == index) else { return };
+        let concerns = match lie {
+            HandoverLie::Sends => !matches!(tag, TensorTag::Recalled { .. }),
+            HandoverLie::Recalls => matches!(tag, TensorTag::Recalled { .. }),
+            HandoverLie::States => false,
+        };
+        if concerns && lies_about(of.key, every) {
+            *content = Content::Word(content.digest() ^ 1);
+            let sealer = HashKeys(seal.by.peer).sealer(manifest);
+            *seal = sealer.seal(seal.by, seal.era, of, content.hash());
         }
     }
 

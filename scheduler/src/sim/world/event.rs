@@ -2,7 +2,8 @@
 
 use shoal_protocol::ids::{Era, Member, PeerId, Stage, Step, Term};
 use shoal_protocol::message::{
-    FromCoordinator, LinkEstimate, LogRecord, PeerMessage, TensorTag, TermProof, ToCoordinator,
+    FromCoordinator, LinkEstimate, LogRecord, PeerMessage, Seal, TensorTag, TermProof,
+    ToCoordinator,
 };
 use shoal_protocol::units::Bytes;
 
@@ -149,6 +150,7 @@ pub(super) enum Cargo {
     Elected(Vec<TermProof>),
     Tensor {
         tag: TensorTag,
+        seal: Option<Seal>,
         content: Content,
         size: Bytes,
     },

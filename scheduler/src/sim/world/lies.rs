@@ -114,7 +114,7 @@ impl Swarm<'_> {
             2 => (TensorTag::RoundPart { round, mend, piece, proof }, sums, Bytes(32)),
             _ => (TensorTag::RoundResult { round, mend, piece, proof }, sums, Bytes(16)),
         };
-        Cargo::Tensor { tag, content, size }
+        Cargo::Tensor { tag, seal: None, content, size }
     }
 }
 

@@ -92,6 +92,7 @@ impl Node {
             parameters: scenario.parameters.clone(),
             limits: scenario.peers[index].limits.clone(),
             seed: scenario.seed ^ index as u64,
+            sealer: HashKeys(me.peer).sealer(&scenario.manifest),
             routing: scenario.routing,
         });
         Self {

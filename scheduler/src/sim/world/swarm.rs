@@ -17,7 +17,8 @@ use super::peer_index::{index_of, peer_id};
 use super::queue::EventQueue;
 use super::traffic::Traffic;
 use crate::action::{
-    CoordinatorInput, DeviceIndex, Fault, PeerAction, PeerEvent, PeerInput, Task, TaskResult,
+    CoordinatorInput, DeviceIndex, Fault, Payload, PeerAction, PeerEvent, PeerInput, Task,
+    TaskResult,
 };
 use crate::sim::corruption::Corruption;
 use crate::sim::engine::{Observed, is_pass};
@@ -109,11 +110,13 @@ impl<'a> Swarm<'a> {
                     self.observation.message(&message);
                     self.send_message(me, to, message);
                 }
-                PeerAction::SendTensor { to, tag, payload } => {
+                PeerAction::SendTensor { to, tag, seal, payload } => {
                     self.observation.marks.sends(me, &tag);
                     let known = self.nodes[index].payloads.get(payload).cloned();
                     let (content, size) = self.observation.holds("payloads", known)?;
-                    self.send(me, to, Cargo::Tensor { tag, content, size });
+                    let mut cargo = Cargo::Tensor { tag, seal, content, size };
+                    self.deviations.tensor(index, &mut cargo, &self.scenario.manifest);
+                    self.send(me, to, cargo);
                 }
                 PeerAction::ProbeLinks { at } => {
                     let link_estimates = self.traffic.probe_links(index, &at, &self.nodes);
@@ -255,8 +258,7 @@ impl<'a> Swarm<'a> {
             PeerEvent::Refused { .. } | PeerEvent::Stopped { .. } if self.observation.is_over() => {
                 self.nodes[index].finished = true;
             }
-            // It was convicted.
-            PeerEvent::Refused { .. } if self.deviations.errs(index).is_some() => {
+            PeerEvent::Refused { .. } if self.observation.report.has_convicted(me.peer) => {
                 self.nodes[index].finished = true;
             }
             PeerEvent::Refused { reason } | PeerEvent::Stopped { reason } => {
@@ -355,7 +357,7 @@ impl<'a> Swarm<'a> {
             Cargo::PeerMessage(message) => {
                 self.input(index, PeerInput::PeerMessage { from, message })
             }
-            Cargo::Tensor { mut tag, content, size } => {
+            Cargo::Tensor { mut tag, seal, content, size } => {
                 if let TensorTag::RoundResult { round, piece, .. } = tag
                     && self.nodes[index].peer.may_host(round.weights)
                 {
@@ -363,6 +365,7 @@ impl<'a> Swarm<'a> {
                 }
                 self.deviations.rules.tagged(to, &mut tag);
                 let payload = self.nodes[index].payloads.keep(content, size);
+                let payload = Payload { seal, ..payload };
                 self.input(index, PeerInput::Tensor { from, tag, payload })
             }
             Cargo::ToCoordinator(mut message) => {

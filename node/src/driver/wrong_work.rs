@@ -1,8 +1,11 @@
 //! A peer that computes wrongly, for tests of audits: `SHOAL_COMPUTES_WRONG=gradient:3` leaves the weight gradient of
-//! every third microbatch out, and `activation:3` changes a bit of what it hands on. Release builds ignore the variable.
+//! every third microbatch out, `activation:3` changes a bit of what it hands on, and `sent:3` of what it sends only. Release builds ignore the variable.
 
 use bytes::Bytes;
 use shoal_protocol::ids::ClaimKey;
+use shoal_protocol::message::{Recalled, Sealer, TensorHeader};
+
+use super::payload::{Held, hash_of};
 
 #[cfg(debug_assertions)]
 mod armed {
@@ -38,10 +41,26 @@ pub(crate) fn leaves_out(key: ClaimKey) -> bool {
 
 /// The activation that is handed on for a microbatch.
 pub(crate) fn handed_on(key: ClaimKey, activation: Bytes) -> Bytes {
-    if !armed::is_wrong("activation", key) {
-        return activation;
-    }
-    let mut wrong = activation.to_vec();
+    if armed::is_wrong("activation", key) { changed(&activation) } else { activation }
+}
+
+/// The tensors that are sent to another member, and their header: an activation that is not the stated one gets a seal
+/// of its own.
+pub(crate) fn sent(header: &mut TensorHeader, held: Held, sealer: impl FnOnce() -> Sealer) -> Held {
+    let of = header.tag.input().filter(|of| {
+        of.input == Recalled::Activation
+            && of.key.upstream().is_some_and(|key| armed::is_wrong("sent", key))
+    });
+    let (Some(of), Some(seal)) = (of, &mut header.seal) else { return held };
+    let mut tensors = held.load().expect("it is in memory or on the disk").to_vec();
+    tensors[0].bytes = changed(&tensors[0].bytes);
+    *seal = sealer().seal(seal.by, seal.era, of, hash_of(&tensors));
+    Held::Memory(tensors.into())
+}
+
+/// Bytes of which one bit is another.
+fn changed(bytes: &Bytes) -> Bytes {
+    let mut wrong = bytes.to_vec();
     wrong.iter_mut().take(1).for_each(|byte| *byte ^= 1);
     wrong.into()
 }

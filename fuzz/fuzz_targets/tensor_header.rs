@@ -1,0 +1,3 @@
+#![no_main]
+
+shoal_fuzz::target!("tensor_header");

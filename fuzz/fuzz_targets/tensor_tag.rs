@@ -1,3 +1,0 @@
-#![no_main]
-
-shoal_fuzz::target!("tensor_tag");

@@ -1,0 +1,222 @@
+//! Seals: what a member signs of a tensor that it hands over, and of work that it computed again.
+//!
+//! Two seals of one member for one tensor, with different hashes, prove to anyone that it handed over another tensor than
+//! it stated. A seal that is not the member's proves nothing, so nobody takes a tensor with such a one.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{AuditId, Recalled, Signature, Signatures, WorkDigest};
+use crate::ids::{ClaimKey, ContentHash, Era, Member, RunId};
+
+/// Begin the signed bytes, so that no signature of another use of the key is valid here.
+const HANDED: &[u8] = b"shoal tensor v1\0";
+const FOUND: &[u8] = b"shoal audit v1\0";
+
+/// Names a tensor between two stages: an input of work.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, bincode::Encode, bincode::Decode,
+)]
+pub struct InputId {
+    /// The work.
+    pub key: ClaimKey,
+    /// Which of its inputs.
+    pub input: Recalled,
+}
+
+impl InputId {
+    /// The work that makes it; `None` for none, which an unchecked message may name.
+    #[must_use]
+    pub fn maker(&self) -> Option<ClaimKey> {
+        match self.input {
+            Recalled::Activation => self.key.upstream(),
+            Recalled::Gradient => Some(self.key.downstream()),
+        }
+    }
+}
+
+/// Who made a tensor, and when, signed by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Seal {
+    /// The era. After a return to a checkpoint the same work may come to something else.
+    pub era: Era,
+    /// The maker.
+    pub by: Member,
+    /// Its signature.
+    pub signature: Signature,
+}
+
+/// A tensor that was handed over, as its maker signed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Handed {
+    /// The tensor's hash.
+    pub hash: ContentHash,
+    /// The maker's seal.
+    pub seal: Seal,
+}
+
+/// Seals with the key of one peer, and checks the seals of others, in one run.
+#[derive(Clone)]
+pub struct Sealer {
+    run: RunId,
+    keys: Arc<dyn Signatures>,
+}
+
+impl Sealer {
+    /// Seals in a run with this key.
+    #[must_use]
+    pub fn new(run: RunId, keys: Arc<dyn Signatures>) -> Self {
+        Self { run, keys }
+    }
+
+    /// The seal of a tensor that this peer made.
+    #[must_use]
+    pub fn seal(&self, by: Member, era: Era, of: InputId, hash: ContentHash) -> Seal {
+        let signature = self.keys.sign(&self.handed_bytes(by, era, of, hash));
+        Seal { era, by, signature }
+    }
+
+    /// Whether a tensor's maker signed that it has this hash.
+    #[must_use]
+    pub fn is_sealed(&self, of: InputId, handed: &Handed) -> bool {
+        let Handed { hash, seal: Seal { era, by, signature } } = handed;
+        self.keys.verify(by.peer, &self.handed_bytes(*by, *era, of, *hash), signature)
+    }
+
+    /// Signs what an audit of this peer's found.
+    #[must_use]
+    pub fn sign_finding(&self, by: Member, id: &AuditId, digest: &WorkDigest) -> Signature {
+        self.keys.sign(&self.found_bytes(by, id, digest))
+    }
+
+    /// Whether a member signed that it found this.
+    #[must_use]
+    pub fn is_finding(
+        &self,
+        by: Member,
+        (id, digest): (&AuditId, &WorkDigest),
+        signature: &Signature,
+    ) -> bool {
+        self.keys.verify(by.peer, &self.found_bytes(by, id, digest), signature)
+    }
+
+    fn handed_bytes(&self, by: Member, era: Era, of: InputId, hash: ContentHash) -> Vec<u8> {
+        let mut bytes = begin(HANDED, self.run, by);
+        bytes.extend(era.0.to_le_bytes());
+        write_key(&mut bytes, of.key);
+        bytes.push(match of.input {
+            Recalled::Activation => 0,
+            Recalled::Gradient => 1,
+        });
+        bytes.extend(hash.0);
+        bytes
+    }
+
+    fn found_bytes(&self, by: Member, id: &AuditId, digest: &WorkDigest) -> Vec<u8> {
+        let AuditId { era, term, step, stage, of } = id;
+        let mut bytes = begin(FOUND, self.run, by);
+        bytes.extend(era.0.to_le_bytes());
+        bytes.extend(term.0.to_le_bytes());
+        bytes.extend(step.0.to_le_bytes());
+        bytes.extend(stage.0.to_le_bytes());
+        write_member(&mut bytes, *of);
+        bytes.extend(digest.taken.0);
+        bytes.extend(digest.made.0);
+        digest.sums.iter().for_each(|print| bytes.extend(print.0.to_le_bytes()));
+        bytes
+    }
+}
+
+impl fmt::Debug for Sealer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sealer").field("run", &self.run).finish_non_exhaustive()
+    }
+}
+
+fn begin(purpose: &[u8], run: RunId, by: Member) -> Vec<u8> {
+    let mut bytes = purpose.to_vec();
+    bytes.extend(run.0);
+    write_member(&mut bytes, by);
+    bytes
+}
+
+fn write_member(bytes: &mut Vec<u8>, member: Member) {
+    bytes.extend(member.peer.0);
+    bytes.extend(member.incarnation.0.to_le_bytes());
+}
+
+fn write_key(bytes: &mut Vec<u8>, key: ClaimKey) {
+    bytes.extend(key.step.0.to_le_bytes());
+    bytes.extend(key.stage.0.to_le_bytes());
+    bytes.extend(key.microbatch.0.to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{Incarnation, Microbatch, PeerId, Stage, Step, Term};
+    use crate::message::SumsPrint;
+
+    /// Signs by a hash of the peer and the message.
+    #[derive(Debug)]
+    struct Hashes(PeerId);
+
+    impl Signatures for Hashes {
+        fn sign(&self, message: &[u8]) -> Signature {
+            let hash = ContentHash::of(&[&self.0.0, message].concat());
+            std::array::from_fn(|place| hash.0[place % 32])
+        }
+
+        fn verify(&self, peer: PeerId, message: &[u8], signature: &Signature) -> bool {
+            Self(peer).sign(message) == *signature
+        }
+    }
+
+    fn member(number: u8) -> Member {
+        Member { peer: PeerId([number; 32]), incarnation: Incarnation(number.into()) }
+    }
+
+    fn sealer(number: u8, run: &[u8]) -> Sealer {
+        Sealer::new(RunId::of(run), Arc::new(Hashes(member(number).peer)))
+    }
+
+    #[test]
+    fn a_seal_is_of_one_tensor_of_one_member_in_one_era_of_one_run() {
+        let key = ClaimKey { step: Step(5), stage: Stage(1), microbatch: Microbatch(2) };
+        let of = InputId { key, input: Recalled::Activation };
+        let (me, hash) = (member(1), ContentHash([7; 32]));
+        let sealer = sealer(1, b"run");
+        let seal = sealer.seal(me, Era(3), of, hash);
+        let handed = Handed { hash, seal };
+        assert!(sealer.is_sealed(of, &handed));
+        let moved = |seal| Handed { seal, ..handed };
+        let elsewhere = Member { incarnation: Incarnation(9), ..me };
+        for (of, handed) in [
+            (InputId { input: Recalled::Gradient, ..of }, handed),
+            (InputId { key: key.downstream(), ..of }, handed),
+            (of, Handed { hash: ContentHash([8; 32]), ..handed }),
+            (of, moved(Seal { era: Era(4), ..seal })),
+            (of, moved(Seal { by: member(2), ..seal })),
+            (of, moved(Seal { by: elsewhere, ..seal })),
+        ] {
+            assert!(!sealer.is_sealed(of, &handed), "{of:?} {handed:?}");
+        }
+        assert!(!self::sealer(1, b"other").is_sealed(of, &handed));
+    }
+
+    #[test]
+    fn a_finding_is_of_one_audit() {
+        let (era, term, step, stage) = (Era(1), Term(2), Step(3), Stage(4));
+        let id = AuditId { era, term, step, stage, of: member(5) };
+        let [taken, made] = [6, 7].map(|byte| ContentHash([byte; 32]));
+        let digest = WorkDigest { taken, made, sums: vec![SumsPrint(8)] };
+        let sealer = sealer(1, b"run");
+        let signature = sealer.sign_finding(member(1), &id, &digest);
+        assert!(sealer.is_finding(member(1), (&id, &digest), &signature));
+        let other = AuditId { of: member(6), ..id };
+        assert!(!sealer.is_finding(member(1), (&other, &digest), &signature));
+        let other = WorkDigest { sums: vec![SumsPrint(9)], ..digest.clone() };
+        assert!(!sealer.is_finding(member(1), (&id, &other), &signature));
+        assert!(!sealer.is_finding(member(2), (&id, &digest), &signature));
+    }
+}
