@@ -40,7 +40,7 @@ struct Shape {
 /// Those of Llama 3.2 1B and Llama 3 8B.
 const SHAPES: [Shape; 2] = [
     Shape { name: "1B", hidden: 2048, heads: 32, key_value_heads: 8, intermediate: 8192 },
-    Shape { name: "7B", hidden: 4096, heads: 32, key_value_heads: 8, intermediate: 14336 },
+    Shape { name: "8B", hidden: 4096, heads: 32, key_value_heads: 8, intermediate: 14336 },
 ];
 
 impl Shape {
@@ -84,6 +84,7 @@ fn of_microbatch(shape: Shape, layers: u32, samples_of_microbatch: u32) -> [f64;
         trainer.forward(0, 0);
         trainer.backward(0, 0);
     });
+    assert!(counts.waits <= 2 && counts.pageable_copies == 0, "{counts:?}");
     let hidden: u64 = BOUND_BY_ARITHMETIC.into_iter().map(bytes).sum();
     assert!(hidden > 0, "products have other names");
     [(counts.kernel_bytes - hidden) as f64, counts.kernels as f64]
