@@ -67,6 +67,9 @@ fn attention_of(change: impl FnOnce(&mut Manifest), packed: bool) -> [u64; 3] {
     [flash, efficient, pairs.iter().sum()]
 }
 
+/// What a case changes of the run.
+type Change = fn(&mut Manifest);
+
 fn with_window(manifest: &mut Manifest) {
     let layer = LayerAttention { rotary: Some(0), window: Some(5) };
     manifest.model.block.layers = vec![layer; manifest.model.layers as usize];
@@ -93,7 +96,7 @@ fn documents_and_grouped_keys_make_no_matrix_of_all_pairs() {
 #[test]
 #[ignore = "needs the stand-in"]
 fn documents_have_the_losses_and_gradients_of_a_processor() {
-    let changes: [(&str, fn(&mut Manifest)); 3] = [
+    let changes: [(&str, Change); 3] = [
         ("documents", |_| {}),
         ("windows", with_window),
         ("slices", |manifest| manifest.model.slices = 2),
