@@ -1,6 +1,6 @@
 // Causal self-attention within documents that lie one after the other, and within windows, without a matrix of all pairs
-// of tokens. A GPU has libtorch's flash attention for sequences of different lengths; a processor computes document by
-// document.
+// of tokens. A GPU has libtorch's flash attention for sequences of different lengths; a processor, and a GPU without it,
+// computes document by document.
 
 #include <ATen/Context.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -47,8 +47,9 @@ std::vector<Piece> pieces_of(int64_t length, int64_t window) {
 
 // What is added to the products of a piece's queries with its keys: nothing, or minus infinity outside of the window.
 Tensor mask_of(int64_t window, const Tensor& like) {
-  const auto rows = at::arange(window_block, at::kLong).unsqueeze(1);
-  const auto columns = at::arange(window - 1 + window_block, at::kLong);
+  const auto numbers = like.options().dtype(at::kLong);
+  const auto rows = at::arange(window_block, numbers).unsqueeze(1);
+  const auto columns = at::arange(window - 1 + window_block, numbers);
   const auto outside = columns.lt(rows).logical_or(columns.ge(rows.add(window)));
   return at::zeros(outside.sizes(), like.options()).masked_fill_(outside, -std::numeric_limits<double>::infinity());
 }
@@ -123,10 +124,39 @@ variable_list backward_on_processor(const Tensor& gradient, const variable_list&
         else added[which].narrow(0, piece.key, piece.keys).add_(of_read[which]);
       }
     }
-    for (size_t which = 0; which < added.size(); ++which) gradients[which + 1].narrow(0, start, length).copy_(added[which]);
+    for (size_t which = 0; which < added.size(); ++which)
+      gradients[which + 1].narrow(0, start, length).copy_(added[which]);
     start += length;
   }
   return gradients;
+}
+
+// The documents' attention on a GPU without flash attention of them, by the kernels that libtorch chooses.
+Tensor composed(const Tensor& queries, const Tensor& keys, const Tensor& values, const Reach& reach) {
+  const int64_t heads = queries.size(1);
+  const auto by_document = [&](const Tensor& x) {
+    // Without a copy for each head a matrix of all pairs would be made.
+    const int64_t tokens = x.size(0), groups = x.size(1), size = x.size(2);
+    const auto each = groups == heads
+        ? x
+        : x.unsqueeze(2).expand({tokens, groups, heads / groups, size}).reshape({tokens, heads, size});
+    return each.unsqueeze(0).transpose(1, 2).split_with_sizes(reach.lengths, 2);
+  };
+  const auto all_queries = by_document(queries), all_keys = by_document(keys), all_values = by_document(values);
+  const auto mask = mask_of_any(reach, queries);
+  variable_list outputs;
+  for (size_t document = 0; document < reach.lengths.size(); ++document) {
+    for (const auto& piece : pieces_of(reach.lengths[document], reach.window)) {
+      const auto narrowed = [&](const Tensor& x, int64_t first, int64_t count) {
+        return x.size(2) == count ? x : x.narrow(2, first, count);
+      };
+      outputs.push_back(at::scaled_dot_product_attention(
+          narrowed(all_queries[document], piece.query, piece.queries),
+          narrowed(all_keys[document], piece.key, piece.keys), narrowed(all_values[document], piece.key, piece.keys),
+          masked(piece, mask), 0.0, !piece.masked, reach.scale));
+    }
+  }
+  return at::cat(outputs, 2).squeeze(0).transpose(0, 1);
 }
 
 // The most tokens of a document, as flash attention is told. With one for all it would compute something else.
@@ -188,7 +218,8 @@ struct WithinDocuments : Function<WithinDocuments> {
 extern "C" {
 
 // Attention of `[N, heads, D]` queries to `[N, groups, D]` keys and values in documents of these lengths, whose sum is N.
-// `starts`, i32 on a GPU and null on a processor, has their first tokens and N. A window of 0 and a scale of NaN are none.
+// `starts`, i32, has their first tokens and N where flash attention reads them, and is null elsewhere. A window of 0 and a
+// scale of NaN are none.
 char* shoal_attend_documents(
     Tensor* queries, Tensor* keys, Tensor* values, const int64_t* lengths, size_t documents, Tensor* starts,
     int64_t window, double scale, Tensor** result) {
@@ -202,7 +233,9 @@ char* shoal_attend_documents(
       tokens += length;
     }
     TORCH_CHECK(tokens == queries->size(0), "documents of ", tokens, " tokens in place of ", queries->size(0));
-    *result = new Tensor(WithinDocuments::apply(*queries, *keys, *values, reach));
+    const bool composes = queries->is_cuda() && starts == nullptr;
+    *result = new Tensor(
+        composes ? composed(*queries, *keys, *values, reach) : WithinDocuments::apply(*queries, *keys, *values, reach));
   });
 }
 

@@ -99,7 +99,7 @@ pub(crate) fn attend(
                 visibility.ranges(),
                 (attention.window, shape.attention_scale),
             )?;
-            return Ok(mixed.f_view([samples, tokens, -1])?);
+            return Ok(mixed.f_reshape([samples, tokens, -1])?);
         }
         Keys::Masked(mask) => Some(mask),
         Keys::Earlier => None,

@@ -21,14 +21,6 @@ impl Documents {
         let places = Tensor::f_from_slice(&places)?.f_view([-1, tokens])?;
         Ok(Self { lengths, places: upload(&places, device)? })
     }
-
-    /// The number of each token's document, i64 `[B, T]`.
-    pub(crate) fn numbers(&self) -> Result<Tensor> {
-        let numbered = (0..).zip(&self.lengths);
-        let repeated = numbered.flat_map(|(number, length)| (0..*length).map(move |_| number));
-        let numbers = Tensor::f_from_slice(&repeated.collect::<Vec<i64>>())?;
-        upload(&numbers.f_view_as(&self.places)?, self.places.device())
-    }
 }
 
 /// The first token of each document, and their sum: i32, on the device.
@@ -47,12 +39,10 @@ mod tests {
     use crate::tensor::elements;
 
     #[test]
-    fn tokens_have_the_places_and_numbers_of_their_documents() {
+    fn tokens_have_the_places_of_their_documents() {
         let documents = Documents::new(vec![1, 3, 4], 4, Device::Cpu).expect("small");
         assert_eq!(elements::<i64>(&documents.places), [0, 0, 1, 2, 0, 1, 2, 3]);
         assert_eq!(documents.places.size(), [2, 4]);
-        let numbers = documents.numbers().expect("small");
-        assert_eq!(elements::<i64>(&numbers), [0, 1, 1, 1, 2, 2, 2, 2]);
         let starts = starts(&documents.lengths, Device::Cpu).expect("small");
         assert_eq!(elements::<i32>(&starts), [0, 1, 4, 8]);
     }

@@ -49,7 +49,7 @@ fn further_graph(manifest: &Manifest, stage: Stage, has_kernels: bool) -> u64 {
 /// input and its result, and of libtorch's the input in f32 and its quotient by the root; what attention read and gave,
 /// with the sums of its exponentials in f32, and of libtorch's rotation the products of queries, keys and values and the
 /// rotated ones; of the feed-forward block both products and what is made of them, and of libtorch's what the activation
-/// reads and writes in f32. In f32 keys and values of groups are repeated for each head.
+/// reads and writes in f32. In f32 keys and values of groups are repeated for each head, and attention's results are joined.
 fn layers_bytes(manifest: &Manifest, stage: Stage, has_kernels: bool) -> u64 {
     let model = &manifest.model;
     let size = manifest.training.dtype.size() as u64;
@@ -57,9 +57,13 @@ fn layers_bytes(manifest: &Manifest, stage: Stage, has_kernels: bool) -> u64 {
     let hidden = u64::from(model.hidden);
     let has_norms = has_kernels && model.block.norm != Norm::Layer;
     let norms = if has_norms { 2 * (2 * size * hidden + 4) } else { 2 * (8 + size) * hidden };
-    // Flash attention takes groups as they are.
-    let repeats = queries != keys && manifest.training.dtype == Dtype::F32;
-    let repeated = if repeats { 2 * queries } else { 0 };
+    // Flash attention takes groups as they are, and documents together. Otherwise what documents gave is joined.
+    let lacks_flash = manifest.training.dtype == Dtype::F32;
+    let repeated = match (lacks_flash, queries == keys) {
+        (false, _) => 0,
+        (true, true) => queries,
+        (true, false) => 3 * queries,
+    };
     let rotated = if has_kernels { 2 * (queries + keys) } else { 3 * (queries + keys) };
     let attention = size * (rotated + repeated) + 4 * u64::from(model.heads);
     let has_gates = has_kernels && model.block.activation == Activation::Silu;

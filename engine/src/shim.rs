@@ -185,7 +185,7 @@ pub(crate) fn cross_entropy(
 }
 
 /// Causal attention of queries `[N, heads, D]` to keys and values `[N, groups, D]` within documents of these lengths, whose
-/// sum is N, and perhaps within a window: `[N, heads, D]`. `starts` has their first tokens and N, i32, on a GPU.
+/// sum is N, and perhaps within a window: `[N, heads, D]`. `starts` has their first tokens and N, i32, for flash attention.
 pub(crate) fn attend_documents(
     [queries, keys, values]: [&Tensor; 3],
     lengths: &[i64],

@@ -16,7 +16,7 @@ use crate::rotary::Angles;
 pub(crate) enum Keys {
     /// All that attention gets, up to the query's own.
     Earlier,
-    /// Those that a mask allows: bool, `[B or 1, 1, T, past + T]`.
+    /// Those that a mask allows, where some are in a cache: bool, `[1, 1, T, past + T]`.
     Masked(Tensor),
     /// Those of the query's document up to its own, and within the layer's window.
     OfDocument,
@@ -27,7 +27,7 @@ pub(crate) enum Keys {
 pub(crate) struct Ranges {
     /// Tokens of each document, through all samples.
     pub(crate) lengths: Vec<i64>,
-    /// Their first tokens and the sum, i32, where a GPU reads them.
+    /// Their first tokens and the sum, i32, where flash attention reads them.
     pub(crate) starts: Option<Tensor>,
 }
 
@@ -63,10 +63,9 @@ impl Visibility {
     ) -> Result<Self> {
         let Extents { samples, tokens, past } = extents;
         let (mut by_window, mut angles) = (BTreeMap::new(), BTreeMap::new());
-        let takes_ranges = past == 0 && takes_documents(shape, kind, device)?;
         for layer in layers {
             if let Entry::Vacant(place) = by_window.entry(layer.window) {
-                place.insert(keys(layer.window, documents, [past, tokens], takes_ranges, device)?);
+                place.insert(keys(layer.window, documents.is_some(), [past, tokens], device)?);
             }
             if let (Some(documents), Entry::Vacant(place)) = (documents, angles.entry(layer.rotary))
             {
@@ -76,8 +75,8 @@ impl Visibility {
         let lengths =
             documents.map_or_else(|| vec![tokens; samples as usize], |all| all.lengths.clone());
         let are_read = by_window.values().any(|keys| matches!(keys, Keys::OfDocument));
-        let on_gpu = are_read && device != Device::Cpu;
-        let starts = on_gpu.then(|| starts(&lengths, device)).transpose()?;
+        let reads = are_read && device != Device::Cpu && has_flash(shape, kind, device)?;
+        let starts = reads.then(|| starts(&lengths, device)).transpose()?;
         Ok(Self { by_window, ranges: Ranges { lengths, starts }, angles, past })
     }
 
@@ -98,19 +97,18 @@ impl Visibility {
 
 fn keys(
     window: Option<u32>,
-    documents: Option<&Documents>,
+    has_documents: bool,
     [past, tokens]: [i64; 2],
-    takes_ranges: bool,
     device: Device,
 ) -> Result<Keys> {
     let all = past + tokens;
     let window = window.filter(|window| i64::from(*window) < all);
     // A single token reads all keys that the cache gives it.
     let reads_all = tokens == 1 || past == 0 && window.is_none();
-    if reads_all && documents.is_none() {
+    if reads_all && !has_documents {
         return Ok(Keys::Earlier);
     }
-    if takes_ranges {
+    if past == 0 {
         return Ok(Keys::OfDocument);
     }
     let places = Tensor::f_arange(all, (Kind::Int64, device))?;
@@ -119,23 +117,13 @@ fn keys(
     if let Some(window) = window {
         allowed = allowed.f_logical_and(&distance.f_lt(i64::from(window))?)?;
     }
-    let mut allowed = allowed.f_view([1, 1, tokens, all])?;
-    if let Some(documents) = documents {
-        let numbers = documents.numbers()?;
-        let same = numbers.f_unsqueeze(2)?.f_eq_tensor(&numbers.f_unsqueeze(1)?)?;
-        allowed = allowed.f_logical_and(&same.f_unsqueeze(1)?)?;
-    }
-    Ok(Keys::Masked(allowed))
+    Ok(Keys::Masked(allowed.f_view([1, 1, tokens, all])?))
 }
 
-/// Whether attention within documents needs no mask. On a GPU that is flash attention, for the cards, head sizes and
-/// numbers that libtorch has it for.
-fn takes_documents(shape: &Shape, kind: Kind, device: Device) -> Result<bool> {
+/// Whether a GPU has flash attention for documents of such heads: libtorch has it for some cards, head sizes and numbers.
+fn has_flash(shape: &Shape, kind: Kind, device: Device) -> Result<bool> {
     /// libtorch's number of flash attention (`SDPBackend`).
     const FLASH: i64 = 1;
-    if device == Device::Cpu {
-        return Ok(true);
-    }
     if kind == Kind::Float || shape.head_size % 8 != 0 {
         return Ok(false);
     }
@@ -159,23 +147,18 @@ mod tests {
 
     #[test]
     fn a_sample_without_documents_and_windows_reads_all_that_is_earlier() {
-        let documents = Documents::new(vec![2, 2], 4, Device::Cpu).expect("small");
-        let of = |window, documents, extents, takes_ranges| {
-            keys(window, documents, extents, takes_ranges, Device::Cpu).expect("small")
+        let of = |window, has_documents, extents| {
+            keys(window, has_documents, extents, Device::Cpu).expect("small")
         };
         for window in [None, Some(4), Some(9)] {
-            assert!(matches!(of(window, None, [0, 4], true), Keys::Earlier));
-            assert!(matches!(of(window, Some(&documents), [0, 4], true), Keys::OfDocument));
+            assert!(matches!(of(window, false, [0, 4]), Keys::Earlier));
+            assert!(matches!(of(window, true, [0, 4]), Keys::OfDocument));
         }
-        assert!(matches!(of(Some(3), None, [0, 4], true), Keys::OfDocument));
-        assert!(matches!(of(Some(3), None, [5, 1], false), Keys::Earlier));
-        let Keys::Masked(mask) = of(Some(2), None, [1, 2], false) else { panic!("a mask") };
+        assert!(matches!(of(Some(3), false, [0, 4]), Keys::OfDocument));
+        assert!(matches!(of(Some(3), false, [5, 1]), Keys::Earlier));
+        let Keys::Masked(mask) = of(Some(2), false, [1, 2]) else { panic!("a mask") };
         assert_eq!(mask.size(), [1, 1, 2, 3]);
         assert_eq!(elements::<u8>(&mask), [1, 1, 0, 0, 1, 1]);
-        let Keys::Masked(mask) = of(None, Some(&documents), [0, 4], false) else {
-            panic!("a mask")
-        };
-        assert_eq!(elements::<u8>(&mask), [1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 1]);
     }
 
     #[test]

@@ -55,9 +55,13 @@ fn peak(change: impl FnOnce(&mut Manifest), packed: bool) -> (u64, u64) {
 #[test]
 #[ignore = "needs the stand-in"]
 fn the_most_memory_is_what_is_stated() {
-    let changes: [(&str, Change); 7] = [
+    let changes: [(&str, Change); 8] = [
         ("bf16", |_| {}),
         ("documents", |_| {}),
+        ("documents in f32", |manifest| {
+            manifest.training.dtype = Dtype::F32;
+            manifest.model.key_value_heads = 1;
+        }),
         ("f32", |manifest| manifest.training.dtype = Dtype::F32),
         ("many layers", |manifest| manifest.model.layers = 8),
         ("groups", |manifest| manifest.model.key_value_heads = 1),
@@ -65,7 +69,7 @@ fn the_most_memory_is_what_is_stated() {
         ("long", |manifest| manifest.training.microbatch_size = 16),
     ];
     for (name, change) in changes {
-        let (found, stated) = peak(change, name == "documents");
+        let (found, stated) = peak(change, name.starts_with("documents"));
         println!("{name}: {found} of {stated}");
         assert!(found <= stated, "{name}: {found} bytes are more than {stated}");
         assert!(10 * found > 7 * stated, "{name}: {stated} is far more than {found}");
@@ -73,8 +77,9 @@ fn the_most_memory_is_what_is_stated() {
 }
 
 /// The most memory of the first two steps of a sample of so many tokens.
-fn peak_of_row(tokens: u32, window: Option<u32>) -> u64 {
+fn peak_of_row(tokens: u32, window: Option<u32>, dtype: Dtype) -> u64 {
     let change = |manifest: &mut Manifest| {
+        manifest.training.dtype = dtype;
         manifest.model.context = tokens;
         let layer = LayerAttention { rotary: Some(0), window };
         manifest.model.block.layers = vec![layer; manifest.model.layers as usize];
@@ -86,9 +91,12 @@ fn peak_of_row(tokens: u32, window: Option<u32>) -> u64 {
 #[test]
 #[ignore = "needs the stand-in"]
 fn documents_and_windows_take_memory_as_their_tokens() {
-    for window in [None, Some(64)] {
-        let [few, more, most] = [512, 1024, 2048].map(|tokens| peak_of_row(tokens, window));
-        println!("window {window:?}: {few}, {more} and {most} bytes");
+    for (window, dtype) in
+        [(None, Dtype::Bf16), (Some(64), Dtype::Bf16), (None, Dtype::F32), (Some(64), Dtype::F32)]
+    {
+        let of = |tokens| peak_of_row(tokens, window, dtype);
+        let [few, more, most] = [512, 1024, 2048].map(of);
+        println!("{dtype:?}, window {window:?}: {few}, {more} and {most} bytes");
         let (first, second) = (more - few, most - more);
         assert!(second < 2 * first + first / 10, "{window:?}: {second} bytes more after {first}");
     }
