@@ -92,6 +92,8 @@ BENCHMARKS = [
     Benchmark("recovery", "how long a death and a newcomer take (5 minutes)", (f"recovery.py {SHOAL}",)),
     Benchmark("overhead", "the cost of exactly-once in a run without deaths (15 minutes)",
               (f"overhead.py {SHOAL} --bare {{bare}}",)),
+    Benchmark("documents", "attention over packed documents, by document, masked and padded (3 minutes)",
+              ("documents.py",)),
     Benchmark("codec", "the speed of the codecs (2 minutes)",
               ("codec.py --codec-speed {codec} --peers {bitsandbytes}",)),
     Benchmark("all-reduce", "all-reduces beside gloo and hivemind (20 minutes)",

@@ -1,4 +1,5 @@
 // Every file of this folder as one, since libtorch's headers take ten times as long to compile as the code.
+#include "attention.cpp"
 #include "collectives.cpp"
 #include "environment.cpp"
 #include "fused.cpp"

@@ -7,6 +7,7 @@
 
 #include "../kernels/accumulate.cu"
 #include "../kernels/adamw.cu"
+#include "../kernels/embedding.cu"
 #include "../kernels/nf4.cu"
 #include "../kernels/norm.cu"
 #include "../kernels/rotary.cu"
@@ -36,6 +37,8 @@ extern "C" bool shoal_on_processor(const char* name, void** at) {
   BOTH(shoal_largest)
   BOTH(shoal_add)
   CASE(shoal_adamw)
+  CASE(shoal_embedding_rows)
+  CASE(shoal_add_rows)
   BOTH(shoal_nf4)
   BOTH(shoal_rms_norm)
   BOTH(shoal_rms_norm_backward)

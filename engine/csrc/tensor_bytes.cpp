@@ -9,9 +9,13 @@
 namespace {
 
 struct Counter : c10::MemoryReportingInfoBase {
-  std::atomic<int64_t> bytes = 0;
+  std::atomic<int64_t> bytes = 0, most = 0;
 
-  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override { bytes += size; }
+  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
+    const int64_t now = bytes += size;
+    int64_t before = most;
+    while (before < now && !most.compare_exchange_weak(before, now)) {}
+  }
   bool memoryProfilingEnabled() const override { return true; }
 };
 
@@ -33,5 +37,8 @@ void shoal_counter_end() { c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::P
 
 // The bytes allocated and not freed.
 int64_t shoal_counter_bytes(std::shared_ptr<Counter>* counter) { return (*counter)->bytes; }
+
+// The most that they have been at once.
+int64_t shoal_counter_most(std::shared_ptr<Counter>* counter) { return (*counter)->most; }
 
 }  // extern "C"

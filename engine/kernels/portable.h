@@ -10,6 +10,8 @@ typedef long long i64;
 
 #define KERNEL extern "C" __global__ void
 #define DEVICE static __device__ __forceinline__
+// Numbers in the device's memory: one of a function's own would be made by each thread.
+#define TABLE static __device__ const
 
 // The elements of this thread are the first, and each so many further on.
 DEVICE u64 first() { return blockIdx.x * u64(blockDim.x) + threadIdx.x; }
@@ -76,6 +78,7 @@ typedef int64_t i64;
 
 #define KERNEL [[maybe_unused]] static void
 #define DEVICE static inline
+#define TABLE static const
 
 DEVICE u64 first() { return 0; }
 DEVICE u64 further() { return 1; }

@@ -14,7 +14,7 @@ use crate::error::{EngineError, Result};
 use crate::fixed_point::{
     FixedPoint, add_bf16, add_f32, add_words, largest_bf16, largest_f32, widen,
 };
-use crate::gradient::{Piece, Rows, Values, columns_of};
+use crate::gradient::{Piece, Rows, RowsOnDevice, Values, columns_of};
 use crate::held::Held;
 use crate::parameters::Parameter;
 use crate::tensor::{bytes_of, elements, elements_mut};
@@ -95,6 +95,7 @@ impl Accumulator {
             let largest = match &piece.values {
                 Values::Dense(values) | Values::Columns(values, _) => largest(values)?,
                 Values::Rows(rows) => f32::from_bits(largest_f32(bits_of(rows))),
+                Values::RowsOnDevice(rows) => largest(&rows.values)?,
             };
             if let Err(problem) = self.fixed_point.check(largest) {
                 let at = self.first_bad(piece)?;
@@ -116,9 +117,13 @@ impl Accumulator {
             {
                 Some((piece, values, kernels_for(values)?))
             }
+            Values::RowsOnDevice(rows) if rows.values.device() == device => {
+                Some((piece, &rows.values, ["shoal_largest_f32", "shoal_add_rows"]))
+            }
             _ => None,
         };
-        Some((kernels, gradient.iter().map(launch).collect::<Option<_>>()?))
+        let pieces = gradient.iter().filter(|piece| !piece.has_no_row());
+        Some((kernels, pieces.map(launch).collect::<Option<_>>()?))
     }
 
     /// Adds a gradient on a GPU; returns whether all of it is in range. If not, nothing is added. The host waits once.
@@ -135,6 +140,10 @@ impl Accumulator {
             unsafe { kernels.launch(name, count, arguments) }?;
         }
         for (piece, values, [_, name]) in launches {
+            if let Values::RowsOnDevice(rows) = &piece.values {
+                self.launch_rows(kernels, (piece.offset, rows), (&sums, &largest))?;
+                continue;
+            }
             let count = values.numel();
             let (width, row) = row_of(piece, values);
             let (place, stride) = self.locate(piece.offset, row);
@@ -156,12 +165,40 @@ impl Accumulator {
         Ok(largest.f_double_value(&[0])? <= f64::from(limit))
     }
 
+    /// Adds rows of a matrix on a GPU, unless the largest magnitude is above the limit.
+    fn launch_rows(
+        &self,
+        kernels: &Kernels,
+        (offset, rows): (usize, &RowsOnDevice),
+        (sums, largest): (&Tensor, &Tensor),
+    ) -> Result<()> {
+        let (count, width) = (rows.numbers.numel(), rows.width());
+        let (place, _) = self.locate(offset, width);
+        assert!(place + rows.count * width <= sums.numel(), "the rows are not those of this stage");
+        let arguments = [
+            Argument::of(&rows.values, 0),
+            Argument::Count(count as u64),
+            Argument::Count(width as u64),
+            Argument::of(&rows.numbers, 0),
+            Argument::of(sums, size_of::<i64>() * place),
+            Argument::Number(self.fixed_point.scale),
+            Argument::of(largest, 0),
+            Argument::Bits(self.fixed_point.largest().to_bits()),
+        ];
+        // SAFETY: there is a number below `count` for each row, and the sums have all rows.
+        unsafe { kernels.launch("shoal_add_rows", (count * width) as u64, arguments) }
+    }
+
     /// Index of the first element out of range.
     fn first_bad(&self, piece: &Piece) -> Result<usize> {
         let bad = |value: &f32| self.fixed_point.check(*value).is_err();
         let bad_of = |values: &Tensor| -> Result<usize> {
             let values = values.f_to_kind(Kind::Float)?.f_to(Device::Cpu)?.f_contiguous()?;
             Ok(elements::<f32>(&values).iter().position(bad).unwrap_or(0))
+        };
+        let bad_of_rows = |rows: &Rows| {
+            let at = rows.values.iter().position(bad).unwrap_or(0);
+            rows.indices[at / rows.width] * rows.width + at % rows.width
         };
         Ok(piece.offset
             + match &piece.values {
@@ -170,10 +207,8 @@ impl Accumulator {
                     let (at, width) = (bad_of(values)?, columns_of(values));
                     at / width * stride + at % width
                 }
-                Values::Rows(rows) => {
-                    let at = rows.values.iter().position(bad).unwrap_or(0);
-                    rows.indices[at / rows.width] * rows.width + at % rows.width
-                }
+                Values::Rows(rows) => bad_of_rows(rows),
+                Values::RowsOnDevice(rows) => bad_of_rows(&rows.to_host()?),
             })
     }
 
@@ -216,16 +251,22 @@ impl Accumulator {
                     }
                 }
             }
-            Values::Rows(rows) => {
-                let (place, _) = self.locate(piece.offset, rows.width);
-                let sums = &mut elements_mut::<i64>(sums)[place..];
-                for (index, values) in rows.indices.iter().zip(rows.values.chunks(rows.width)) {
-                    let start = index * rows.width;
-                    add_f32(&mut sums[start..start + rows.width], values, scale);
-                }
-            }
+            // The sums may be on a GPU.
+            Values::Rows(rows) if rows.indices.is_empty() => {}
+            Values::Rows(rows) => self.add_rows(sums, piece.offset, rows),
+            Values::RowsOnDevice(rows) => self.add_rows(sums, piece.offset, &rows.to_host()?),
         }
         Ok(())
+    }
+
+    /// Adds rows of a matrix by the processor.
+    fn add_rows(&self, sums: &mut Tensor, offset: usize, rows: &Rows) {
+        let (place, _) = self.locate(offset, rows.width);
+        let sums = &mut elements_mut::<i64>(sums)[place..];
+        for (index, values) in rows.indices.iter().zip(rows.values.chunks(rows.width)) {
+            let start = index * rows.width;
+            add_f32(&mut sums[start..start + rows.width], values, self.fixed_point.scale);
+        }
     }
 
     /// Passes the sums of a range of the flat vector to a function: i64, little-endian.
@@ -299,7 +340,9 @@ fn kernels_for(values: &Tensor) -> Option<[&'static str; 2]> {
 fn row_of(piece: &Piece, gradient: &Tensor) -> (usize, usize) {
     match piece.values {
         Values::Columns(_, stride) => (columns_of(gradient), stride),
-        Values::Dense(_) | Values::Rows(_) => (gradient.numel(), gradient.numel()),
+        Values::Dense(_) | Values::Rows(_) | Values::RowsOnDevice(_) => {
+            (gradient.numel(), gradient.numel())
+        }
     }
 }
 

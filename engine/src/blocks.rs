@@ -6,10 +6,10 @@ use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{Dtype, Manifest, Model};
 use tch::{Kind, Tensor};
 
-use crate::attention::Masks;
 use crate::boundary::{self, Compress};
 use crate::cache::LayerCache;
 use crate::cutter::{Cutter, Source};
+use crate::documents::Documents;
 use crate::error::Result;
 use crate::layer::{Layer, NormWeights, Shape};
 use crate::leaves::{Leaf, Leaves};
@@ -17,6 +17,7 @@ use crate::model;
 use crate::own_slices::OwnSlices;
 use crate::parameters::{EMBEDDING, HEAD, LAST_NORM, POSITIONS, WeightPart};
 use crate::token_groups::TokenGroups;
+use crate::visibility::{Extents, Visibility};
 
 /// The embedding: rows by token id.
 #[derive(Debug)]
@@ -185,12 +186,12 @@ impl Blocks {
     }
 
     /// Runs the layers: from the embedding or the previous stage's activation to the input of the
-    /// head or the next stage's activation. `documents` numbers the document of each token. `cache`
-    /// has an element for each layer; the tokens follow those in it.
+    /// head or the next stage's activation. Without documents each sample is one. `cache` has an
+    /// element for each layer; the tokens follow those in it.
     pub(crate) fn through(
         &self,
         input: Tensor,
-        documents: Option<&Tensor>,
+        documents: Option<&Documents>,
         cache: Option<&mut [LayerCache]>,
     ) -> Result<Tensor> {
         let mut x = match &self.expand {
@@ -201,11 +202,13 @@ impl Blocks {
         let mut caches = cache.unwrap_or_default().iter_mut();
         let past = caches.as_slice().first().map_or(0, LayerCache::length);
         let (samples, tokens, _) = x.size3()?;
-        let masks = Masks::new(kinds, documents, [past, tokens], x.device())?;
+        let place = (&self.shape, x.kind(), x.device());
+        let extents = Extents { samples, tokens, past };
+        let visibility = Visibility::new(kinds, documents, extents, place)?;
         let groups = TokenGroups::new(&self.own, [samples, tokens]);
         x = groups.take(&x)?;
         for layer in &self.layers {
-            x = model::decoder_layer(&x, layer, &self.shape, &groups, &masks, caches.next())?;
+            x = model::decoder_layer(&x, layer, &self.shape, &groups, &visibility, caches.next())?;
         }
         x = groups.all(&x)?;
         match &self.compress {

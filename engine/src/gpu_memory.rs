@@ -9,7 +9,7 @@ use shoal_protocol::units::Bytes;
 
 use crate::layer_table::{inner_width, largest_product, routed_bytes};
 use crate::loss::chunk_rows;
-use crate::memory::{boundary_bytes, graph_bytes, graphs_at_once};
+use crate::memory::{angles_bytes, boundary_bytes, graph_bytes, graphs_at_once};
 use crate::parameters::{Parameter, parameters};
 
 /// Bytes per element that libtorch's addition of a gradient to the sums takes for a while: three numbers of f64.
@@ -49,7 +49,7 @@ fn further_graph(manifest: &Manifest, stage: Stage, has_kernels: bool) -> u64 {
 /// input and its result, and of libtorch's the input in f32 and its quotient by the root; what attention read and gave,
 /// with the sums of its exponentials in f32, and of libtorch's rotation the products of queries, keys and values and the
 /// rotated ones; of the feed-forward block both products and what is made of them, and of libtorch's what the activation
-/// reads and writes in f32. Keys and values of groups may be repeated for each head.
+/// reads and writes in f32. In f32 keys and values of groups are repeated for each head, and attention's results are joined.
 fn layers_bytes(manifest: &Manifest, stage: Stage, has_kernels: bool) -> u64 {
     let model = &manifest.model;
     let size = manifest.training.dtype.size() as u64;
@@ -57,7 +57,13 @@ fn layers_bytes(manifest: &Manifest, stage: Stage, has_kernels: bool) -> u64 {
     let hidden = u64::from(model.hidden);
     let has_norms = has_kernels && model.block.norm != Norm::Layer;
     let norms = if has_norms { 2 * (2 * size * hidden + 4) } else { 2 * (8 + size) * hidden };
-    let repeated = if queries == keys { 0 } else { 2 * queries };
+    // Flash attention takes groups as they are, and documents together. Otherwise what documents gave is joined.
+    let lacks_flash = manifest.training.dtype == Dtype::F32;
+    let repeated = match (lacks_flash, queries == keys) {
+        (false, _) => 0,
+        (true, true) => queries,
+        (true, false) => 3 * queries,
+    };
     let rotated = if has_kernels { 2 * (queries + keys) } else { 3 * (queries + keys) };
     let attention = size * (rotated + repeated) + 4 * u64::from(model.heads);
     let has_gates = has_kernels && model.block.activation == Activation::Silu;
@@ -74,7 +80,7 @@ fn layers_bytes(manifest: &Manifest, stage: Stage, has_kernels: bool) -> u64 {
     // The rows of the embedding in f32, and the last norm with the gradient of its result.
     let first = if stage == Stage(0) { (4 + size) * hidden } else { 0 };
     let last = if stage == manifest.last_stage() { (12 + size) * hidden } else { 0 };
-    manifest.tokens_per_microbatch() * (layers + first + last)
+    manifest.tokens_per_microbatch() * (layers + angles_bytes(manifest) + first + last)
 }
 
 /// The most that tensors of one operation take: of the addition of the largest gradient, of the backward pass of a

@@ -5,7 +5,10 @@ use std::sync::Barrier;
 
 use bytes::Bytes;
 use shoal_protocol::ids::{ClaimKey, Stage, StageSpan};
-use shoal_protocol::manifest::{Balance, Boundary, BoundaryKind, Dtype, Experts, Manifest, Router};
+use shoal_protocol::label::Label;
+use shoal_protocol::manifest::{
+    Balance, Boundary, BoundaryKind, Data, Dtype, Experts, LayerAttention, Manifest, Router,
+};
 
 use crate::device::{Device, DeviceChoice};
 use crate::engine::Engine;
@@ -21,6 +24,7 @@ unsafe extern "C" {
     fn shoal_counter_begin(counter: *mut c_void);
     fn shoal_counter_end();
     fn shoal_counter_bytes(counter: *mut c_void) -> i64;
+    fn shoal_counter_most(counter: *mut c_void) -> i64;
 }
 
 /// Counts the bytes of tensors on several threads (`csrc/tensor_bytes.cpp`).
@@ -48,6 +52,12 @@ impl Counter {
     fn bytes(&self) -> i64 {
         // SAFETY: the object is alive.
         unsafe { shoal_counter_bytes(self.0) }
+    }
+
+    /// The most that they have been at once.
+    fn most(&self) -> i64 {
+        // SAFETY: the object is alive.
+        unsafe { shoal_counter_most(self.0) }
     }
 }
 
@@ -163,6 +173,78 @@ fn graphs_of_all_stages_take_at_most_the_stated_memory() {
                 let case = format!("{dtype:?}, {boundary:?}, {stage:?}, {devices} devices");
                 assert!(found <= stated && 3 * found > 2 * stated, "{case}: {found} of {stated}");
             }
+        }
+    }
+}
+
+/// What a microbatch of one sample of so many tokens is made of.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    dtype: Dtype,
+    /// Tokens of a document.
+    document: usize,
+    window: Option<u32>,
+}
+
+/// What both passes of a row of so many tokens need at most, and what is kept between them.
+fn of_row(row: Row, tokens: u32) -> [u64; 2] {
+    let mut manifest = manifest();
+    let model = &mut manifest.model;
+    (model.hidden, model.heads, model.key_value_heads, model.intermediate) = (32, 4, 2, 64);
+    (model.layers, model.context) = (3, tokens);
+    model.block.layers = vec![LayerAttention { rotary: Some(0), window: row.window }; 3];
+    (manifest.training.dtype, manifest.training.microbatch_size) = (row.dtype, 1);
+    // The first and the last stage have rows of the vocabulary too.
+    manifest.training.stages = 3;
+    let Data::Text(text) = &mut manifest.data else { panic!("a text") };
+    text.count = 1 << 24;
+    manifest.check().expect("a run");
+    let label = |place: usize| {
+        let starts_document = place.is_multiple_of(row.document);
+        Label { target: Some(1), starts_document, padding: false }.to_word().to_le_bytes()
+    };
+    let labels: Vec<u8> = (0..tokens as usize).flat_map(label).collect();
+    let labels = Bytes::from(labels);
+    let bytes = |size| Bytes::from(vec![0; size as usize]);
+    let input = bytes(manifest.boundary_bytes(manifest.codec.activations).0);
+    let gradient = bytes(manifest.boundary_bytes(manifest.codec.activation_gradients).0);
+    let device = Device::open(DeviceChoice::Cpu, 1).expect("a processor");
+    let stage = Stage(1);
+    let key = ClaimKey { stage, ..key(0) };
+    let mut engine = Engine::new(&manifest, StageSpan::one(stage), device).expect("enough memory");
+    let counter = Counter::new();
+    let kept = counter.count(|| {
+        engine.forward(key, &input, Some(&labels)).expect("a pass");
+        let kept = counter.bytes();
+        engine.backward(key, Some(&gradient)).expect("a pass");
+        kept
+    });
+    let stated = graph_bytes(&manifest, stage);
+    assert!(kept as u64 <= stated, "{row:?}, {tokens} tokens: {kept} of {stated} bytes");
+    [counter.most(), kept].map(|bytes| bytes as u64)
+}
+
+/// `SHOAL_TOKENS=65536` tries longer rows.
+#[test]
+fn memory_grows_as_the_tokens_of_a_row() {
+    let most: u32 =
+        std::env::var("SHOAL_TOKENS").map_or(16384, |most| most.parse().expect("a number"));
+    let whole = most as usize;
+    let (f32, bf16) = (Dtype::F32, Dtype::Bf16);
+    for (dtype, document, window) in [
+        (f32, 500, None),
+        (f32, whole, None),
+        (f32, 3000, Some(128)),
+        (f32, whole, Some(300)),
+        (bf16, 500, None),
+        (bf16, 2000, Some(300)),
+    ] {
+        let row = Row { dtype, document, window };
+        let each = |tokens: u32| of_row(row, tokens).map(|bytes| bytes as f64 / f64::from(tokens));
+        let [short, long] = [1024, most].map(each);
+        println!("{row:?}: {short:?} bytes a token of 1,024, {long:?} of {most}");
+        for (few, many) in short.into_iter().zip(long) {
+            assert!(many < 1.05 * few, "{row:?}: {few} bytes a token of 1,024, {many} of {most}");
         }
     }
 }

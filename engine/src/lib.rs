@@ -40,6 +40,7 @@ pub mod data;
 mod decoders;
 mod device;
 mod distance;
+mod documents;
 mod engine;
 mod error;
 mod exchange;
@@ -107,6 +108,7 @@ mod testing;
 mod together;
 mod token_groups;
 pub mod tokenizer;
+mod visibility;
 mod weights;
 mod weights_place;
 

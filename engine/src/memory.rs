@@ -32,8 +32,10 @@ const PER_PARAMETER: u64 = 20;
 /// otherwise the tensors that the backward pass reads. For each layer and token these are the
 /// inputs of both norms and of the four matrix multiplications, the queries, keys, values and
 /// attention output, and the inner values of the feed-forward block:
-/// `5 · hidden + 2 · queries + 2 · keys + 3 · intermediate` numbers. Of experts the inner values are those of a token's
-/// own, whose inputs and outputs are read too. If activations are compressed, they also
+/// `5 · hidden + 2 · queries + 2 · keys + 3 · intermediate` numbers, and `heads + 2` of f32: the logarithms of attention's
+/// sums, and both norms' roots. Attention keeps nothing for pairs of tokens, so this grows as the tokens of a sample. Of
+/// experts the inner values are those of a token's own, whose inputs and outputs are read too. A stage has the angles of
+/// each token's place in its document. If activations are compressed, they also
 /// include the inputs of two norms and of the compression between them at the end of a stage, and
 /// the input of the expansion at the beginning of the next. With `recompute` one microbatch at a
 /// time has these tensors as well. In a run with a subspace, every stage has its basis four times (as
@@ -387,11 +389,19 @@ pub(crate) fn graph_bytes(manifest: &Manifest, stage: Stage) -> u64 {
     let (queries, keys) = (u64::from(model.query_width()), u64::from(model.key_width()));
     let hidden = u64::from(model.hidden);
     let attention = 5 * hidden + 2 * queries + 2 * keys;
+    let wide = 4 * (u64::from(model.heads) + 2);
     let of_layer = |layer| {
-        size * (attention + 3 * inner_width(model, layer)) + routed_bytes(model, layer, size)
+        size * (attention + 3 * inner_width(model, layer)) + wide + routed_bytes(model, layer, size)
     };
     let layers: u64 = manifest.layers_of(stage).map(of_layer).sum();
-    manifest.tokens_per_microbatch() * layers + boundary_bytes(manifest, stage)
+    manifest.tokens_per_microbatch() * (layers + angles_bytes(manifest))
+        + boundary_bytes(manifest, stage)
+}
+
+/// Bytes for each token of the angles by which heads are rotated, where documents decide them.
+pub(crate) fn angles_bytes(manifest: &Manifest) -> u64 {
+    let model = &manifest.model;
+    4 * model.rotaries().iter().map(|rotary| u64::from(rotary.dimensions)).sum::<u64>()
 }
 
 /// The part of these tensors that compressed activations add.
@@ -420,14 +430,15 @@ mod tests {
         let span = StageSpan::one(Stage(0));
         let weights = Bytes(28 * parameter_count(&manifest, Stage(0)) as u64);
         assert_eq!(memory_floor(&manifest, span, 0), weights);
-        // Two layers, eight tokens, 4 bytes: 7 · 8 + 2 · 4 + 3 · 12 numbers each.
-        assert_eq!(memory_floor(&manifest, span, 3) - weights, Bytes(3 * 2 * 8 * 4 * 100));
+        // Two layers, eight tokens, 4 bytes: 7 · 8 + 2 · 4 + 3 · 12 numbers, 4 beside them, and 4 for a stage.
+        let graph = 8 * 4 * (2 * 104 + 4);
+        assert_eq!(memory_floor(&manifest, span, 3) - weights, Bytes(3 * graph));
         manifest.training.recompute = true;
-        let kept = Bytes(2 * 8 * 4 * 100 + 3 * 8 * 8 * 4);
+        let kept = Bytes(graph + 3 * 8 * 8 * 4);
         assert_eq!(memory_floor(&manifest, span, 3) - weights, kept);
         manifest.training.staleness = 1;
         let weights = Bytes(40 * parameter_count(&manifest, Stage(0)) as u64);
-        assert_eq!(memory_floor(&manifest, span, 0), weights + Bytes(2 * 8 * 4 * 100));
+        assert_eq!(memory_floor(&manifest, span, 0), weights + Bytes(graph));
     }
 
     #[test]

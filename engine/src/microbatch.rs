@@ -4,6 +4,7 @@ use shoal_protocol::label::Label;
 use shoal_protocol::manifest::Manifest;
 use tch::Tensor;
 
+use crate::documents::Documents;
 use crate::error::{EngineError, Result};
 use crate::loss::IGNORED;
 use crate::tensor::upload;
@@ -17,11 +18,8 @@ pub(crate) struct Labels {
     pub(crate) counted: u64,
     /// Number of tokens that are followed by padding.
     pub(crate) padded: u64,
-    /// Numbers each token's document: i64 `[B, T]`. `None` if each sample is one document.
-    pub(crate) documents: Option<Tensor>,
-    /// The place of each token in its document, from 0: i64 `[B, T]`. `None` if each sample is one document, or the
-    /// model has no trained positions.
-    pub(crate) places: Option<Tensor>,
+    /// `None` if each sample is one document.
+    pub(crate) documents: Option<Documents>,
     /// The token ids, `B · T`, if they travel beside activations.
     pub(crate) tokens: Option<Vec<i64>>,
 }
@@ -40,31 +38,25 @@ impl Labels {
             None => (bytes, &[][..]),
         };
         let mut targets = Vec::new();
-        let (mut documents, mut places) = (Vec::new(), Vec::new());
-        let (mut document, mut first, mut padded) = (0, 0, 0);
+        let (mut lengths, mut padded) = (Vec::new(), 0);
         let context = manifest.model.context as usize;
         for (place, word) in words(manifest, labels, "labels")?.enumerate() {
             let label = Label::from_word(word);
             padded += u64::from(label.padding);
             targets.push(label.target.map_or(Ok(IGNORED), |target| known(manifest, target))?);
-            if place % context == 0 {
-                (document, first) = (0, place);
-            } else if label.starts_document {
-                (document, first) = (document + 1, place);
+            match lengths.last_mut() {
+                Some(length) if place % context > 0 && !label.starts_document => *length += 1,
+                _ => lengths.push(1),
             }
-            documents.push(document);
-            places.push((place - first) as i64);
         }
         let counted = targets.iter().filter(|target| **target != IGNORED).count() as u64;
-        let several = documents.iter().any(|document| *document > 0);
-        let counts_places = several && manifest.model.block.learned_positions.is_some();
-        let tensor = |values: &[i64]| per_token(manifest, values, device);
+        let are_several = lengths.len() > manifest.training.microbatch_size as usize;
+        let documents = || Documents::new(lengths, context as i64, device);
         Ok(Self {
             counted,
             padded,
-            targets: tensor(&targets)?.f_flatten(0, -1)?,
-            documents: several.then(|| tensor(&documents)).transpose()?,
-            places: counts_places.then(|| tensor(&places)).transpose()?,
+            targets: per_token(manifest, &targets, device)?.f_flatten(0, -1)?,
+            documents: are_several.then(documents).transpose()?,
             tokens: (!ids.is_empty()).then(|| token_ids(manifest, ids)).transpose()?,
         })
     }

@@ -7,7 +7,7 @@
 use shoal_protocol::manifest::{Activation, Dtype, Placement};
 use tch::{Kind, Tensor};
 
-use crate::attention::{Masks, attend, normalise_heads};
+use crate::attention::{attend, normalise_heads};
 use crate::cache::LayerCache;
 use crate::cuda::Kernels;
 use crate::error::Result;
@@ -16,6 +16,7 @@ use crate::norm::normalise;
 use crate::shim;
 use crate::tensor::kind;
 use crate::token_groups::TokenGroups;
+use crate::visibility::Visibility;
 
 /// What `down` multiplies in the feed-forward block: `f(gate(x)) · up(x)` (Shazeer, arXiv 2002.05202), or
 /// `f(up(x))`, of `[.., gates and ups]`.
@@ -49,21 +50,21 @@ fn attention(
     layer: &Layer,
     shape: &Shape,
     groups: &TokenGroups,
-    masks: &Masks,
+    visibility: &Visibility,
     cache: Option<&mut LayerCache>,
 ) -> Result<Tensor> {
     let whole = match &layer.matrices {
         Matrices::Whole(whole) => whole,
         Matrices::Sliced(sliced) => {
             assert!(cache.is_none(), "text is generated with whole matrices");
-            return sliced.attention(x, layer, shape.slice(), groups, masks);
+            return sliced.attention(x, layer, shape.slice(), groups, visibility);
         }
     };
     let mut mixed = whole.query_key_value.apply(x)?;
     if let Some(norms) = &layer.query_key_norms {
         mixed = normalise_heads(&mixed, norms, shape)?;
     }
-    whole.attention_output.apply(&attend(&mixed, layer.attention, shape, masks, cache)?)
+    whole.attention_output.apply(&attend(&mixed, layer.attention, shape, visibility, cache)?)
 }
 
 fn activate(x: &Tensor, activation: Activation) -> Result<Tensor> {
@@ -91,12 +92,12 @@ pub(crate) fn decoder_layer(
     layer: &Layer,
     shape: &Shape,
     groups: &TokenGroups,
-    masks: &Masks,
+    visibility: &Visibility,
     cache: Option<&mut LayerCache>,
 ) -> Result<Tensor> {
     let through = |x: &Tensor, norm: &Option<StreamNorm>| through(x, norm.as_ref(), shape, groups);
     let normal = through(x, &layer.attention_input_norm)?;
-    let attended = attention(&normal, layer, shape, groups, masks, cache)?;
+    let attended = attention(&normal, layer, shape, groups, visibility, cache)?;
     let attended = through(&attended, &layer.attention_output_norm)?;
     let middle = x.f_add(&attended)?;
     let input = if shape.placement == Placement::Parallel { x } else { &middle };

@@ -31,6 +31,13 @@ impl Angles {
         Ok(Self { cosine: angles.f_cos()?.f_to(device)?, sine: angles.f_sin()?.f_to(device)? })
     }
 
+    /// Those of tokens at these places, i64, one after the other.
+    pub(crate) fn of(&self, places: &Tensor) -> Result<Self> {
+        let places = places.f_flatten(0, -1)?;
+        let of = |all: &Tensor| all.f_index_select(0, &places);
+        Ok(Self { cosine: of(&self.cosine)?, sine: of(&self.sine)? })
+    }
+
     /// Of no channel: nothing is rotated.
     pub(crate) fn none(model: &Model, device: Device) -> Result<Self> {
         let empty = || Tensor::f_zeros([i64::from(model.context), 0], (Kind::Float, device));

@@ -42,6 +42,17 @@ unsafe extern "C" {
         with_gradients: bool,
         losses: *mut *mut C_tensor,
     ) -> *mut c_char;
+    fn shoal_attend_documents(
+        queries: *mut C_tensor,
+        keys: *mut C_tensor,
+        values: *mut C_tensor,
+        lengths: *const i64,
+        documents: usize,
+        starts: *mut C_tensor,
+        window: i64,
+        scale: f64,
+        result: *mut *mut C_tensor,
+    ) -> *mut c_char;
     fn shoal_permute(
         rows: *mut C_tensor,
         order: *mut C_tensor,
@@ -170,6 +181,33 @@ pub(crate) fn cross_entropy(
     // SAFETY: all pointers are of live tensors or of the losses.
     new_tensor(|losses| unsafe {
         shoal_cross_entropy(pointer(logits), pointer(targets), scale, with_gradients, losses)
+    })
+}
+
+/// Causal attention of queries `[N, heads, D]` to keys and values `[N, groups, D]` within documents of these lengths, whose
+/// sum is N, and perhaps within a window: `[N, heads, D]`. `starts` has their first tokens and N, i32, for flash attention.
+pub(crate) fn attend_documents(
+    [queries, keys, values]: [&Tensor; 3],
+    lengths: &[i64],
+    starts: Option<&Tensor>,
+    window: Option<u32>,
+    scale: Option<f64>,
+) -> Result<Tensor> {
+    let starts = starts.map_or(ptr::null_mut(), pointer);
+    let (window, scale) = (window.map_or(0, i64::from), scale.unwrap_or(f64::NAN));
+    // SAFETY: all pointers are of live tensors, of the lengths or of the result.
+    new_tensor(|result| unsafe {
+        shoal_attend_documents(
+            pointer(queries),
+            pointer(keys),
+            pointer(values),
+            lengths.as_ptr(),
+            lengths.len(),
+            starts,
+            window,
+            scale,
+            result,
+        )
     })
 }
 

@@ -8,7 +8,7 @@
 use tch::Tensor;
 
 use crate::adapter::{Adapter, AdapterSlices};
-use crate::attention::{Masks, attend};
+use crate::attention::attend;
 use crate::error::Result;
 use crate::factor::Factor;
 use crate::layer::{
@@ -17,6 +17,7 @@ use crate::layer::{
 use crate::model::inner;
 use crate::sliced_norm::normalise;
 use crate::token_groups::{Product, TokenGroups};
+use crate::visibility::Visibility;
 
 impl Sliced {
     /// Causal self-attention of the device's tokens, with constants of one slice.
@@ -26,7 +27,7 @@ impl Sliced {
         layer: &Layer,
         shape: &Shape,
         groups: &TokenGroups<'_>,
-        masks: &Masks,
+        visibility: &Visibility,
     ) -> Result<Tensor> {
         let adapters = &self.adapters;
         let rows = self.attention.iter().map(|slice| &slice.query_key_value);
@@ -36,7 +37,7 @@ impl Sliced {
         }
         let mut adapters = self.adapters_of_pass(adapters.attention_output.as_ref())?.into_iter();
         let part = |(slice, mixed): (&AttentionSlice, Tensor)| -> Result<Tensor> {
-            let heads = attend(&mixed, layer.attention, shape, masks, None)?;
+            let heads = attend(&mixed, layer.attention, shape, visibility, None)?;
             partial(&heads, &slice.attention_output, adapters.next())
         };
         let parts = self.attention.iter().zip(mixed).map(part).collect::<Result<Vec<_>>>()?;

@@ -10,10 +10,11 @@ use cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts, sy
 use crate::error::{EngineError, Result};
 
 /// The source of all kernels.
-const SOURCE: &str = concat!(
+pub(super) const SOURCE: &str = concat!(
     include_str!("../../kernels/portable.h"),
     include_str!("../../kernels/accumulate.cu"),
     include_str!("../../kernels/adamw.cu"),
+    include_str!("../../kernels/embedding.cu"),
     include_str!("../../kernels/nf4.cu"),
     include_str!("../../kernels/norm.cu"),
     include_str!("../../kernels/rotary.cu"),
@@ -75,7 +76,7 @@ fn packages() -> Option<PathBuf> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// Those of the tests' Python, which has NVRTC too where libtorch was downloaded without it.
@@ -85,11 +86,8 @@ mod tests {
         versions.map(|version| version.path().join("site-packages")).collect()
     }
 
-    /// The capabilities of the cards from 2018 on that libtorch serves.
-    const CAPABILITIES: [i32; 7] = [75, 80, 86, 89, 90, 100, 120];
-
-    #[test]
-    fn kernels_compile_for_all_cards() {
+    /// Loads NVRTC; returns whether there is one, and says where not.
+    pub(in super::super) fn is_there() -> bool {
         // libtorch is loaded when it is first used.
         let _ = tch::Tensor::from(0.0);
         load();
@@ -97,8 +95,19 @@ mod tests {
             load_from(&folder);
         }
         // SAFETY: as in `compile`.
-        if !unsafe { sys::is_culib_present() } {
+        let is_there = unsafe { sys::is_culib_present() };
+        if !is_there {
             eprintln!("skipped: there is no NVRTC beside libtorch");
+        }
+        is_there
+    }
+
+    /// The capabilities of the cards from 2018 on that libtorch serves.
+    pub(in super::super) const CAPABILITIES: [i32; 7] = [75, 80, 86, 89, 90, 100, 120];
+
+    #[test]
+    fn kernels_compile_for_all_cards() {
+        if !is_there() {
             return;
         }
         for capability in CAPABILITIES {

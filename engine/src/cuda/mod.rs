@@ -5,6 +5,8 @@
 
 mod compiler;
 mod launch;
+#[cfg(test)]
+mod resources;
 
 pub(crate) use launch::{Argument, Kernels};
 

@@ -11,6 +11,7 @@ use crate::fused::{
     shoal_cross_entropy_rows, shoal_rms_norm_backward_rows, shoal_rms_norm_rows,
     shoal_rotate_backward_rows, shoal_rotate_rows, shoal_swiglu_backward_rows, shoal_swiglu_rows,
 };
+use crate::gradient::{Piece, Rows, Values};
 use crate::testing::manifest;
 
 unsafe extern "C" {
@@ -156,6 +157,15 @@ proptest! {
     }
 
     #[test]
+    fn rows_of_an_embedding_are_added_as_on_a_processor(
+        tokens in prop::collection::vec(0i64..9, 1..30), from in 0i64..5, width in 1usize..6,
+        values in prop::collection::vec(value(), 200), before in -1i64 << 61..1i64 << 61,
+    ) {
+        let gradients = &values[..tokens.len() * width];
+        embedding_rows(&tokens, from..from + 4, gradients, before)?;
+    }
+
+    #[test]
     fn norms_are_those_of_a_processor(
         rows in 1usize..150, width in 1usize..70, offset in 0f32..1.0, seed in any::<u64>(),
     ) {
@@ -187,6 +197,61 @@ proptest! {
         losses::<f32>(&targets, width, seed, 1e-5)?;
         losses::<bf16>(&targets, width, seed, 1e-2)?;
     }
+}
+
+/// Sums the gradients of the rows that tokens read, and adds them to sums of all rows.
+fn embedding_rows(
+    tokens: &[i64],
+    held: std::ops::Range<i64>,
+    gradients: &[f32],
+    before: i64,
+) -> Result<(), TestCaseError> {
+    let width = gradients.len() / tokens.len();
+    let tensor = tch::Tensor::from_slice(gradients).view([tokens.len() as i64, -1]);
+    let piece = Piece::embedding(0, &held, tokens, &tensor).expect("small");
+    let Values::Rows(Rows { indices, values: expected, .. }) = piece.values else { panic!("rows") };
+    let numbers: Vec<i64> = indices.iter().map(|index| *index as i64).collect();
+    let (mut starts, mut order) = (vec![0i64], Vec::new());
+    for number in &numbers {
+        let places = (0i64..).zip(tokens).filter(|(_, token)| **token - held.start == *number);
+        order.extend(places.map(|(place, _)| place));
+        starts.push(order.len() as i64);
+    }
+    let mut found = vec![f32::NAN; expected.len()];
+    let [of_rows, of_width] = [numbers.len(), width].map(|count| Argument::Count(count as u64));
+    let arguments = [of(gradients), of_rows, of_width, of(&starts), of(&order), of_mut(&mut found)];
+    on_processor("shoal_embedding_rows", arguments);
+    // NaN is one number, whatever its bits.
+    let plain = |values: &[f32]| -> Vec<Option<u32>> {
+        values.iter().map(|value| (!value.is_nan()).then_some(value.to_bits())).collect()
+    };
+    prop_assert_eq!(plain(&found), plain(&expected));
+
+    let fixed_point = FixedPoint::of(&manifest());
+    let is_good = found.iter().all(|value| fixed_point.check(*value).is_ok());
+    let mut expected_sums = vec![before; 4 * width];
+    if is_good {
+        for (row, values) in indices.iter().zip(found.chunks(width)) {
+            let sums = &mut expected_sums[row * width..(row + 1) * width];
+            add_f32(sums, values, fixed_point.scale);
+        }
+    }
+    let (mut largest, mut sums) = ([0u32], vec![before; 4 * width]);
+    let count = Argument::Count(found.len() as u64);
+    on_processor("shoal_largest_f32", [of(&found), count, of_mut(&mut largest)]);
+    let arguments = [
+        of(&found),
+        of_rows,
+        of_width,
+        of(&numbers),
+        of_mut(&mut sums),
+        Argument::Number(fixed_point.scale),
+        of(&largest),
+        Argument::Bits(fixed_point.largest().to_bits()),
+    ];
+    on_processor("shoal_add_rows", arguments);
+    prop_assert_eq!(sums, expected_sums);
+    Ok(())
 }
 
 /// Numbers that follow from a seed.

@@ -112,7 +112,7 @@ struct Pass {
     /// The input of the layers, which gets a gradient: an activation, or rows of the embedding.
     leaf: Tensor,
     /// The tokens of those rows, in the first stage.
-    tokens: Option<Tensor>,
+    tokens: Option<Vec<i64>>,
     /// The activation for the next stage or, in the last stage, the input of the head.
     output: Tensor,
     /// The loss, in the last stage.
@@ -291,15 +291,17 @@ impl StageModel {
         let device = self.device;
         let labels = labels.map(|labels| Labels::decode(&self.manifest, labels, device));
         let labels = labels.transpose()?;
+        let documents = labels.as_ref().and_then(|labels| labels.documents.as_ref());
         let (leaf, tokens, x, initial) = match &blocks.embedding {
             Some(embedding) => {
                 let ids = token_ids(&self.manifest, input)?;
                 let tokens = per_token(&self.manifest, &ids, device)?;
                 let trains = keeps_graph && embedding.is_trained;
                 let leaf = embedding.rows(&tokens)?.set_requires_grad(trains);
-                let places = labels.as_ref().and_then(|labels| labels.places.as_ref());
+                let places = documents.map(|documents| &documents.places);
                 let x = embedding.embed(&leaf, (0, places), &blocks.shape, training.dtype)?;
-                (leaf, Some(tokens), x, self.initial(Some(&ids), key)?)
+                let initial = self.initial(Some(&ids), key)?;
+                (leaf, Some(ids), x, initial)
             }
             None => {
                 let ids = labels.as_ref().and_then(|labels| labels.tokens.as_deref());
@@ -318,7 +320,6 @@ impl StageModel {
                 (leaf, None, x, initial)
             }
         };
-        let documents = labels.as_ref().and_then(|labels| labels.documents.as_ref());
         let mut output = blocks.through(x, documents, None)?;
         if let (false, Some((projection, rows))) = (self.last, &initial) {
             output = projection.compress(&output, rows)?;

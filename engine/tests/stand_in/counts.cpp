@@ -90,6 +90,13 @@ uint64_t stand_in_calls(const char* kernel) {
   return found == stand_in::kernels.end() ? 0 : found->second.calls;
 }
 
+// Bytes that all calls of a kernel have read and written.
+uint64_t stand_in_bytes(const char* kernel) {
+  const std::lock_guard guard(stand_in::lock);
+  const auto found = stand_in::kernels.find(kernel);
+  return found == stand_in::kernels.end() ? 0 : found->second.bytes;
+}
+
 // The most memory that a device had given out at once, and what it has now.
 void stand_in_memory(int device, uint64_t* peak, uint64_t* live) {
   const std::lock_guard guard(stand_in::lock);

@@ -12,6 +12,7 @@ namespace of_engine {
 #include "../../kernels/portable.h"
 #include "../../kernels/accumulate.cu"
 #include "../../kernels/adamw.cu"
+#include "../../kernels/embedding.cu"
 #include "../../kernels/nf4.cu"
 #include "../../kernels/norm.cu"
 #include "../../kernels/rotary.cu"
@@ -63,13 +64,16 @@ Run runner(const char* name, void (*kernel)(Arguments...), Bytes bytes) {
   {"shoal_" #name "_bf16", runner("shoal_" #name "_bf16", shoal_##name##_bf16, \
     [](uint64_t rows, auto width) { return rows * uint64_t(width) * (2 * (numbers) + (others)); })}
 
+// A kernel of rows, which reads and writes so many bytes for each of their elements.
+#define ROWS(name, bytes) {#name, runner(#name, name, [](uint64_t rows, uint64_t width) { return rows * width * (bytes); })}
+
 #define FLAT(name, bytes) {#name, runner(#name, name, [](uint64_t count, auto) { return count * (bytes); })}
 
 const std::map<std::string, Run>& launches() {
   using namespace of_engine;
   static const std::map<std::string, Run> all = {
       FLAT(shoal_largest_f32, 4), FLAT(shoal_largest_bf16, 2), FLAT(shoal_add_f32, 20), FLAT(shoal_add_bf16, 18),
-      FLAT(shoal_adamw, 28),
+      FLAT(shoal_adamw, 28), ROWS(shoal_embedding_rows, 8), ROWS(shoal_add_rows, 20),
       BOTH(nf4, 1, 1), BOTH(rms_norm, 2, 0), BOTH(rms_norm_backward, 3, 0), BOTH(rms_norm_weight, 2, 0),
       BOTH(rotate, 2, 0), BOTH(rotate_backward, 2, 0), BOTH(swiglu, 3, 0), BOTH(swiglu_backward, 5, 0),
       BOTH(cross_entropy, 2, 0),

@@ -13,7 +13,7 @@ use shoal_engine::{
 use shoal_protocol::ids::{Microbatch, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 
-use super::{each_update, key};
+use super::{each_update, in_documents, key};
 
 /// One run on an island of so many workers of the processor.
 pub(crate) struct Islander {
@@ -21,6 +21,8 @@ pub(crate) struct Islander {
     pub(crate) island: Island,
     samples: Samples,
     pub(crate) devices: usize,
+    /// Whether samples are packed of documents.
+    pub(crate) packed: bool,
     all_reduces: BTreeMap<WeightGroup, AllReduce>,
 }
 
@@ -38,7 +40,7 @@ impl Islander {
         let span = StageSpan::all(manifest.training.stages);
         let island = Island::swapping(manifest, span, (&super::devices(devices), 1), tiers);
         let (manifest, island) = (manifest.clone(), island.expect("room in each tier"));
-        Self { manifest, island, samples, devices, all_reduces: BTreeMap::new() }
+        Self { manifest, island, samples, devices, packed: false, all_reduces: BTreeMap::new() }
     }
 
     /// Trains one step. Returns its mean loss.
@@ -67,6 +69,7 @@ impl Islander {
             let passes = passes_at_once(&self.manifest, self.devices).expect("they suit the run");
             let place = (microbatch as usize / 2) % passes;
             let batch = self.samples.batch(Step(step), Microbatch(microbatch));
+            let batch = if self.packed { in_documents(batch, step, microbatch) } else { batch };
             let labels = self.manifest.with_tokens(&batch.inputs, batch.labels);
             for (number, device) in self.island.devices_of_pass(place).enumerate() {
                 let (stages, input, labels) =

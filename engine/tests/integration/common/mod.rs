@@ -139,6 +139,21 @@ pub(crate) fn device() -> DeviceChoice {
     devices(1)[0]
 }
 
+/// The same tokens in documents of different lengths, with masked targets.
+pub(crate) fn in_documents(batch: Batch, step: u64, microbatch: u32) -> Batch {
+    let words = batch.labels.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+    let label = |(place, target): (usize, u32)| {
+        // Documents begin at irregular places, and about a third of the targets is masked.
+        let starts_document = (place * 7 + step as usize) % 11 == 3;
+        let masked = (place * 5 + microbatch as usize) % 7 < 2 || starts_document;
+        Label { target: (!masked).then_some(target), starts_document, padding: false }
+            .to_word()
+            .to_le_bytes()
+    };
+    let labels: Vec<u8> = words.enumerate().flat_map(label).collect();
+    Batch { labels: labels.into(), ..batch }
+}
+
 /// One run and its state.
 pub(crate) struct Trainer {
     pub(crate) manifest: Manifest,
@@ -189,7 +204,8 @@ impl Trainer {
         Self::with_engine(manifest, samples, engine.expect("room in each tier"))
     }
 
-    fn with_engine(manifest: &Manifest, samples: Samples, engine: Engine) -> Self {
+    /// With an engine that hosts all stages.
+    pub(crate) fn with_engine(manifest: &Manifest, samples: Samples, engine: Engine) -> Self {
         Self {
             manifest: manifest.clone(),
             engine,
@@ -233,20 +249,7 @@ impl Trainer {
                 Batch { inputs: spread(&batch.inputs).into(), labels: spread(&batch.labels).into() }
             }
         };
-        if !self.packed {
-            return batch;
-        }
-        let words = batch.labels.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
-        let label = |(place, target): (usize, u32)| {
-            // Documents begin at irregular places, and about a third of the targets is masked.
-            let starts_document = (place * 7 + step as usize) % 11 == 3;
-            let masked = (place * 5 + microbatch as usize) % 7 < 2 || starts_document;
-            Label { target: (!masked).then_some(target), starts_document, padding: false }
-                .to_word()
-                .to_le_bytes()
-        };
-        let labels: Vec<u8> = words.enumerate().flat_map(label).collect();
-        Batch { labels: labels.into(), ..batch }
+        if self.packed { in_documents(batch, step, microbatch) } else { batch }
     }
 
     /// A step's samples as JSON, for `reference.py`.

@@ -4,7 +4,7 @@
 
 use shoal_protocol::manifest::{Dtype, Manifest};
 
-use super::counts::Counts;
+use super::counts::{Counts, calls};
 use crate::common::{Trainer, manifest, samples, text};
 
 /// Of a microbatch and of the end of a step, in steady state.
@@ -84,6 +84,35 @@ fn a_layer_and_a_weight_take_what_they_may() {
     within("bytes of a weight to the host at the end of a step", end[6] / weights(), 8.1);
 }
 
+/// Bytes of a microbatch for each row of a vocabulary of so many.
+#[test]
+#[ignore = "needs the stand-in"]
+fn rows_of_the_embedding_that_no_token_reads_take_nothing() {
+    let microbatch = |vocabulary: u32| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut manifest = of_layers(1, 1);
+        manifest.model.vocabulary = vocabulary;
+        assert!(!manifest.model.block.tied);
+        let samples = samples(&mut manifest, folder.path(), &text());
+        let mut trainer = Trainer::new(&manifest, samples);
+        let counts = Counts::of(|| {
+            trainer.forward(0, 0);
+            trainer.backward(0, 0);
+        });
+        (counts.kernel_bytes as f64, calls("aten::embedding_dense_backward"))
+    };
+    let ((few, _), (many, dense)) = (microbatch(1000), microbatch(3000));
+    assert_eq!(dense, 0, "a gradient of all rows");
+    let model = of_layers(1, 1).model;
+    let (hidden, tokens) = (f64::from(model.hidden), f64::from(model.context));
+    // The head has a gradient of all rows, and each token has a logit of each.
+    let of_head = hidden * HEAD_BYTES + tokens * LOGIT_BYTES;
+    within("bytes of a row of the vocabulary", (many - few) / 2000.0, of_head);
+}
+
+/// Of a weight of the head, and of a logit.
+const HEAD_BYTES: f64 = 26.5;
+const LOGIT_BYTES: f64 = 17.0;
 const KERNELS: f64 = 44.0;
 const WAITS: f64 = 0.0;
 const MICROBATCH_WAITS: f64 = 2.0;

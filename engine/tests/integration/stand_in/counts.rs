@@ -56,12 +56,21 @@ pub(super) fn reset() {
 
 /// Calls of a kernel since the last reset.
 pub(super) fn calls(kernel: &str) -> u64 {
-    let calls: unsafe extern "C" fn(*const c_char) -> u64 =
-        // SAFETY: the stand-in declares the function so.
-        unsafe { std::mem::transmute(function(c"stand_in_calls")) };
+    of_kernel(c"stand_in_calls", kernel)
+}
+
+/// Distinct bytes that each call of a kernel since the last reset has read and written.
+pub(super) fn bytes(kernel: &str) -> u64 {
+    of_kernel(c"stand_in_bytes", kernel)
+}
+
+fn of_kernel(name: &CStr, kernel: &str) -> u64 {
+    let read: unsafe extern "C" fn(*const c_char) -> u64 =
+        // SAFETY: the stand-in declares both functions so.
+        unsafe { std::mem::transmute(function(name)) };
     let kernel = CString::new(kernel).expect("a name");
     // SAFETY: the name ends with a zero.
-    unsafe { calls(kernel.as_ptr()) }
+    unsafe { read(kernel.as_ptr()) }
 }
 
 /// The most memory of the first device in use since the last reset, and what is in use.

@@ -6,6 +6,7 @@
 mod budgets;
 mod checks;
 mod counts;
+mod expected;
 mod peaks;
 
 use std::ffi::OsString;
@@ -89,7 +90,7 @@ fn two_cards_pass_the_tests_of_islands() {
 
 #[test]
 fn kernels_waits_and_bytes_are_within_their_budgets() {
-    let mut command = tests(1, &["stand_in::budgets", "stand_in::peaks"]);
+    let mut command = tests(1, &["stand_in::budgets", "stand_in::peaks", "stand_in::expected"]);
     // The counts are those of the process.
     command.arg("--test-threads=1");
     passes(command);
@@ -116,6 +117,7 @@ fn work_of_the_processor_does_not_turn_cuda_off() {
 #[test]
 fn documents_and_grouped_keys_take_a_kernel_of_attention() {
     passes(tests(1, &["stand_in::checks::documents_and_grouped_keys"]));
+    passes(tests(1, &["stand_in::checks::documents_have_the_losses"]));
     passes(tests(1, &["stand_in::checks::a_card_has_the_kernels_of_the_engine"]));
 }
 
