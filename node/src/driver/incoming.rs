@@ -3,7 +3,7 @@
 use shoal_metrics::Refusal;
 use shoal_protocol::frame::{Element, Frame, FrameError};
 use shoal_protocol::ids::{Era, Incarnation, Member, Term};
-use shoal_protocol::label::Label;
+use shoal_protocol::label::{self, Label};
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{Manifest, NOTE};
 use shoal_protocol::message::{Envelope, Message, Recalled, TensorTag};
@@ -49,13 +49,18 @@ pub(crate) enum Unusable {
     /// Labels that are no tokens.
     #[error("labels or tokens outside of the vocabulary")]
     Label,
+    /// Samples that are no pairs, in a run on pairs.
+    #[error("samples that are no pairs of a chosen and a rejected sequence")]
+    Pair,
 }
 
 impl Unusable {
     /// Returns the label under which it is counted.
     pub(crate) fn refusal(&self) -> Refusal {
         match self {
-            Self::Wire(_) | Self::Frame(_) | Self::Shape { .. } | Self::Label => Refusal::Malformed,
+            Self::Wire(_) | Self::Frame(_) | Self::Shape { .. } | Self::Label | Self::Pair => {
+                Refusal::Malformed
+            }
             Self::OtherLife { .. } => Refusal::OtherLife,
             Self::OtherEra { .. } => Refusal::OtherEra,
             Self::PastTerm { .. } => Refusal::PastTerm,
@@ -134,20 +139,38 @@ pub(crate) fn unpack(
         TensorTag::Activation { .. } | TensorTag::Recalled { input: Recalled::Activation, .. }
     );
     if let (true, [_, labels, ..]) = (has_labels, tensors.as_slice()) {
-        let vocabulary = manifest.model.vocabulary;
-        let words = labels.bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
-        let mut words = words.enumerate();
-        let of_labels = manifest.tokens_per_microbatch();
-        let is_unknown = |(place, word): (usize, u32)| {
-            let is_label = (place as u64) < of_labels;
-            let id = if is_label { Label::from_word(word).target } else { Some(word) };
-            id.is_some_and(|id| id >= vocabulary)
-        };
-        if words.any(is_unknown) {
-            return Err(Unusable::Label);
-        }
+        check_words(&labels.bytes, manifest)?;
     }
     Ok((tag, tensors))
+}
+
+/// Checks the words beside an activation: labels, perhaps of pairs, and perhaps the tokens of the samples.
+fn check_words(bytes: &[u8], manifest: &Manifest) -> Result<(), Unusable> {
+    let words: Vec<u32> =
+        bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+    let (row_words, vocabulary) = (manifest.words_of_row() as usize, manifest.model.vocabulary);
+    let of_labels = row_words * manifest.training.microbatch_size as usize;
+    let (labels, tokens) = words.split_at(of_labels.min(words.len()));
+    let is_of_pairs = manifest.training.loss.preference().is_some();
+    for row in labels.chunks(row_words) {
+        let (labels, behind) = row.split_at(row.len().min(manifest.model.context as usize));
+        let labels: Vec<Label> = labels.iter().map(|word| Label::from_word(*word)).collect();
+        if labels.iter().filter_map(|label| label.target).any(|id| id >= vocabulary) {
+            return Err(Unusable::Label);
+        }
+        let has_reference = match *behind {
+            [] => true,
+            [chosen, rejected] => label::reference_of([chosen, rejected]).is_some(),
+            _ => false,
+        };
+        if is_of_pairs && (label::pair_of(&labels).is_none() || !has_reference) {
+            return Err(Unusable::Pair);
+        }
+    }
+    match tokens.iter().any(|id| *id >= vocabulary) {
+        true => Err(Unusable::Label),
+        false => Ok(()),
+    }
 }
 
 /// Checks shapes before tensors are unpacked, so that no larger one is allocated.

@@ -128,6 +128,7 @@ mod tests {
             tokens: 10,
             targets: 10,
             padded: 0,
+            preferences: None,
             seconds: 1.0,
             cost: None,
             held_out_loss,
