@@ -8,8 +8,9 @@ use serde::Deserialize;
 
 use super::dialect::{self, Instruction};
 use super::json::{Json, Object};
+use super::pair::{split_chats, split_texts};
+use super::python;
 use super::{RawContent, RawRow, SourceError};
-use super::{pair, python};
 
 /// The kind of rows that sources are said to have.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -429,7 +430,7 @@ impl Columns {
             }
             RowKind::Pair => {
                 let columns = [self.prompt.take(), self.chosen.take(), self.rejected.take()];
-                pair::row(columns, arguments)?
+                pair(columns, arguments)?
             }
             RowKind::Prompt if matches!(self.prompt, Some(Json::List(_) | Json::Object(_))) => {
                 Row::PromptMessages {
@@ -468,15 +469,45 @@ impl Columns {
     }
 }
 
+/// The pair in the columns `prompt`, `chosen` and `rejected`.
+fn pair(columns: [Option<Json>; 3], arguments: Arguments) -> Result<Row, Wrong> {
+    let [mut prompt, mut chosen, mut rejected] = columns;
+    let is_chat = |value: &Option<Json>| matches!(value, Some(Json::List(_) | Json::Object(_)));
+    if is_chat(&chosen) || is_chat(&rejected) {
+        let own = is_chat(&prompt).then(|| chat(&mut prompt, "prompt")).transpose()?;
+        let both = [chat(&mut chosen, "chosen")?, chat(&mut rejected, "rejected")?];
+        let (prompt, both) = split_chats(own, both);
+        for (key, completion) in ["chosen", "rejected"].into_iter().zip(&both) {
+            if completion.is_empty() {
+                return Err(Wrong::Type(key, "a list with at least one message"));
+            }
+        }
+        return Ok(Row::Pair(Box::new(both.map(|completion| Row::PromptMessages {
+            prompt: prompt.clone(),
+            completion,
+            arguments: arguments.clone(),
+        }))));
+    }
+    if arguments != Arguments::default() {
+        let expected = "a list of messages where a row has tools or template arguments";
+        return Err(Wrong::Type("chosen", expected));
+    }
+    let own = prompt.is_some().then(|| text(&mut prompt, "prompt")).transpose()?;
+    let both = [text(&mut chosen, "chosen")?, text(&mut rejected, "rejected")?];
+    let (prompt, both) = split_texts(own, both);
+    let row = |completion| Row::Prompt { prompt: prompt.clone(), completion };
+    Ok(Row::Pair(Box::new(both.map(row))))
+}
+
 /// What is wrong with a row's columns.
-pub(super) enum Wrong {
+enum Wrong {
     /// A key is missing.
     Missing(&'static str),
     /// A key has another value than the one that is expected.
     Type(&'static str, &'static str),
 }
 
-pub(super) fn text(value: &mut Option<Json>, key: &'static str) -> Result<String, Wrong> {
+fn text(value: &mut Option<Json>, key: &'static str) -> Result<String, Wrong> {
     match value.take() {
         Some(Json::Text(text)) => Ok(text),
         Some(_) => Err(Wrong::Type(key, "a text")),
@@ -485,7 +516,7 @@ pub(super) fn text(value: &mut Option<Json>, key: &'static str) -> Result<String
 }
 
 /// The messages of a chat.
-pub(super) fn chat(value: &mut Option<Json>, key: &'static str) -> Result<Messages, Wrong> {
+fn chat(value: &mut Option<Json>, key: &'static str) -> Result<Messages, Wrong> {
     list(value, key, message, "a list of objects with `role` and `content`")
 }
 

@@ -1,5 +1,6 @@
 //! One stage of the model: its weights and its microbatches in flight.
 
+mod output;
 mod state;
 mod workers;
 
@@ -12,6 +13,7 @@ use shoal_protocol::ids::{ClaimKey, Exchange, Stage, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
 
+pub use self::output::ForwardOutput;
 pub use self::workers::WorkerForward;
 
 use crate::accumulator::Accumulator;
@@ -25,7 +27,7 @@ use crate::held::Held;
 use crate::init::draw_weights;
 use crate::inner::InnerTrainer;
 use crate::leaves::Leaf;
-use crate::loss::{Loss, LossGradients, Objective, Preferences, loss_of};
+use crate::loss::{Loss, LossGradients, Objective, loss_of};
 use crate::microbatch::{Labels, per_token, token_ids};
 use crate::norm::normalise;
 use crate::optimizer::{OptimizerState, Update};
@@ -40,24 +42,6 @@ use crate::subspace::{Projection, Subspace};
 use crate::tensor::{floats, kind};
 use crate::weights::Weights;
 use crate::weights_place::WeightsPlace;
-
-/// The result of a forward pass.
-#[derive(Debug, Clone, PartialEq)]
-pub enum ForwardOutput {
-    /// The input of the next stage: `Manifest::boundary_shape` in the manifest's codec.
-    Activation(Bytes),
-    /// From the last stage.
-    Loss {
-        /// Cross-entropy of the targets divided by all tokens of the microbatch, or the mean loss of its pairs, in nats.
-        share: f32,
-        /// Targets: tokens that count, or pairs.
-        targets: u64,
-        /// Tokens that are followed by padding.
-        padded: u64,
-        /// Which completions of pairs are preferred.
-        preferences: Preferences,
-    },
-}
 
 /// One stage: weights, optimizer state, accumulators, and microbatches in flight.
 #[derive(Debug)]
