@@ -79,9 +79,8 @@ pub enum PrepareError {
     Empty(u64),
     /// Every pair is left out.
     #[error(
-        "no pair is left: {long} are longer than a row of {context} tokens, which takes both sequences, {same} have a \
-         chosen and a rejected completion of the same tokens, {without_target} have one without a target; raise \
-         --context, or name other sources"
+        "no pair is left: {long} are longer than a row of {context} tokens, which takes both sequences, {same} have \
+         equal completions, and {without_target} have one without a target; raise --context, or name other sources"
     )]
     NoPairs {
         /// Pairs that are longer than a row.

@@ -179,8 +179,8 @@ const STAGE_BYTES: u64 = 2 << 30;
 /// The same where the weights are frozen, in bf16 and without gradients and moments.
 const FROZEN_STAGE_BYTES: u64 = 16 << 30;
 
-/// Preferences are learnt at lower rates than texts: a tenth, as in TRL's defaults for both.
-const RATE_OF_PAIRS: f64 = 0.1;
+/// How many times lower the rate on pairs is than that on texts, as most recipes have it.
+const RATE_OF_PAIRS: f64 = 10.0;
 
 /// Adapters learn at higher rates than all weights (arXiv 2106.09685, tables 9 to 12).
 const LORA_RATE: f64 = 2e-4;
@@ -230,8 +230,8 @@ fn choose_loss(config: &mut RunConfig, asked: Option<LossName>) -> anyhow::Resul
     config.training.loss = name.usual();
     if config.training.loss.preference().is_some() && config.base.is_some() {
         let optimizer = &mut config.optimizer;
-        optimizer.learning_rate *= RATE_OF_PAIRS;
-        let final_learning_rate = optimizer.learning_rate / 10.0;
+        let final_learning_rate = optimizer.learning_rate / (10.0 * RATE_OF_PAIRS);
+        optimizer.learning_rate /= RATE_OF_PAIRS;
         optimizer.schedule = Schedule::Cosine { final_learning_rate };
     }
     Ok(())

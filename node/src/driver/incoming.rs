@@ -238,7 +238,8 @@ mod tests {
     use shoal_protocol::codec::packing::Packing;
     use shoal_protocol::ids::{ClaimKey, Exchange, Microbatch, PeerId, Stage, Step};
     use shoal_protocol::manifest::{
-        Boundary, BoundaryKind, DistanceCodec, InnerLoop, InnerMoments,
+        Boundary, BoundaryKind, DistanceCodec, InnerLoop, InnerMoments, Loss, Preference,
+        PreferenceKind,
     };
     use shoal_protocol::message::{FromCoordinator, PeerMessage};
     use shoal_scheduler::sim::Scenario;
@@ -341,6 +342,25 @@ mod tests {
         assert!(activation(rows, vocabulary - 1).is_ok());
         assert!(matches!(activation(rows, vocabulary), Err(Unusable::Label)));
         assert!(matches!(activation(rows / 2, 0), Err(Unusable::Shape { .. })));
+    }
+
+    #[test]
+    fn samples_of_a_run_on_pairs_are_pairs_with_a_reference() {
+        let mut manifest = Scenario::small_manifest(2, 1, 1);
+        let preference = Preference { kind: PreferenceKind::Dpo, beta: 0.1, gamma: 0.0 };
+        manifest.training.loss = Loss::Preference(preference);
+        let context = manifest.model.context as usize;
+        let label = |starts_document| Label { starts_document, ..Label::of(1) }.to_word();
+        let checked = |second: Option<usize>, reference: [f32; 2]| {
+            let row = (0..context).map(|place| label(place == 0 || Some(place) == second));
+            let row: Vec<u32> = row.chain(reference.map(f32::to_bits)).collect();
+            let rows = row.repeat(manifest.training.microbatch_size as usize);
+            let bytes: Vec<u8> = rows.into_iter().flat_map(u32::to_le_bytes).collect();
+            check_words(&bytes, &manifest)
+        };
+        assert!(checked(Some(2), [-1.0, -2.0]).is_ok());
+        assert!(matches!(checked(None, [-1.0, -2.0]), Err(Unusable::Pair)));
+        assert!(matches!(checked(Some(2), [-1.0, f32::NAN]), Err(Unusable::Pair)));
     }
 
     #[test]

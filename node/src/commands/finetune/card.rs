@@ -65,7 +65,9 @@ impl fmt::Display for Card<'_> {
         writeln!(f, "model       {name}, fine-tuned in {steps} steps, {epochs}")?;
         match self.loss() {
             Some((before, after, place)) => {
-                writeln!(f, "loss        {before:.3} to {after:.3} nats per token {place}")?;
+                let is_of_pairs = report.steps.iter().any(|step| step.preferences.is_some());
+                let unit = if is_of_pairs { "for each pair" } else { "nats per token" };
+                writeln!(f, "loss        {before:.3} to {after:.3} {unit} {place}")?;
             }
             None => writeln!(f, "loss        unknown: the events of the run are missing")?,
         }
