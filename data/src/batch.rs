@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use shoal_protocol::ids::{Microbatch, Step};
 use shoal_protocol::label::Label;
-use shoal_protocol::manifest::{Manifest, Prepared, SampleNumbers};
+use shoal_protocol::manifest::{Manifest, Pairs, Prepared, SampleNumbers};
 
 use crate::class::Class;
 use crate::draw::{Draw, Drawn};
 use crate::order::{Order, RowPlace};
-use crate::pack::Row;
+use crate::pack::{Packing, PairLogProbs, Row};
 use crate::prepared::{Index, ShardEntry};
 
 /// The microbatches of a run: which rows each has, and how rows are sent.
@@ -29,6 +29,8 @@ pub struct Batches {
     held_out_rows: u64,
     microbatches: u64,
     numbers: SampleNumbers,
+    /// Whether the loss needs the log-probabilities of pairs.
+    with_reference: bool,
 }
 
 /// One data set of a run.
@@ -70,6 +72,7 @@ impl Batches {
             held_out_rows: u64::from(manifest.training.microbatch_size),
             microbatches: u64::from(manifest.training.microbatches),
             numbers: manifest.sample_numbers(),
+            with_reference: manifest.training.loss.needs_reference(),
         }
     }
 
@@ -77,6 +80,12 @@ impl Batches {
     #[must_use]
     pub fn index_of(&self, source: usize) -> &Arc<Index> {
         &self.sources[source].index
+    }
+
+    /// Encodes rows of a microbatch.
+    #[must_use]
+    pub fn encode(&self, rows: &[Row]) -> EncodedRows {
+        encode_rows(rows, self.with_reference)
     }
 
     /// The rows of a microbatch. Empty for a held-out microbatch if the data holds nothing out.
@@ -139,7 +148,8 @@ impl Batches {
     }
 }
 
-/// Inputs and labels of rows, as they are sent: `[B, T]` words each, u32, little-endian.
+/// Inputs and labels of rows, as they are sent: `[B, T]` words each, u32, little-endian; see
+/// [`Manifest::words_of_row`] for labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EncodedRows {
     /// Token ids.
@@ -148,11 +158,11 @@ pub struct EncodedRows {
     pub labels: Vec<u8>,
 }
 
-/// Encodes rows. Padding is a document of its own, so that no token reads it.
-#[must_use]
-pub fn encode_rows(rows: &[Row]) -> EncodedRows {
+/// Encodes rows, with the log-probabilities of their pairs behind the labels of each if the loss needs them. Padding is
+/// a document of its own, so that no token reads it.
+fn encode_rows(rows: &[Row], with_reference: bool) -> EncodedRows {
     let mut encoded = EncodedRows { inputs: Vec::new(), labels: Vec::new() };
-    for Row { tokens, classes } in rows {
+    for Row { tokens, classes, reference } in rows {
         let next = tokens.iter().zip(classes).skip(1);
         let before = [None].into_iter().chain(classes.iter().map(Some));
         for (((token, class), (target, next_class)), before) in
@@ -166,6 +176,10 @@ pub fn encode_rows(rows: &[Row]) -> EncodedRows {
             };
             encoded.inputs.extend(token.to_le_bytes());
             encoded.labels.extend(label.to_word().to_le_bytes());
+        }
+        if with_reference {
+            let words = reference.map_or([0; 2], PairLogProbs::words);
+            encoded.labels.extend(words.into_iter().flat_map(u32::to_le_bytes));
         }
     }
     encoded
@@ -182,6 +196,8 @@ impl Index {
             held_out_rows: self.held_out_totals.rows,
             context: self.context,
             vocabulary: self.vocabulary,
+            pairs: (self.packing == Packing::Pairs)
+                .then_some(Pairs { reference: self.reference.map(|reference| reference.base) }),
         }
     }
 }
@@ -201,8 +217,8 @@ mod tests {
             Class::Padding,
             Class::Padding,
         ];
-        let row = Row { tokens: vec![10, 11, 12, 20, 21, 0, 0], classes: classes.to_vec() };
-        let encoded = encode_rows(&[row]);
+        let row = Row::new(vec![10, 11, 12, 20, 21, 0, 0], classes.to_vec());
+        let encoded = encode_rows(&[row], false);
         let words = |bytes: &[u8]| -> Vec<u32> {
             bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
         };

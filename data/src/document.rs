@@ -130,6 +130,7 @@ pub enum DocumentError {
 /// - A prompt and its completion are encoded as one text, with the tokens around it as for a text.
 ///   Targets are the tokens that begin in the completion, and `eos`. If both are messages, they are
 ///   rendered as one chat, and targets are the tokens behind the rendered prompt.
+/// - A pair has the tokens of both its rows, the chosen one first.
 ///
 /// The first token of a document has the class [`Class::First`].
 #[derive(Clone)]
@@ -187,6 +188,15 @@ impl Encoder {
             Row::Prompt { prompt, completion } => self.encode_prompt(prompt, completion)?,
             Row::PromptMessages { prompt, completion, arguments } => {
                 self.encode_chat_prompt((prompt, completion), arguments, &mut odd)?
+            }
+            Row::Pair(pair) => {
+                let [chosen, rejected] = pair.as_ref();
+                let (mut both, of_chosen) = self.encode_noting(chosen)?;
+                let (rejected, of_rejected) = self.encode_noting(rejected)?;
+                both.tokens.extend(rejected.tokens);
+                both.classes.extend(rejected.classes);
+                odd.extend(of_chosen.into_iter().chain(of_rejected));
+                both
             }
         };
         let vocabulary = self.tokenizer.vocabulary();

@@ -4,8 +4,8 @@
 //! into tokens with the [`tokenizer`] and the chat [`template`] of a model's folder, [`pack`] puts
 //! documents into rows of equal length, [`prepared`] is their format on disk, [`mod@prepare`] runs all
 //! of these on every core, [`draw`] says which of several data sets a sample is from, [`order`] is the
-//! order in which a run reads the rows of each, [`batch`] makes its microbatches of them, and [`stats`]
-//! shows them.
+//! order in which a run reads the rows of each, [`batch`] makes its microbatches of them, [`reference`]
+//! adds a base's log-probabilities to pairs, and [`stats`] shows them.
 
 pub mod batch;
 mod class;
@@ -15,6 +15,7 @@ pub mod order;
 pub mod pack;
 pub mod prepare;
 pub mod prepared;
+pub mod reference;
 pub mod source;
 pub mod stats;
 pub mod template;

@@ -125,6 +125,7 @@ fn begin(model: &Model, order: &Order, device: Device, text: &[u8], folder: &Pat
             packed: model.packed,
             spread: (model.vocabulary / 256).max(1),
             targets: Default::default(),
+            given: Default::default(),
         },
         step: 0,
     }

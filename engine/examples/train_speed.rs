@@ -46,6 +46,7 @@ fn main() {
         packed: false,
         spread: 1,
         targets: Default::default(),
+        given: Default::default(),
     };
     let mut step = 0;
     for _ in 0..2 {

@@ -126,6 +126,15 @@ pub enum EngineError {
     /// The last stage needs the tokens to predict, and every stage after a boundary in a subspace the tokens.
     #[error("{0} has come without its labels")]
     MissingLabels(ClaimKey),
+    /// A sample that is no pair, in a run on pairs.
+    #[error(
+        "sample {sample} is no pair of a chosen and a rejected sequence with finite log-probabilities: prepare the data \
+         again"
+    )]
+    NotAPair {
+        /// Number of the sample in its microbatch.
+        sample: usize,
+    },
     /// All stages but the last need the gradient of their output.
     #[error("{0} needs the gradient of its activation")]
     MissingGradient(ClaimKey),

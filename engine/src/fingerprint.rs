@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, StageSpan, Step, WeightGroup};
-use shoal_protocol::manifest::{Block, Manifest, Model};
+use shoal_protocol::manifest::{Block, Loss as LossKind, Manifest, Model};
 
 use crate::card;
 use crate::device::Device;
@@ -80,6 +80,7 @@ fn known_model(manifest: &Manifest) -> Manifest {
     };
     known.start = None;
     known.inner = None;
+    known.training.loss = LossKind::CrossEntropy;
     known.training.seed = 0;
     known.training.stages = 1;
     known.training.microbatch_size = 2;

@@ -15,6 +15,7 @@ use crate::fixed_point::FixedPoint;
 use crate::frozen::Frozen;
 use crate::gradient::Piece;
 use crate::held::Held;
+use crate::loss::Preferences;
 use crate::optimizer::Update;
 use crate::parameters::{group_elements, parameters, range_of};
 use crate::share::Share;
@@ -68,7 +69,7 @@ pub(crate) struct Losses {
 impl Losses {
     /// Adds that of a pass, if it is the last stage's. Returns the number of its targets.
     pub(crate) fn add(&mut self, output: &ForwardOutput) -> u64 {
-        let &ForwardOutput::Loss { share, targets, padded } = output else { return 0 };
+        let &ForwardOutput::Loss { share, targets, padded, .. } = output else { return 0 };
         self.share += share;
         self.targets += targets;
         self.padded += padded;
@@ -77,7 +78,8 @@ impl Losses {
 
     pub(crate) fn output(self) -> ForwardOutput {
         let Self { share, targets, padded } = self;
-        ForwardOutput::Loss { share, targets, padded }
+        // A worker learns from no pairs.
+        ForwardOutput::Loss { share, targets, padded, preferences: Preferences::default() }
     }
 }
 

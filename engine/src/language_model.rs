@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use shoal_protocol::ids::Stage;
-use shoal_protocol::manifest::{Manifest, Tokenizer};
+use shoal_protocol::manifest::{Dtype, Manifest, Tokenizer};
 use tch::{Kind, Tensor};
 
 use crate::base::{self, BaseError, BaseFiles, BaseIndex, StageFiles};
@@ -13,6 +13,7 @@ use crate::checkpoint_error::DESCRIPTION;
 use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::frozen::Frozen;
+use crate::loss::{IGNORED, losses_of_rows};
 use crate::norm::normalise;
 use crate::parameters::{Parameter, parameters};
 use crate::tensor::elements;
@@ -66,7 +67,7 @@ impl LanguageModel {
             return Self::of_checkpoint(folder, base, device);
         }
         if folder.join(base::INDEX).exists() {
-            return Self::of_base(folder, device);
+            return Self::of_base(folder, Dtype::F32, device);
         }
         Err(EngineError::NotAModel { path: folder.to_owned() })
     }
@@ -92,9 +93,11 @@ impl LanguageModel {
         Self::new((manifest, folder), device, tokenizer, weights, base.as_ref())
     }
 
-    fn of_base(folder: &Path, device: Device) -> Result<Self> {
+    /// The base in a folder, with passes in this number format.
+    pub(crate) fn of_base(folder: &Path, dtype: Dtype, device: Device) -> Result<Self> {
         let base = BaseFiles::in_folder(folder)?;
-        let manifest = base.manifest();
+        let mut manifest = base.manifest();
+        manifest.training.dtype = dtype;
         let shape = manifest.clone();
         let weights = |stage| Ok(base::stage_weights(&base, &shape, stage)?);
         Self::new((manifest, folder), device, None, weights, None)
@@ -168,6 +171,25 @@ impl LanguageModel {
         self.head(&rows.f_narrow(1, last, 1)?)
     }
 
+    /// The log-probability of some tokens of a text, those that `counts` is true of, each given the tokens before it. The
+    /// first token has none.
+    pub(crate) fn log_probability(&self, text: &[u32], counts: &[bool]) -> Result<f64> {
+        self.check(text)?;
+        let Some((_, inputs)) = text.split_last().filter(|(_, inputs)| !inputs.is_empty()) else {
+            return Ok(0.0);
+        };
+        let _guard = tch::no_grad_guard();
+        let target = |(token, counts): (&u32, &bool)| match counts {
+            true => i64::from(*token),
+            false => IGNORED,
+        };
+        let targets: Vec<i64> = text.iter().zip(counts).skip(1).map(target).collect();
+        let targets = Tensor::f_from_slice(&targets)?.f_to(self.device.torch)?;
+        let (rows, head) = self.head_input(&self.through(inputs, None)?)?;
+        let losses = losses_of_rows(&rows.f_flatten(0, 1)?, head, &targets)?;
+        Ok(-losses.f_sum(Kind::Double)?.f_double_value(&[])?)
+    }
+
     fn check(&self, tokens: &[u32]) -> Result<()> {
         let vocabulary = self.vocabulary();
         match tokens.iter().find(|token| **token >= vocabulary) {
@@ -195,15 +217,20 @@ impl LanguageModel {
         Ok(x)
     }
 
-    /// The logits of rows `[1, T, H]`.
-    fn head(&self, rows: &Tensor) -> Result<Vec<f32>> {
+    /// The rows that the head reads, and the head.
+    fn head_input(&self, rows: &Tensor) -> Result<(Tensor, &Tensor)> {
         let blocks = &self.stages.last().expect("a run has a stage").blocks;
         let head = blocks.head.as_ref().expect("the last stage has the head");
-        let rows = normalise(rows, &head.norm, &blocks.shape)?;
         let [matrix] = &head.matrices[..] else {
             unreachable!("a pass for text has whole matrices")
         };
-        let logits = rows.f_linear(&matrix.tensor, None::<Tensor>)?;
+        Ok((normalise(rows, &head.norm, &blocks.shape)?, &matrix.tensor))
+    }
+
+    /// The logits of rows `[1, T, H]`.
+    fn head(&self, rows: &Tensor) -> Result<Vec<f32>> {
+        let (rows, head) = self.head_input(rows)?;
+        let logits = rows.f_linear(head, None::<Tensor>)?;
         let logits = logits.f_to_kind(Kind::Float)?.f_to(tch::Device::Cpu)?.f_contiguous()?;
         Ok(elements(&logits).to_vec())
     }

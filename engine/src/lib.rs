@@ -85,6 +85,7 @@ mod packed;
 mod parameters;
 mod pass_groups;
 mod pipelined_worker;
+mod preference;
 mod product;
 mod projection;
 mod rotary;
@@ -92,6 +93,7 @@ mod routing;
 mod safetensors_file;
 mod samples;
 mod sampling;
+mod scorer;
 mod share;
 mod shim;
 mod sliced;
@@ -130,6 +132,7 @@ pub use gpu_memory::gpu_overhead;
 pub use init::initial_weights;
 pub use island::{Island, threads_of_each};
 pub use kernel::instruction_set;
+pub use loss::Preferences;
 pub use memory::{
     DeviceFloor, SwappingFloor, device_floor, island_overhead, memory_floor, pass_overhead,
     swapped_bytes, swapping_floor,
@@ -144,6 +147,7 @@ pub use pass_groups::passes_at_once;
 pub use projection::Projected;
 pub use samples::{Batch, Samples};
 pub use sampling::Sampling;
+pub use scorer::Scorer;
 pub use shim::torch_version;
 pub use square_norm::square_norm;
 pub use stage::{ForwardOutput, WorkerForward};

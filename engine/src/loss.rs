@@ -3,10 +3,12 @@
 
 use std::ops::Range;
 
+use shoal_protocol::manifest::Preference;
 use tch::{Kind, Tensor};
 
 use crate::cuda::Kernels;
 use crate::error::Result;
+use crate::preference::{Pair, pair_losses};
 use crate::shim;
 
 /// Bytes of logits that exist at a time: at most this many, unless one row has more. It fixes the
@@ -22,6 +24,43 @@ pub(crate) struct Loss {
     /// Sum over the counted rows divided by the number of all rows: f32, in nats.
     pub(crate) value: Tensor,
     pub(crate) gradients: Option<LossGradients>,
+    /// Which completions are preferred, in a run on pairs.
+    pub(crate) preferences: Preferences,
+}
+
+/// What a model prefers among the pairs of a microbatch.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Preferences {
+    /// Pairs whose chosen completion has the larger reward.
+    pub preferred: u64,
+    /// The mean difference of rewards.
+    pub margin: f32,
+}
+
+/// What the loss of some rows is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Objective<'a> {
+    /// Their cross-entropy.
+    CrossEntropy,
+    /// That of the pairs that they are.
+    Pairs(&'a Preference, &'a [Pair]),
+}
+
+/// The factors of rows' losses in the gradients.
+pub(crate) enum RowWeights {
+    /// The same for all.
+    Same(f64),
+    /// One for each: f32 `[N, 1]`.
+    Each(Tensor),
+}
+
+impl RowWeights {
+    fn of_chunk(&self, start: i64, length: i64) -> Result<Self> {
+        Ok(match self {
+            Self::Same(factor) => Self::Same(*factor),
+            Self::Each(factors) => Self::Each(factors.f_narrow(0, start, length)?),
+        })
+    }
 }
 
 /// The gradients of a loss.
@@ -33,23 +72,40 @@ pub(crate) struct LossGradients {
 }
 
 /// The loss of rows `[N, H]` under the head `[V, H]`. `targets` are ids, or [`IGNORED`]: i64 `[N]`.
-pub(crate) fn cross_entropy(
+pub(crate) fn loss_of(
     rows: &Tensor,
     head: &Tensor,
     targets: &Tensor,
+    objective: Objective<'_>,
     with_gradients: bool,
 ) -> Result<Loss> {
     let vocabulary = head.size()[0] as usize;
-    in_chunks(rows, targets, vocabulary, |chunk, targets, scale, heads| {
+    in_chunks((rows, targets), vocabulary, objective, with_gradients, |chunk, targets, wanted| {
         let mut logits = chunk.f_linear(head, None::<Tensor>)?;
-        let losses = row_losses(&mut logits, targets, scale, with_gradients)?;
-        if !with_gradients {
-            return Ok((losses, None));
+        let Some((weights, heads)) = wanted else {
+            return Ok((row_losses(&mut logits, targets, 0.0, false)?, None));
+        };
+        let scale = if let RowWeights::Same(scale) = weights { *scale } else { 1.0 };
+        let losses = row_losses(&mut logits, targets, scale, true)?;
+        let mut gradient = logits;
+        if let RowWeights::Each(factors) = weights {
+            // In f32, and then rounded.
+            gradient = gradient.f_mul_(factors)?;
         }
-        let gradient = logits;
         heads.add(0, head, &gradient, chunk)?;
         Ok((losses, Some(gradient.f_matmul(head)?)))
     })
+}
+
+/// The cross-entropy of each row under the head: f32 `[N]`, 0 where the target does not count.
+pub(crate) fn losses_of_rows(rows: &Tensor, head: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    let vocabulary = head.size()[0] as usize;
+    let _guard = tch::no_grad_guard();
+    let (losses, _) = pass_in_chunks((rows, targets), vocabulary, None, |chunk, targets, _| {
+        let mut logits = chunk.f_linear(head, None::<Tensor>)?;
+        Ok((row_losses(&mut logits, targets, 0.0, false)?, None))
+    })?;
+    Ok(losses)
 }
 
 /// The sums of the gradients of a head's matrices over all chunks.
@@ -82,22 +138,47 @@ impl HeadGradients {
     }
 }
 
-/// The loss of rows `[N, H]` from those of chunks of them. `of_chunk` takes the rows and targets of a chunk, and the
-/// factor of losses in their gradients. It gives each row's loss and, if they were asked for, the rows' gradient.
+/// The rows and targets of a chunk, and what its gradients need if they are asked for, to each row's loss and the rows'
+/// gradient.
+type Wanted<'a> = Option<(&'a RowWeights, &'a mut HeadGradients)>;
+
+/// The loss of rows `[N, H]` from those of chunks of them.
 pub(crate) fn in_chunks(
-    rows: &Tensor,
-    targets: &Tensor,
+    (rows, targets): (&Tensor, &Tensor),
     vocabulary: usize,
-    mut of_chunk: impl FnMut(
-        &Tensor,
-        &Tensor,
-        f64,
-        &mut HeadGradients,
-    ) -> Result<(Tensor, Option<Tensor>)>,
+    objective: Objective<'_>,
+    with_gradients: bool,
+    mut of_chunk: impl FnMut(&Tensor, &Tensor, Wanted<'_>) -> Result<(Tensor, Option<Tensor>)>,
 ) -> Result<Loss> {
     let _guard = tch::no_grad_guard();
+    let mut pass = |weights| pass_in_chunks((rows, targets), vocabulary, weights, &mut of_chunk);
+    let Objective::Pairs(preference, pairs) = objective else {
+        let scale = 1.0 / rows.size2()?.0 as f64;
+        let (losses, gradients) = pass(with_gradients.then_some(RowWeights::Same(scale)))?;
+        let value = losses.f_sum(Kind::Double)?.f_mul_scalar(scale)?.f_to_kind(Kind::Float)?;
+        return Ok(Loss { value, gradients, preferences: Preferences::default() });
+    };
+    // How much a row counts follows from all rows of its pair.
+    let (losses, _) = pass(None)?;
+    let found = pair_losses(preference, pairs, &losses)?;
+    let mut gradients = None;
+    if with_gradients {
+        let factors = Tensor::f_from_slice(&found.weights)?.f_unsqueeze(1)?;
+        (_, gradients) = pass(Some(RowWeights::Each(factors.f_to(rows.device())?)))?;
+    }
+    let value = Tensor::f_from_slice(&[found.mean as f32])?.f_squeeze()?;
+    let preferences = Preferences { preferred: found.preferred, margin: found.margin as f32 };
+    Ok(Loss { value, gradients, preferences })
+}
+
+/// The losses of all rows, chunk by chunk, and the gradients of their weighted sum if there are weights.
+fn pass_in_chunks(
+    (rows, targets): (&Tensor, &Tensor),
+    vocabulary: usize,
+    weights: Option<RowWeights>,
+    mut of_chunk: impl FnMut(&Tensor, &Tensor, Wanted<'_>) -> Result<(Tensor, Option<Tensor>)>,
+) -> Result<(Tensor, Option<LossGradients>)> {
     let (count, _) = rows.size2()?;
-    let scale = 1.0 / count as f64;
     let chunks = chunks(count as usize, vocabulary * rows.kind().elt_size_in_bytes());
     let mut heads = HeadGradients { sums: Vec::new(), alone: chunks.len() == 1 };
     let (mut losses, mut row_gradients) = (Vec::with_capacity(chunks.len()), Vec::new());
@@ -105,17 +186,18 @@ pub(crate) fn in_chunks(
         let (start, length) = (chunk.start as i64, chunk.len() as i64);
         let [part, targets] =
             [rows.f_narrow(0, start, length)?, targets.f_narrow(0, start, length)?];
-        let (of_rows, gradient) = of_chunk(&part, &targets, scale, &mut heads)?;
+        let weights =
+            weights.as_ref().map(|weights| weights.of_chunk(start, length)).transpose()?;
+        let wanted = weights.as_ref().map(|weights| (weights, &mut heads));
+        let (of_rows, gradient) = of_chunk(&part, &targets, wanted)?;
         losses.push(of_rows);
         row_gradients.extend(gradient);
     }
-    let sum = Tensor::f_cat(&losses, 0)?.f_sum(Kind::Double)?;
-    let value = sum.f_mul_scalar(scale)?.f_to_kind(Kind::Float)?;
     let gradients = match row_gradients.is_empty() {
         true => None,
         false => Some(LossGradients { rows: Tensor::f_cat(&row_gradients, 0)?, heads: heads.sums }),
     };
-    Ok(Loss { value, gradients })
+    Ok((Tensor::f_cat(&losses, 0)?, gradients))
 }
 
 /// The loss of each row of `logits` `[N, V]`: f32 `[N]`. With gradients, the logits become those of
@@ -172,6 +254,15 @@ mod tests {
 
     use super::*;
     use crate::tensor::elements;
+
+    fn cross_entropy(
+        x: &Tensor,
+        head: &Tensor,
+        targets: &Tensor,
+        with_gradients: bool,
+    ) -> Result<Loss> {
+        loss_of(x, head, targets, Objective::CrossEntropy, with_gradients)
+    }
 
     fn close(one: &Tensor, other: &Tensor, tolerance: f32) -> bool {
         let [one, other] = [one, other].map(|tensor| tensor.to_kind(Kind::Float).contiguous());

@@ -9,7 +9,7 @@ use std::ops::Range;
 use tch::{Kind, Tensor};
 
 use crate::error::Result;
-use crate::loss::{Loss, in_chunks};
+use crate::loss::{Loss, Objective, RowWeights, in_chunks};
 use crate::own_slices::OwnSlices;
 
 /// The head's slices that a device has.
@@ -22,22 +22,28 @@ pub(crate) struct SlicedHead<'a> {
 }
 
 impl SlicedHead<'_> {
-    /// The loss of rows `[N, H]`; see [`crate::loss::cross_entropy`]. There is a gradient of each slice's rows of a
-    /// trained head.
-    pub(crate) fn cross_entropy(
+    /// The loss of rows `[N, H]`; see [`crate::loss::loss_of`]. There is a gradient of each slice's rows of a trained
+    /// head.
+    pub(crate) fn loss_of(
         &self,
-        rows: &Tensor,
-        targets: &Tensor,
+        (rows, targets): (&Tensor, &Tensor),
+        objective: Objective<'_>,
         with_gradients: bool,
     ) -> Result<Loss> {
-        in_chunks(rows, targets, self.vocabulary, |chunk, targets, scale, heads| {
+        let (all, vocabulary) = ((rows, targets), self.vocabulary);
+        in_chunks(all, vocabulary, objective, with_gradients, |chunk, targets, wanted| {
             let (losses, slices) = self.chunk(chunk, targets)?;
-            if !with_gradients {
+            let Some((weights, heads)) = wanted else {
                 return Ok((losses, None));
-            }
+            };
             let mut of_rows = Vec::with_capacity(self.slices.len());
             for (number, ((_, head), slice)) in self.slices.iter().zip(slices).enumerate() {
-                let gradient = slice.gradient()?.f_mul_scalar(scale)?.f_to_kind(rows.kind())?;
+                let gradient = slice.gradient()?;
+                let gradient = match weights {
+                    RowWeights::Same(scale) => gradient.f_mul_scalar(*scale)?,
+                    RowWeights::Each(factors) => gradient.f_mul(factors)?,
+                };
+                let gradient = gradient.f_to_kind(rows.kind())?;
                 heads.add(number, head, &gradient, chunk)?;
                 of_rows.push(gradient.f_matmul(head)?);
             }
@@ -119,7 +125,7 @@ mod tests {
 
     use super::*;
     use crate::exchange::Seat;
-    use crate::loss::{IGNORED, cross_entropy};
+    use crate::loss::{IGNORED, loss_of as whole_loss};
     use crate::tensor::elements;
     use crate::testing::manifest;
 
@@ -142,7 +148,8 @@ mod tests {
         };
         let slices: Vec<_> = own.numbers().map(slice).collect();
         let head = SlicedHead { own, slices: &slices, vocabulary };
-        let loss = head.cross_entropy(rows, targets, true).expect("enough memory");
+        let loss = head.loss_of((rows, targets), Objective::CrossEntropy, true);
+        let loss = loss.expect("enough memory");
         let gradients = loss.gradients.expect("asked for");
         let heads = Tensor::cat(&gradients.heads, 0);
         [loss.value, gradients.rows, heads].map(|one| {
@@ -169,7 +176,8 @@ mod tests {
                 .map(|row| if row % 5 == 0 { IGNORED } else { row * 7919 % vocabulary })
                 .collect();
             let targets = Tensor::from_slice(&targets);
-            let whole = cross_entropy(&rows, &head, &targets, true).expect("enough memory");
+            let whole = whole_loss(&rows, &head, &targets, Objective::CrossEntropy, true);
+            let whole = whole.expect("enough memory");
             let gradients = whole.gradients.expect("asked for");
             let expected = [&whole.value, &gradients.rows, &gradients.heads[0]]
                 .map(|one| elements::<f32>(&one.to_kind(Kind::Float).contiguous()).to_vec());

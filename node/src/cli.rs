@@ -35,7 +35,7 @@ pub use checkpoint::{
 };
 pub use chunk::{ChunkCommand, ChunkGetArgs, ChunkLsArgs, ChunkVerifyArgs};
 use clap::{Args, Parser, Subcommand};
-pub use data::{DataCommand, DataPrepareArgs, DataShowArgs, DataStatsArgs};
+pub use data::{DataCommand, DataPrepareArgs, DataReferenceArgs, DataShowArgs, DataStatsArgs};
 pub use demo::{DemoArgs, DtypeChoice, SlowPeer};
 pub use doctor::DoctorArgs;
 pub use finetune::FinetuneArgs;
@@ -51,6 +51,7 @@ pub use simulate::{Seeds, SimulateArgs};
 pub use watch::{HealthcheckArgs, HttpAddress, NodeArgs, PlotArgs, StatusArgs};
 
 use crate::address::JoinAddress;
+use crate::config::loss_section::LossName;
 use crate::exit::Exit;
 pub use crate::logging::LogFormat;
 pub use crate::network::Congestion;
@@ -335,6 +336,9 @@ pub struct InitArgs {
     /// Train for this number of passes over prepared data, in steps of a size that suits it.
     #[arg(long, value_name = "N", requires = "data", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub epochs: Option<u32>,
+    /// Loss to lower; default: cross_entropy, and dpo on pairs with a reference.
+    #[arg(long, value_name = "LOSS", requires = "data")]
+    pub loss: Option<LossName>,
 }
 
 /// `shoal id`

@@ -7,6 +7,7 @@
 pub(crate) mod data_section;
 #[path = "config/lora_section.rs"]
 mod lora_section;
+pub(crate) mod loss_section;
 #[path = "config/model_section.rs"]
 mod model_section;
 #[path = "config/optimizer_section.rs"]
@@ -30,7 +31,7 @@ use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
     Adam, Admission, AdmissionMode, Audit, Base, Block, Checkpoint, Codecs, Data, Dtype,
-    Evaluation, Lora, Manifest, ManifestError, Model, Optimizer, Rule, Schedule, TokenWidth,
+    Evaluation, Lora, Loss, Manifest, ManifestError, Model, Optimizer, Rule, Schedule, TokenWidth,
     Tokenizer, Tokens, Training,
 };
 use shoal_protocol::units::Bytes;
@@ -316,6 +317,7 @@ impl RunConfig {
             recompute = training.recompute,
             gradient_fraction_bits = training.gradient_fraction_bits,
             staleness = training.staleness,
+            loss = loss_section::to_toml(&training.loss),
             activations = text_of(codec.activations),
             activation_gradients = text_of(codec.activation_gradients),
             gradient_rounding = text_of(codec.gradient_rounding),
@@ -374,6 +376,7 @@ impl Default for RunConfig {
                 recompute: false,
                 gradient_fraction_bits: 44,
                 staleness: 0,
+                loss: Loss::CrossEntropy,
             },
             epochs: TrainingEpochs::None,
             codec: Codecs::default(),

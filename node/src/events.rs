@@ -321,12 +321,24 @@ impl RunEvent {
     }
 }
 
+/// What a model prefers among the pairs of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct PreferenceNumbers {
+    /// Share of pairs whose chosen completion has the larger reward.
+    pub accuracy: f64,
+    /// Mean difference of the rewards of chosen and rejected completions.
+    pub margin: f64,
+    /// Share of held-out pairs whose chosen completion has the larger reward, if the step evaluated them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held_out_accuracy: Option<f64>,
+}
+
 /// One committed step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StepReport {
     /// The step's number.
     pub step: u64,
-    /// Mean training loss, in nats per token.
+    /// Mean training loss, in nats per token or of pairs.
     pub loss: f64,
     /// Mean loss on the held-out text with the weights that the step read, if the step evaluated it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -344,6 +356,9 @@ pub struct StepReport {
     /// Tokens that are followed by padding.
     #[serde(default)]
     pub padded: u64,
+    /// What the model prefers, in a run on pairs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preferences: Option<PreferenceNumbers>,
     /// Seconds since the previous commit, or since the start of the first step.
     pub seconds: f64,
     /// Seconds of these from the last finished microbatch until every replica held the step's

@@ -166,6 +166,7 @@ mod tests {
                 tokens: 1,
                 targets: 1,
                 padded: 0,
+                preferences: None,
                 seconds: 1.0,
                 cost: None,
                 held_out_loss: step

@@ -33,6 +33,16 @@ pub(crate) fn byte_bar(name: &'static str) -> ProgressBar {
     bar.unwrap_or_else(ProgressBar::hidden)
 }
 
+/// A bar of the rows of data that are done; hidden where stderr is no terminal.
+pub(crate) fn row_bar(name: &'static str, rows: u64) -> ProgressBar {
+    let bar = terminal::show(|| {
+        let template = "{prefix:>9} {bar:14.cyan/dim} {pos}/{len} rows {eta}";
+        let style = ProgressStyle::with_template(template).expect("the template is valid");
+        ProgressBar::new(rows).with_style(style.progress_chars("━╸─")).with_prefix(name)
+    });
+    bar.unwrap_or_else(ProgressBar::hidden)
+}
+
 /// The view of one run.
 #[derive(Debug)]
 pub struct Progress {

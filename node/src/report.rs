@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::{ContentHash, PeerId, RunId};
 
-use crate::events::{RunEvent, StepReport};
+use crate::events::{PreferenceNumbers, RunEvent, StepReport};
 use crate::scores::Scores;
 
 /// The figures of a run.
@@ -97,6 +97,9 @@ pub struct StepNumbers {
     /// Tokens that are followed by padding.
     #[serde(default)]
     pub padded: u64,
+    /// What the model prefers, in a run on pairs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preferences: Option<PreferenceNumbers>,
     /// Duration of the step in seconds.
     pub seconds: f64,
     /// Price of the members' time in the step, in the currency of `--price`, if a member has one.
@@ -249,6 +252,7 @@ impl Report {
             tokens: step.tokens,
             targets: step.targets,
             padded: step.padded,
+            preferences: step.preferences,
             seconds: step.seconds,
             cost: step.cost,
             held_out_loss: step.held_out_loss,
@@ -328,6 +332,7 @@ mod tests {
             tokens: 1000,
             targets: 900,
             padded: 50,
+            preferences: None,
             seconds: 0.5,
             cost: None,
             counted,

@@ -51,11 +51,13 @@ impl TrainingRate {
     pub(crate) fn describe(&self, step: &StepReport) -> String {
         let left = self.steps.saturating_sub(self.done.number());
         let left = left as f64 * self.seconds_per_step;
+        let accuracy = step.preferences.map(|found| format!("  accuracy {:.2}", found.accuracy));
         format!(
-            "{}/{}  loss {:.3}  {} tokens/s  {}  {} left",
+            "{}/{}  loss {:.3}{}  {} tokens/s  {}  {} left",
             self.done.number(),
             self.steps,
             step.loss,
+            accuracy.unwrap_or_default(),
             with_prefix(self.tokens_per_second),
             counted(step.peers as u64, "peer"),
             duration(left),
@@ -106,6 +108,7 @@ pub(crate) mod tests {
             tokens: 4000,
             targets: 4000,
             padded: 0,
+            preferences: None,
             seconds: 0.5,
             cost: None,
             counted: 8,

@@ -1,6 +1,8 @@
 //! The word that travels with each token of a microbatch beside its activation: the token to
 //! predict, whether it counts, and where documents begin.
 
+use std::ops::Range;
+
 /// Number of ids that a label can hold; a manifest's vocabulary is at most this.
 pub const VOCABULARY: u32 = 1 << 20;
 
@@ -57,10 +59,55 @@ impl Label {
     }
 }
 
+/// The positions of a row that are the chosen and the rejected sequence of a pair: two documents, each with a target,
+/// and perhaps one of padding without any. `None` of other rows.
+#[must_use]
+pub fn pair_of(labels: &[Label]) -> Option<[Range<usize>; 2]> {
+    let mut starts = labels.iter().enumerate().skip(1).filter(|(_, label)| label.starts_document);
+    let second = starts.next()?.0;
+    let end = starts.next().map_or(labels.len(), |(place, _)| place);
+    let pair = [0..second, second..end];
+    let has_target = |range: Range<usize>| labels[range].iter().any(|label| label.target.is_some());
+    let is_pair = pair.iter().cloned().all(has_target);
+    (is_pair && starts.next().is_none() && !has_target(end..labels.len())).then_some(pair)
+}
+
+/// The log-probabilities of a reference, of a pair's chosen and rejected completion, in the words behind its labels.
+/// `None` of other words than those of finite numbers that are not positive.
+#[must_use]
+pub fn reference_of(words: [u32; 2]) -> Option<[f32; 2]> {
+    let numbers = words.map(f32::from_bits);
+    numbers.iter().all(|number| number.is_finite() && *number <= 0.0).then_some(numbers)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Label;
+    use super::{Label, pair_of, reference_of};
     use proptest::prelude::*;
+
+    #[test]
+    fn a_pair_is_two_documents_with_targets() {
+        let word = |text: char| Label {
+            target: matches!(text, 't' | 'T').then_some(1),
+            starts_document: matches!(text, 'M' | 'T'),
+            padding: false,
+        };
+        let pair = |text: &str| pair_of(&text.chars().map(word).collect::<Vec<_>>());
+        assert_eq!(pair("MttMmt"), Some([0..3, 3..6]));
+        assert_eq!(pair("MttTmMmm"), Some([0..3, 3..5]));
+        for other in ["", "M", "Mtt", "MmmMtt", "MttMmm", "MttMttMt", "MtMtMmMm"] {
+            assert_eq!(pair(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_reference_is_finite_and_not_positive() {
+        let words = |numbers: [f32; 2]| reference_of(numbers.map(f32::to_bits));
+        assert_eq!(words([-1.5, 0.0]), Some([-1.5, 0.0]));
+        for other in [f32::NAN, f32::NEG_INFINITY, 0.5] {
+            assert_eq!(words([-1.0, other]), None);
+        }
+    }
 
     proptest! {
         #[test]

@@ -77,7 +77,7 @@ impl BestFit {
             let size = piece.tokens.len();
             let found = rooms.range((size, 0)..).next().copied();
             let (room, place) = found.unwrap_or_else(|| {
-                rows.push(Row { tokens: Vec::new(), classes: Vec::new() });
+                rows.push(Row::new(Vec::new(), Vec::new()));
                 (length, rows.len() - 1)
             });
             rooms.remove(&(room, place));

@@ -28,10 +28,10 @@ impl Concat {
         let context = self.context as usize;
         let mut start = 0;
         while self.tokens.len() > start + context {
-            rows.push(Row {
-                tokens: self.tokens[start..=start + context].to_vec(),
-                classes: self.classes[start..=start + context].to_vec(),
-            });
+            rows.push(Row::new(
+                self.tokens[start..=start + context].to_vec(),
+                self.classes[start..=start + context].to_vec(),
+            ));
             start += context;
         }
         self.tokens.drain(..start);
@@ -39,10 +39,7 @@ impl Concat {
     }
 
     pub(super) fn finish(&mut self, rows: &mut Vec<Row>) {
-        let mut row = Row {
-            tokens: std::mem::take(&mut self.tokens),
-            classes: std::mem::take(&mut self.classes),
-        };
+        let mut row = Row::new(std::mem::take(&mut self.tokens), std::mem::take(&mut self.classes));
         if row.tokens.len() > 1 {
             row.pad(self.context as usize + 1, self.pad);
             rows.push(row);

@@ -2,17 +2,21 @@
 
 mod best_fit;
 mod concat;
+mod pairs;
+mod row;
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::class::Class;
 use crate::document::Document;
 
 use best_fit::BestFit;
 use concat::Concat;
+use pairs::Pairs;
+pub(crate) use row::pair_of;
+pub use row::{Counts, PairLogProbs, Row};
 
 /// The way in which documents are put into rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +27,9 @@ pub enum Packing {
     Concat,
     /// Documents stay whole where they fit into a row; rows are filled by best-fit decreasing.
     BestFit,
+    /// Each row has one pair of sequences: the chosen one, then the rejected one, then padding. Rows of pairs alone are
+    /// put so.
+    Pairs,
 }
 
 impl fmt::Display for Packing {
@@ -30,6 +37,7 @@ impl fmt::Display for Packing {
         f.write_str(match self {
             Self::Concat => "concat",
             Self::BestFit => "best-fit",
+            Self::Pairs => "pairs",
         })
     }
 }
@@ -51,64 +59,6 @@ impl FromStr for Packing {
     }
 }
 
-/// A row of N + 1 tokens and their classes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Row {
-    /// The inputs are all tokens but the last, the labels all tokens but the first.
-    pub tokens: Vec<u32>,
-    /// The class of each token.
-    pub classes: Vec<Class>,
-}
-
-/// The labels of one or more rows, by class.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Counts {
-    /// Labels that are targets.
-    pub targets: u64,
-    /// Labels that are context only, or the first token of a document.
-    pub masked: u64,
-    /// Labels that are padding.
-    pub padded: u64,
-}
-
-impl Counts {
-    /// All labels; `None` on overflow.
-    #[must_use]
-    pub fn labels(&self) -> Option<u64> {
-        self.targets.checked_add(self.masked)?.checked_add(self.padded)
-    }
-
-    /// Adds the labels of another row or shard.
-    pub fn add(&mut self, other: &Self) {
-        self.targets = self.targets.saturating_add(other.targets);
-        self.masked = self.masked.saturating_add(other.masked);
-        self.padded = self.padded.saturating_add(other.padded);
-    }
-}
-
-impl Row {
-    /// The labels of the row, by class.
-    #[must_use]
-    pub fn counts(&self) -> Counts {
-        let mut counts = Counts::default();
-        for class in self.classes.iter().skip(1) {
-            match class {
-                Class::Target => counts.targets += 1,
-                Class::Masked | Class::First => counts.masked += 1,
-                Class::Padding => counts.padded += 1,
-            }
-        }
-        counts
-    }
-
-    /// Appends padding up to `length` tokens.
-    fn pad(&mut self, length: usize, pad: u32) {
-        self.tokens.resize(length, pad);
-        self.classes.resize(length, Class::Padding);
-    }
-}
-
 /// Packs documents into rows. Its state between two documents can be saved and restored.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -117,6 +67,8 @@ pub enum Packer {
     Concat(Concat),
     /// Packs by best-fit decreasing.
     BestFit(BestFit),
+    /// Puts pairs into rows of their own.
+    Pairs(Pairs),
 }
 
 impl Packer {
@@ -126,6 +78,7 @@ impl Packer {
         match packing {
             Packing::Concat => Self::Concat(Concat::new(context, pad)),
             Packing::BestFit => Self::BestFit(BestFit::new(context, pad)),
+            Packing::Pairs => Self::Pairs(Pairs::new(context, pad)),
         }
     }
 
@@ -134,6 +87,7 @@ impl Packer {
         match self {
             Self::Concat(concat) => concat.push(document, rows),
             Self::BestFit(best_fit) => best_fit.push(document, rows),
+            Self::Pairs(pairs) => pairs.push(document, rows),
         }
     }
 
@@ -142,6 +96,8 @@ impl Packer {
         match self {
             Self::Concat(concat) => concat.finish(rows),
             Self::BestFit(best_fit) => best_fit.finish(rows),
+            // Nothing waits.
+            Self::Pairs(_) => {}
         }
     }
 }

@@ -12,7 +12,6 @@ mod state;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
-use std::io::Write;
 use std::num::NonZero;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -21,11 +20,11 @@ use std::thread;
 
 use shoal_protocol::ids::ContentHash;
 
-use crate::document::{DocumentError, Encoder};
-use crate::pack::{Packer, Row};
+use crate::document::{Document, DocumentError, Encoder};
+use crate::pack::{Packer, Packing, Row, pair_of};
 use crate::prepared::{
     Documents, FORMAT, INDEX_FILE, Index, Layout, SHARDS_FOLDER, ShardWriter, Totals, WriteError,
-    rename,
+    write_index,
 };
 use crate::source::{ReadOptions, RowKind, SourceError, SourceFile, detect, find};
 use crate::template::{ChatTemplate, TemplateError};
@@ -34,7 +33,7 @@ use crate::tokenizer::{TextTokenizer, TokenizerError};
 pub use held_out::{FEWEST, default_held_out};
 pub use options::PrepareOptions;
 use pipeline::{Encoded, EncodedBatch, Input};
-pub use state::Notes;
+pub use state::{LeftOut, Notes};
 use state::{Place, Saved, SavedList};
 
 /// Name of the folder of unfinished work.
@@ -78,6 +77,21 @@ pub enum PrepareError {
     /// Every row is empty.
     #[error("the sources have no text: all {0} documents are empty; name other sources")]
     Empty(u64),
+    /// Every pair is left out.
+    #[error(
+        "no pair is left: {long} are longer than a row of {context} tokens, which takes both sequences, {same} have \
+         equal completions, and {without_target} have one without a target; raise --context, or name other sources"
+    )]
+    NoPairs {
+        /// Pairs that are longer than a row.
+        long: u64,
+        /// Pairs of equal completions.
+        same: u64,
+        /// Pairs with a completion without a target.
+        without_target: u64,
+        /// Tokens of a row.
+        context: u32,
+    },
     /// No training document has a label.
     #[error(
         "no training document has a target: {hint}use --train-on all, a smaller --held-out, or longer documents"
@@ -179,6 +193,7 @@ pub fn prepare_noting(
     let read = ReadOptions { line_bytes: options.line_bytes, ..ReadOptions::default() };
     let files = find(&options.sources, options.split.as_ref())?.files;
     let kind = detect(&files, options.format, &read)?;
+    let options = &options.clone().of_rows(kind)?;
     let (encoder, arguments) = set_up(options, &files, kind)?;
     let mut work = Work::begin(options, out, &encoder, arguments)?;
 
@@ -228,10 +243,18 @@ fn set_up(
     arguments.insert("special tokens".to_owned(), format!("{:?}", tokenizer.special()));
     let found = match kind {
         RowKind::Text => None,
-        RowKind::Messages | RowKind::Prompt | RowKind::Conversations | RowKind::Instruction => {
+        RowKind::Messages
+        | RowKind::Prompt
+        | RowKind::Pair
+        | RowKind::Conversations
+        | RowKind::Instruction => {
             match ChatTemplate::find(&options.base, options.chat_template.as_deref()) {
                 // A prompt may be a text.
-                Err(TemplateError::Missing { .. }) if kind == RowKind::Prompt => None,
+                Err(TemplateError::Missing { .. })
+                    if matches!(kind, RowKind::Prompt | RowKind::Pair) =>
+                {
+                    None
+                }
                 found => Some(found?),
             }
         }
@@ -295,7 +318,7 @@ impl<'a> Work<'a> {
         let tokenizer = encoder.tokenizer();
         let vocabulary = tokenizer.vocabulary();
         let width = Layout::width_of(vocabulary);
-        let layout = Layout { context: options.context, width, vocabulary };
+        let layout = Layout { context: options.context, width, vocabulary, has_reference: false };
         let rows_per_shard = (options.shard_bytes / layout.row_bytes() as u64).max(1);
         let pad = tokenizer.pad().or(tokenizer.eos()).unwrap_or(0);
         let saved = Saved::read(&unfinished)?;
@@ -354,6 +377,9 @@ impl<'a> Work<'a> {
             self.documents.empty += 1;
             return Ok(false);
         };
+        if self.options.pack == Packing::Pairs && self.leaves_out(&document) {
+            return Ok(false);
+        }
         self.tokens += document.tokens.len() as u64;
         if starts && document.has_no_target() {
             self.documents.without_target += 1;
@@ -369,6 +395,23 @@ impl<'a> Work<'a> {
         *count += u64::from(starts);
         list.packer.push(&document, &mut self.rows);
         list.write(&mut self.rows)
+    }
+
+    /// Whether a pair is left out, which is counted.
+    fn leaves_out(&mut self, pair: &Document) -> bool {
+        let left_out = &mut self.notes.pairs;
+        let count = match pair_of(&pair.classes) {
+            _ if pair.tokens.len() > self.options.context as usize + 1 => &mut left_out.long,
+            None => &mut left_out.without_target,
+            Some([chosen, rejected])
+                if pair.tokens[chosen.clone()] == pair.tokens[rejected.clone()] =>
+            {
+                &mut left_out.same
+            }
+            Some(_) => return false,
+        };
+        *count += 1;
+        true
     }
 
     /// Saves the state, then moves complete shards to their final names.
@@ -398,6 +441,11 @@ impl<'a> Work<'a> {
     fn finish(mut self, encoder: &Encoder) -> Result<(Index, Notes), PrepareError> {
         let Documents { train, held_out, empty, .. } = self.documents;
         if train + held_out == 0 {
+            let LeftOut { long, same, without_target } = self.notes.pairs;
+            if long + same + without_target > 0 {
+                let context = self.options.context;
+                return Err(PrepareError::NoPairs { long, same, without_target, context });
+            }
             return Err(PrepareError::Empty(empty));
         }
         for list in [&mut self.train, &mut self.held_out] {
@@ -439,8 +487,9 @@ impl<'a> Work<'a> {
             held_out,
             documents: self.documents,
             chat_template: self.foreign_template(encoder),
+            reference: None,
         };
-        self.write_index(&index)?;
+        self.end(&index)?;
         Ok((index, self.notes))
     }
 
@@ -452,13 +501,8 @@ impl<'a> Work<'a> {
         (own.as_deref() != Some(source)).then(|| source.to_owned())
     }
 
-    fn write_index(&self, index: &Index) -> Result<(), WriteError> {
-        let (path, temporary) = (self.out.join(INDEX_FILE), self.out.join("index.json.new"));
-        let mut file = File::create(&temporary).map_err(WriteError::at(&temporary))?;
-        file.write_all(&index.bytes())
-            .and_then(|()| file.sync_all())
-            .map_err(WriteError::at(&temporary))?;
-        rename(&temporary, &path)?;
+    fn end(&self, index: &Index) -> Result<(), WriteError> {
+        write_index(&self.out, index)?;
         fs::remove_dir_all(&self.unfinished).map_err(WriteError::at(&self.unfinished))?;
         self.lock.unlock().map_err(WriteError::at(&self.unfinished))
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::document::TrainOn;
 use crate::pack::Packing;
-use crate::source::{DEFAULT_LINE_BYTES, Format, Split};
+use crate::source::{DEFAULT_LINE_BYTES, Format, RowKind, Split};
 use crate::template::Date;
 
 use super::PrepareError;
@@ -68,6 +68,19 @@ impl PrepareOptions {
             date: None,
             line_bytes: DEFAULT_LINE_BYTES,
         }
+    }
+
+    /// The options for rows of a kind: pairs have a packing and targets of their own.
+    pub(super) fn of_rows(self, kind: RowKind) -> Result<Self, PrepareError> {
+        if kind != RowKind::Pair {
+            return Ok(self);
+        }
+        if self.train_on != TrainOn::Responses {
+            let (name, value) = ("train-on", self.train_on.to_string());
+            let range = "responses where rows have `chosen` and `rejected`";
+            return Err(PrepareError::Option { name, value, range });
+        }
+        Ok(Self { pack: Packing::Pairs, ..self })
     }
 
     pub(super) fn check(&self) -> Result<(), PrepareError> {

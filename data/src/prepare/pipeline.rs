@@ -163,7 +163,9 @@ fn encode_row(
     let row = Row::parse(row, input.kind, path)?;
     let (starts, ends) = match &row {
         Row::Text { starts, ends, .. } => (*starts, *ends),
-        Row::Messages { .. } | Row::Prompt { .. } | Row::PromptMessages { .. } => (true, true),
+        Row::Messages { .. } | Row::Prompt { .. } | Row::PromptMessages { .. } | Row::Pair(_) => {
+            (true, true)
+        }
     };
     let number = if ends { place.documents - 1 } else { place.documents };
     let (document, odd) = if row.is_empty() {

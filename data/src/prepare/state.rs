@@ -39,6 +39,20 @@ pub struct Notes {
     pub unknown: BTreeMap<String, u64>,
     /// Roles of chats without a target; eight at most.
     pub untaught: BTreeSet<String>,
+    /// Pairs that are left out.
+    #[serde(default)]
+    pub pairs: LeftOut,
+}
+
+/// Pairs that are left out, by cause.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// Their two sequences are longer than a row.
+    pub long: u64,
+    /// Both completions have the same tokens.
+    pub same: u64,
+    /// A completion has no target.
+    pub without_target: u64,
 }
 
 impl Notes {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
-use shoal_protocol::manifest::TokenWidth;
+use shoal_protocol::manifest::{Dtype, TokenWidth};
 
 use super::INDEX_FILE;
 use super::layout::Layout;
@@ -127,6 +127,18 @@ const fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
+/// The base whose log-probabilities follow the rows of pairs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reference {
+    /// Hash of the base's index.
+    pub base: ContentHash,
+    /// Number format in which its passes were computed.
+    pub dtype: Dtype,
+    /// Hash of the index of the same data without log-probabilities.
+    pub data: ContentHash,
+}
+
 /// The description of prepared data: `index.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -163,6 +175,9 @@ pub struct Index {
     /// model: a model that learnt from this data is used with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<String>,
+    /// The base whose log-probabilities the rows have; only rows of pairs have some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<Reference>,
 }
 
 impl Index {
@@ -226,7 +241,12 @@ impl Index {
     /// The size and encoding of rows.
     #[must_use]
     pub const fn layout(&self) -> Layout {
-        Layout { context: self.context, width: self.token_width, vocabulary: self.vocabulary }
+        Layout {
+            context: self.context,
+            width: self.token_width,
+            vocabulary: self.vocabulary,
+            has_reference: self.reference.is_some(),
+        }
     }
 
     fn validate(&self) -> Result<(), IndexError> {
@@ -246,6 +266,10 @@ impl Index {
         }
         let template = self.chat_template.as_ref().map_or(1, |source| source.len() as u64);
         range("the bytes of chat_template", template, SOURCE_BYTES)?;
+        if self.reference.is_some() && self.packing != Packing::Pairs {
+            let reason = "only rows of pairs have log-probabilities of a base".to_owned();
+            return Err(IndexError::Invalid(reason));
+        }
         if self.token_width != Layout::width_of(self.vocabulary) {
             let reason = format!("a vocabulary of {} has another width", self.vocabulary);
             return Err(IndexError::Invalid(reason));

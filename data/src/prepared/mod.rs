@@ -2,18 +2,19 @@
 //!
 //! A shard is exactly `rows * row_bytes` bytes. A row has N + 1 tokens, little-endian in the
 //! index's width, then `ceil((N + 1) / 4)` bytes with the classes of the tokens, two bits each, the
-//! lowest bits first; spare bits are zero.
+//! lowest bits first; spare bits are zero. Where the index names a reference, the log-probabilities of the row's chosen
+//! and rejected completion follow, as little-endian f32.
 
 mod index;
 mod layout;
 mod shard;
 mod writer;
 
-pub use index::{Documents, FORMAT, Index, IndexError, ShardEntry, Totals};
+pub use index::{Documents, FORMAT, Index, IndexError, Reference, ShardEntry, Totals};
 pub use layout::{Layout, RowError};
 pub use shard::{Shard, ShardError};
 pub use writer::WriteError;
-pub(crate) use writer::{ListState, ShardWriter, rename};
+pub(crate) use writer::{ListState, ShardWriter, rename, write_index};
 
 /// Name of the index in the folder.
 pub const INDEX_FILE: &str = "index.json";

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::index::ShardEntry;
+use super::INDEX_FILE;
+use super::index::{Index, ShardEntry};
 use super::layout::Layout;
 use super::shard::Shard;
 use crate::pack::{Counts, Row};
@@ -53,6 +54,16 @@ pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), WriteError> {
     fs::rename(from, to).map_err(WriteError::at(to))?;
     let folder = to.parent().unwrap_or(to);
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(WriteError::at(folder))
+}
+
+/// Writes the index of a folder under a temporary name, and renames it.
+pub(crate) fn write_index(folder: &Path, index: &Index) -> Result<(), WriteError> {
+    let (path, temporary) = (folder.join(INDEX_FILE), folder.join("index.json.new"));
+    let mut file = File::create(&temporary).map_err(WriteError::at(&temporary))?;
+    file.write_all(&index.bytes())
+        .and_then(|()| file.sync_all())
+        .map_err(WriteError::at(&temporary))?;
+    rename(&temporary, &path)
 }
 
 /// Writes one list of shards.

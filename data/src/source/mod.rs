@@ -6,6 +6,7 @@ mod files;
 mod glob;
 mod json;
 mod lines;
+mod pair;
 mod parquet;
 mod python;
 mod row;

@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::dialect::{self, Instruction};
 use super::json::{Json, Object};
+use super::pair::{split_chats, split_texts};
 use super::python;
 use super::{RawContent, RawRow, SourceError};
 
@@ -23,6 +24,8 @@ pub enum Format {
     Chat,
     /// Rows with `prompt` and `completion`.
     Prompt,
+    /// Rows with `chosen` and `rejected`, and perhaps `prompt`.
+    Preference,
     /// Rows with `conversations` of `from` and `value`.
     ShareGpt,
     /// Rows with `instruction`, `input` and `output`.
@@ -30,8 +33,15 @@ pub enum Format {
 }
 
 impl Format {
-    const ALL: [Self; 6] =
-        [Self::Auto, Self::Text, Self::Chat, Self::Prompt, Self::ShareGpt, Self::Alpaca];
+    const ALL: [Self; 7] = [
+        Self::Auto,
+        Self::Text,
+        Self::Chat,
+        Self::Prompt,
+        Self::Preference,
+        Self::ShareGpt,
+        Self::Alpaca,
+    ];
 
     /// The kind of row; `None` if the first row decides.
     #[must_use]
@@ -41,6 +51,7 @@ impl Format {
             Self::Text => Some(RowKind::Text),
             Self::Chat => Some(RowKind::Messages),
             Self::Prompt => Some(RowKind::Prompt),
+            Self::Preference => Some(RowKind::Pair),
             Self::ShareGpt => Some(RowKind::Conversations),
             Self::Alpaca => Some(RowKind::Instruction),
         }
@@ -54,6 +65,7 @@ impl fmt::Display for Format {
             Self::Text => "text",
             Self::Chat => "chat",
             Self::Prompt => "prompt",
+            Self::Preference => "preference",
             Self::ShareGpt => "sharegpt",
             Self::Alpaca => "alpaca",
         })
@@ -62,7 +74,7 @@ impl fmt::Display for Format {
 
 /// The error of a text that names no format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no format: use auto, text, chat, prompt, sharegpt or alpaca")]
+#[error("{0:?} is no format: use auto, text, chat, prompt, preference, sharegpt or alpaca")]
 pub struct FormatError(String);
 
 impl FromStr for Format {
@@ -83,6 +95,8 @@ pub enum RowKind {
     Messages,
     /// A prompt and its completion.
     Prompt,
+    /// A prompt with a chosen and a rejected completion.
+    Pair,
     /// A chat in ShareGPT's spelling.
     Conversations,
     /// An instruction and its answer, as Alpaca has them.
@@ -97,6 +111,7 @@ impl RowKind {
             Self::Text => Format::Text,
             Self::Messages => Format::Chat,
             Self::Prompt => Format::Prompt,
+            Self::Pair => Format::Preference,
             Self::Conversations => Format::ShareGpt,
             Self::Instruction => Format::Alpaca,
         }
@@ -109,6 +124,7 @@ impl RowKind {
             Self::Text => &["text"],
             Self::Messages => &["messages"],
             Self::Prompt => &["prompt", "completion"],
+            Self::Pair => &["chosen", "rejected"],
             Self::Conversations => &["conversations"],
             Self::Instruction => &["instruction", "output"],
         }
@@ -120,6 +136,7 @@ impl RowKind {
         let own: &[&str] = match self {
             Self::Text => return Vec::new(),
             Self::Messages | Self::Prompt => &[],
+            Self::Pair => &["prompt"],
             Self::Conversations => &["system"],
             Self::Instruction => &["input", "system", "history"],
         };
@@ -130,9 +147,15 @@ impl RowKind {
     #[must_use]
     pub fn of_keys(keys: &[String]) -> Option<Self> {
         let has = |kind: &Self| kind.keys().iter().all(|key| keys.iter().any(|own| own == key));
-        [Self::Messages, Self::Prompt, Self::Conversations, Self::Instruction, Self::Text]
-            .into_iter()
-            .find(has)
+        let kinds = [
+            Self::Pair,
+            Self::Messages,
+            Self::Prompt,
+            Self::Conversations,
+            Self::Instruction,
+            Self::Text,
+        ];
+        kinds.into_iter().find(has)
     }
 }
 
@@ -190,6 +213,9 @@ pub enum Row {
         /// What else the template sees.
         arguments: Arguments,
     },
+    /// Two rows of the kinds above with the same prompt: the one with the chosen completion, and the one with the
+    /// rejected completion.
+    Pair(Box<[Self; 2]>),
 }
 
 /// The keys of a row; others are passed over.
@@ -199,6 +225,8 @@ struct Columns {
     messages: Option<Json>,
     prompt: Option<Json>,
     completion: Option<Json>,
+    chosen: Option<Json>,
+    rejected: Option<Json>,
     conversations: Option<Json>,
     instruction: Option<Json>,
     input: Option<Json>,
@@ -270,6 +298,8 @@ impl Row {
             Self::Messages { messages, .. } => messages.is_empty(),
             Self::Prompt { completion, .. } => completion.is_empty(),
             Self::PromptMessages { completion, .. } => completion.is_empty(),
+            // An empty completion may be the rejected one.
+            Self::Pair(_) => false,
         }
     }
 }
@@ -298,6 +328,8 @@ impl Columns {
             messages: value("messages"),
             prompt: value("prompt"),
             completion: value("completion"),
+            chosen: value("chosen"),
+            rejected: value("rejected"),
             conversations: value("conversations"),
             instruction: value("instruction"),
             input: value("input"),
@@ -324,6 +356,8 @@ impl Columns {
             &self.messages,
             &self.prompt,
             &self.completion,
+            &self.chosen,
+            &self.rejected,
             &self.conversations,
             &self.instruction,
             &self.input,
@@ -387,15 +421,16 @@ impl Columns {
             return Ok(Row::Text { text, starts: true, ends: true });
         }
         let arguments = self.arguments().map_err(|(key, expected)| Wrong::Type(key, expected))?;
-        let chat = |value: &mut Option<Json>, key| {
-            list(value, key, message, "a list of objects with `role` and `content`")
-        };
         Ok(match kind {
             RowKind::Text | RowKind::Messages => {
                 Row::Messages { messages: chat(&mut self.messages, "messages")?, arguments }
             }
             RowKind::Conversations | RowKind::Instruction => {
                 Row::Messages { messages: self.foreign_chat(kind)?, arguments }
+            }
+            RowKind::Pair => {
+                let columns = [self.prompt.take(), self.chosen.take(), self.rejected.take()];
+                pair(columns, arguments)?
             }
             RowKind::Prompt if matches!(self.prompt, Some(Json::List(_) | Json::Object(_))) => {
                 Row::PromptMessages {
@@ -434,6 +469,36 @@ impl Columns {
     }
 }
 
+/// The pair in the columns `prompt`, `chosen` and `rejected`.
+fn pair(columns: [Option<Json>; 3], arguments: Arguments) -> Result<Row, Wrong> {
+    let [mut prompt, mut chosen, mut rejected] = columns;
+    let is_chat = |value: &Option<Json>| matches!(value, Some(Json::List(_) | Json::Object(_)));
+    if is_chat(&chosen) || is_chat(&rejected) {
+        let own = is_chat(&prompt).then(|| chat(&mut prompt, "prompt")).transpose()?;
+        let both = [chat(&mut chosen, "chosen")?, chat(&mut rejected, "rejected")?];
+        let (prompt, both) = split_chats(own, both);
+        for (key, completion) in ["chosen", "rejected"].into_iter().zip(&both) {
+            if completion.is_empty() {
+                return Err(Wrong::Type(key, "a list with at least one message"));
+            }
+        }
+        return Ok(Row::Pair(Box::new(both.map(|completion| Row::PromptMessages {
+            prompt: prompt.clone(),
+            completion,
+            arguments: arguments.clone(),
+        }))));
+    }
+    if arguments != Arguments::default() {
+        let expected = "a list of messages where a row has tools or template arguments";
+        return Err(Wrong::Type("chosen", expected));
+    }
+    let own = prompt.is_some().then(|| text(&mut prompt, "prompt")).transpose()?;
+    let both = [text(&mut chosen, "chosen")?, text(&mut rejected, "rejected")?];
+    let (prompt, both) = split_texts(own, both);
+    let row = |completion| Row::Prompt { prompt: prompt.clone(), completion };
+    Ok(Row::Pair(Box::new(both.map(row))))
+}
+
 /// What is wrong with a row's columns.
 enum Wrong {
     /// A key is missing.
@@ -448,6 +513,11 @@ fn text(value: &mut Option<Json>, key: &'static str) -> Result<String, Wrong> {
         Some(_) => Err(Wrong::Type(key, "a text")),
         None => Err(Wrong::Missing(key)),
     }
+}
+
+/// The messages of a chat.
+fn chat(value: &mut Option<Json>, key: &'static str) -> Result<Messages, Wrong> {
+    list(value, key, message, "a list of objects with `role` and `content`")
 }
 
 fn list(

@@ -9,6 +9,7 @@ mod inputs;
 mod notes;
 mod order;
 mod packing;
+mod pairs;
 mod prepare;
 mod resume;
 mod roles;

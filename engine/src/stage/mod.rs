@@ -1,5 +1,6 @@
 //! One stage of the model: its weights and its microbatches in flight.
 
+mod output;
 mod state;
 mod workers;
 
@@ -12,6 +13,7 @@ use shoal_protocol::ids::{ClaimKey, Exchange, Stage, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
 
+pub use self::output::ForwardOutput;
 pub use self::workers::WorkerForward;
 
 use crate::accumulator::Accumulator;
@@ -25,7 +27,7 @@ use crate::held::Held;
 use crate::init::draw_weights;
 use crate::inner::InnerTrainer;
 use crate::leaves::Leaf;
-use crate::loss::{Loss, LossGradients, cross_entropy};
+use crate::loss::{Loss, LossGradients, Objective, loss_of};
 use crate::microbatch::{Labels, per_token, token_ids};
 use crate::norm::normalise;
 use crate::optimizer::{OptimizerState, Update};
@@ -40,22 +42,6 @@ use crate::subspace::{Projection, Subspace};
 use crate::tensor::{floats, kind};
 use crate::weights::Weights;
 use crate::weights_place::WeightsPlace;
-
-/// The result of a forward pass.
-#[derive(Debug, Clone, PartialEq)]
-pub enum ForwardOutput {
-    /// The input of the next stage: `Manifest::boundary_shape` in the manifest's codec.
-    Activation(Bytes),
-    /// From the last stage.
-    Loss {
-        /// Cross-entropy of the targets divided by all tokens of the microbatch, in nats.
-        share: f32,
-        /// Targets: tokens that count.
-        targets: u64,
-        /// Tokens that are followed by padding.
-        padded: u64,
-    },
-}
 
 /// One stage: weights, optimizer state, accumulators, and microbatches in flight.
 #[derive(Debug)]
@@ -117,7 +103,7 @@ struct Pass {
     output: Tensor,
     /// The loss, in the last stage.
     loss: Option<Loss>,
-    /// Tokens that count towards it, and tokens that are followed by padding.
+    /// Tokens or pairs that count towards it, and tokens that are followed by padding.
     targets: u64,
     padded: u64,
 }
@@ -263,6 +249,7 @@ impl StageModel {
                 share: loss.value.f_double_value(&[])? as f32,
                 targets: pass.targets,
                 padded: pass.padded,
+                preferences: loss.preferences,
             },
             None => {
                 let codec = self.manifest.codec.activations;
@@ -327,9 +314,15 @@ impl StageModel {
         let (mut loss, mut targets, mut padded) = (None, 0, 0);
         if let Some(head) = &blocks.head {
             let labels = labels.as_ref().ok_or(EngineError::MissingLabels(key))?;
-            (targets, padded) = (labels.counted, labels.padded);
+            let objective = labels.objective(&self.manifest);
+            (targets, padded) = (labels.terms(objective), labels.padded);
             output = normalise(&output, &head.norm, &blocks.shape)?.f_flatten(0, 1)?;
-            loss = Some(self.loss(blocks, head, &output, &labels.targets, keeps_graph)?);
+            loss = Some(self.loss(
+                (blocks, head),
+                (&output, &labels.targets),
+                objective,
+                keeps_graph,
+            )?);
         }
         Ok(Pass { leaf, tokens, output, loss, targets, padded })
     }
@@ -337,14 +330,13 @@ impl StageModel {
     /// The loss of rows `[N, H]` under the head.
     fn loss(
         &self,
-        blocks: &Blocks,
-        head: &Head,
-        rows: &Tensor,
-        targets: &Tensor,
+        (blocks, head): (&Blocks, &Head),
+        (rows, targets): (&Tensor, &Tensor),
+        objective: Objective<'_>,
         keeps_graph: bool,
     ) -> Result<Loss> {
         if let (1, [matrix]) = (self.manifest.model.slices, &head.matrices[..]) {
-            return cross_entropy(rows, &matrix.tensor, targets, keeps_graph);
+            return loss_of(rows, &matrix.tensor, targets, objective, keeps_graph);
         }
         let (own, vocabulary) = (&blocks.own, self.manifest.model.vocabulary as usize);
         let slice = |(number, matrix): (usize, &'_ Leaf)| {
@@ -352,7 +344,8 @@ impl StageModel {
             (tokens.start as i64..tokens.end as i64, matrix.tensor.shallow_clone())
         };
         let slices: Vec<_> = own.numbers().zip(&head.matrices).map(slice).collect();
-        SlicedHead { own, slices: &slices, vocabulary }.cross_entropy(rows, targets, keeps_graph)
+        let head = SlicedHead { own, slices: &slices, vocabulary };
+        head.loss_of((rows, targets), objective, keeps_graph)
     }
 
     /// In a run with a subspace, the initial embedding of tokens.

@@ -14,6 +14,7 @@ mod islands;
 mod lora;
 mod packing;
 mod pipelined_workers;
+mod preferences;
 mod reshape;
 mod slices;
 mod stages;

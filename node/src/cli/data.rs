@@ -8,7 +8,10 @@ use shoal_data::document::TrainOn;
 use shoal_data::pack::Packing;
 use shoal_data::source::{Format, Split};
 use shoal_data::template::Date;
+use shoal_engine::DeviceChoice;
 use shoal_protocol::units::Bytes;
+
+use super::model::DtypeArg;
 
 /// `shoal data`
 #[derive(Debug, Clone, Subcommand)]
@@ -19,6 +22,28 @@ pub enum DataCommand {
     Show(DataShowArgs),
     /// Print numbers of prepared data: rows, targets, padding, lengths of documents; of a run, by source.
     Stats(DataStatsArgs),
+    /// Add a base's log-probabilities to prepared pairs, which dpo and ipo compare with.
+    Reference(DataReferenceArgs),
+}
+
+/// `shoal data reference`
+#[derive(Debug, Clone, Args)]
+pub struct DataReferenceArgs {
+    /// Folder of prepared pairs.
+    #[arg(value_name = "DATA")]
+    pub data: PathBuf,
+    /// Folder of the base (`shoal import`) that the run starts from.
+    #[arg(long, value_name = "BASE")]
+    pub model: PathBuf,
+    /// Folder for the pairs with their log-probabilities.
+    #[arg(short, long, value_name = "OUT")]
+    pub out: PathBuf,
+    /// Number format of the passes, best that of the run: bf16 or f32.
+    #[arg(long, value_name = "DTYPE", default_value = "bf16")]
+    pub dtype: DtypeArg,
+    /// Device: `auto`, `cpu` or `cuda:N`.
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub device: DeviceChoice,
 }
 
 /// `shoal data prepare`
@@ -39,12 +64,12 @@ pub struct DataPrepareArgs {
     /// Split to take of folders that have several (train, validation, test), or all; default: train.
     #[arg(long, value_name = "SPLIT")]
     pub split: Option<Split>,
-    /// Kind of the rows: auto, text (key `text`), chat (`messages`), prompt (`prompt` and `completion`), sharegpt (`conversations` of `from` and `value`) or alpaca (`instruction`, `input` and `output`).
+    /// Kind of the rows: auto, text (key `text`), chat (`messages`), prompt (`prompt` and `completion`), preference (`chosen` and `rejected`, perhaps `prompt`), sharegpt (`conversations` of `from` and `value`) or alpaca (`instruction`, `input` and `output`).
     #[arg(long, value_name = "FORMAT", default_value_t = Format::Auto)]
     pub format: Format,
-    /// Packing of documents: concat (one stream, cut every N tokens) or best-fit (documents stay whole where they fit).
-    #[arg(long, value_name = "PACKING", default_value_t = Packing::Concat)]
-    pub pack: Packing,
+    /// Packing of documents: concat (one stream, cut every N tokens) or best-fit (documents stay whole where they fit); default: concat. A pair has a row of its own.
+    #[arg(long, value_name = "PACKING")]
+    pub pack: Option<Packing>,
     /// Targets in chats and prompts: responses (of the assistant, or the completion) or all.
     #[arg(long, value_name = "WHAT", default_value_t = TrainOn::Responses)]
     pub train_on: TrainOn,

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::config::loss_section::LossName;
+
 /// `shoal finetune`
 #[derive(Debug, Clone, Args)]
 pub struct FinetuneArgs {
@@ -29,6 +31,9 @@ pub struct FinetuneArgs {
     /// Tokens per sample; default: 1024, or the positions of the model if it has fewer.
     #[arg(long, value_name = "N")]
     pub context: Option<u32>,
+    /// Loss to lower; of pairs, dpo and ipo first compute the log-probabilities of the base.
+    #[arg(long, value_name = "LOSS", default_value = "cross_entropy")]
+    pub loss: LossName,
     /// Flags for `shoal start`, behind `--`: `-- --device cuda:0 --wait-for 2`.
     #[arg(last = true, value_name = "FLAGS")]
     pub start: Vec<OsString>,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use shoal_engine::base::ExportDtype;
+use shoal_protocol::manifest::Dtype;
 
 /// `shoal import`
 #[derive(Debug, Clone, Args)]
@@ -76,6 +77,15 @@ pub enum DtypeArg {
     F32,
     /// Rounded to bfloat16.
     Bf16,
+}
+
+impl From<DtypeArg> for Dtype {
+    fn from(dtype: DtypeArg) -> Self {
+        match dtype {
+            DtypeArg::F32 => Self::F32,
+            DtypeArg::Bf16 => Self::Bf16,
+        }
+    }
 }
 
 impl From<DtypeArg> for ExportDtype {

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use anyhow::anyhow;
 use serde::Serialize;
-use shoal_data::batch::{BatchRow, Batches, SourceShard, encode_rows};
-use shoal_data::pack::Row;
+use shoal_data::batch::{BatchRow, Batches, SourceShard};
+use shoal_data::pack::{Packing, Row};
 use shoal_data::prepare::{default_held_out, prepare_noting};
 use shoal_data::prepared::{Index, Shard};
 use shoal_data::source::{self, Format, ReadOptions, RowKind, Split};
@@ -18,7 +18,7 @@ use shoal_protocol::ids::{Microbatch, Step};
 use shoal_protocol::label::Label;
 use shoal_protocol::manifest::Manifest;
 
-use super::{data_notes, hub};
+use super::{data_notes, hub, reference};
 use crate::cli::{DataCommand, DataPrepareArgs, DataShowArgs, DataStatsArgs};
 use crate::config::RunConfig;
 use crate::dataset::{self, Dataset};
@@ -53,6 +53,7 @@ pub(super) fn run(command: DataCommand) -> anyhow::Result<()> {
         DataCommand::Prepare(args) => prepare_data(args),
         DataCommand::Show(args) => show(&args),
         DataCommand::Stats(args) => stats(&args),
+        DataCommand::Reference(args) => reference::run(&args),
     }
 }
 
@@ -65,7 +66,7 @@ fn prepare_data(args: DataPrepareArgs) -> anyhow::Result<()> {
     let mut options = PrepareOptions {
         format: args.format,
         train_on: args.train_on,
-        pack: args.pack,
+        pack: args.pack.unwrap_or(Packing::Concat),
         shard_bytes: args.shard_bytes.0,
         line_bytes: usize::try_from(args.line_bytes.0).unwrap_or(usize::MAX),
         split: args.split,
@@ -75,6 +76,13 @@ fn prepare_data(args: DataPrepareArgs) -> anyhow::Result<()> {
         ..PrepareOptions::new(sources, args.tokenizer, args.context)
     };
     let kind = say_sources(&options)?;
+    if let (RowKind::Pair, Some(pack)) = (kind, args.pack) {
+        let problem = anyhow!(
+            "--pack {pack} is for texts and chats, and these rows are pairs, each of which has a row of its own: leave \
+             --pack out"
+        );
+        return Err(problem).exit_with(Exit::Usage);
+    }
     options.held_out = match args.held_out {
         Some(share) => share,
         None => default_held_out(&options).exit_with(Exit::Usage)?,
@@ -108,6 +116,11 @@ fn prepare_data(args: DataPrepareArgs) -> anyhow::Result<()> {
     );
     data_notes::say(&index, &notes, &options, kind);
     let base = options.base.display();
+    if kind == RowKind::Pair {
+        outln!("for dpo and ipo: shoal data reference {out} --model {base} -o {out}-reference");
+        outln!("without one: shoal init --loss orpo --from {base} --data {out} -o run.toml");
+        return Ok(());
+    }
     outln!("train on it: shoal init --from {base} --data {out} -o run.toml");
     Ok(())
 }
@@ -125,7 +138,7 @@ fn say_sources(options: &PrepareOptions) -> anyhow::Result<RowKind> {
     }
     let read = ReadOptions { line_bytes: options.line_bytes, ..ReadOptions::default() };
     let kind = source::detect(&found.files, options.format, &read).exit_with(Exit::Usage)?;
-    let foreign = matches!(kind, RowKind::Conversations | RowKind::Instruction);
+    let foreign = matches!(kind, RowKind::Conversations | RowKind::Instruction | RowKind::Pair);
     if options.format == Format::Auto && foreign {
         let (format, keys) = (kind.format(), kind.keys().join(", "));
         outln!("rows are read as {format} ({keys}): --format takes another");
@@ -143,7 +156,10 @@ fn show(args: &DataShowArgs) -> anyhow::Result<()> {
     }
     let batch = batch(args, &config, &dataset)?;
     let context = dataset.manifest.model.context as usize;
-    let labels: Vec<Label> = words(&batch.labels).map(Label::from_word).collect();
+    let row_words = dataset.manifest.words_of_row() as usize;
+    let labels: Vec<u32> = words(&batch.labels).collect();
+    let labels = labels.chunks(row_words).flat_map(|row| &row[..context]);
+    let labels: Vec<Label> = labels.map(|word| Label::from_word(*word)).collect();
     let targets: Vec<i64> =
         labels.iter().map(|label| label.target.map_or(IGNORED, i64::from)).collect();
     let inputs: Vec<u32> = words(&batch.inputs).collect();
@@ -196,12 +212,17 @@ fn batch(args: &DataShowArgs, config: &RunConfig, dataset: &Dataset) -> anyhow::
         let samples = Samples::new(manifest, TokenFile::open(path, tokens)?);
         return Ok(samples.batch(Step(args.step), Microbatch(args.microbatch)));
     }
-    let encoded = encode_rows(&rows(args, config, manifest)?);
+    let (rows, batches) = rows(args, config, manifest)?;
+    let encoded = batches.encode(&rows);
     Ok(Batch { inputs: encoded.inputs.into(), labels: encoded.labels.into() })
 }
 
 /// The rows of a microbatch of prepared data.
-fn rows(args: &DataShowArgs, config: &RunConfig, manifest: &Manifest) -> anyhow::Result<Vec<Row>> {
+fn rows(
+    args: &DataShowArgs,
+    config: &RunConfig,
+    manifest: &Manifest,
+) -> anyhow::Result<(Vec<Row>, Batches)> {
     let folders = config.data.folders();
     if folders.is_empty() {
         let problem = anyhow!("the run trains on plain text: show it without --text");
@@ -216,11 +237,11 @@ fn rows(args: &DataShowArgs, config: &RunConfig, manifest: &Manifest) -> anyhow:
         let shard = Shard::open(&path, batches.index_of(source), entry);
         rows.push(shard.and_then(|shard| shard.row(row)).exit_with(Exit::Corrupt)?);
     }
-    Ok(rows)
+    Ok((rows, batches))
 }
 
 fn show_text(args: &DataShowArgs, config: &RunConfig, manifest: &Manifest) -> anyhow::Result<()> {
-    let rows = rows(args, config, manifest)?;
+    let (rows, _) = rows(args, config, manifest)?;
     let problem = || anyhow!("run.toml names no base, whose tokenizer could show the text");
     let base = config.base.as_ref().ok_or_else(problem).exit_with(Exit::Usage)?;
     let tokenizer = TextTokenizer::load(base).exit_with(Exit::Usage)?;

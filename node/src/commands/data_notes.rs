@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use shoal_data::PrepareOptions;
 use shoal_data::document::TrainOn;
 use shoal_data::pack::Packing;
-use shoal_data::prepare::{FEWEST, Notes};
+use shoal_data::prepare::{FEWEST, LeftOut, Notes};
 use shoal_data::prepared::Index;
 use shoal_data::source::RowKind;
 use shoal_data::template::ChatTemplate;
@@ -21,7 +21,8 @@ pub(super) fn say(index: &Index, notes: &Notes, options: &PrepareOptions, kind: 
         left_out(notes),
         unknown(notes),
         cut(index, notes, kind),
-        padded(index, options.pack),
+        left_out_pairs(index, notes),
+        padded(index),
         masks(options, kind),
     ];
     lines.into_iter().flatten().for_each(|line| outln!("{line}"));
@@ -118,16 +119,37 @@ fn cut(index: &Index, notes: &Notes, kind: RowKind) -> Option<String> {
     })
 }
 
+/// Pairs that are in no row; a warning if they are more than one in a hundred.
+fn left_out_pairs(index: &Index, notes: &Notes) -> Option<String> {
+    let LeftOut { long, same, without_target } = notes.pairs;
+    let context = index.context;
+    let causes = [
+        (long, format!("longer than a row of {context} tokens, which takes both sequences")),
+        (same, "with a chosen and a rejected completion of the same tokens".to_owned()),
+        (without_target, "with a completion without a target".to_owned()),
+    ];
+    let causes = causes.iter().filter(|(count, _)| *count > 0);
+    let causes: Vec<String> = causes.map(|(count, cause)| format!("{count} {cause}")).collect();
+    let left_out = long + same + without_target;
+    let many = left_out * 100 > documents(index) + left_out;
+    let (warning, remedy) = (
+        if many { "warning: " } else { "" },
+        if long > 0 { "; a larger --context takes longer ones" } else { "" },
+    );
+    (left_out > 0).then(|| format!("{warning}pairs are left out: {}{remedy}", causes.join(", ")))
+}
+
 /// A warning where most of the rows is padding.
-fn padded(index: &Index, pack: Packing) -> Option<String> {
+fn padded(index: &Index) -> Option<String> {
     let totals = index.train_totals;
     let labels = totals.targets + totals.masked + totals.padded;
     let many = totals.padded * 2 > labels;
     let used = (totals.targets + totals.masked) / totals.rows.max(1);
     let context = index.context;
-    let remedy = match pack {
+    let remedy = match index.packing {
         Packing::Concat => "the data has fewer tokens than a row, so lower --context",
         Packing::BestFit => "lower --context, or use --pack concat",
+        Packing::Pairs => "lower --context: pairs that are longer are left out",
     };
     many.then(|| {
         format!(

@@ -8,11 +8,12 @@ use anyhow::{Context, anyhow};
 use shoal_data::prepared::{INDEX_FILE, Index};
 use shoal_engine::BaseIndex;
 use shoal_protocol::manifest::{
-    Adam, Base, Dtype, Lora, LoraTarget, Model, Prepared, Quantisation, Rule, Schedule,
+    Adam, Base, Data, Dtype, Lora, LoraTarget, Model, Pairs, Prepared, Quantisation, Rule, Schedule,
 };
 
 use crate::cli::InitArgs;
 use crate::config::data_section::SourceKeys;
+use crate::config::loss_section::LossName;
 use crate::config::{RunConfig, TrainingEpochs, reads_bytes};
 use crate::exit::{Exit, ExitWith};
 use crate::source_epochs;
@@ -40,6 +41,7 @@ pub(super) fn run(args: &InitArgs) -> anyhow::Result<()> {
     if let Some(data) = data {
         choose_data(&mut config, &absolute(data)?, args.epochs)?;
     }
+    choose_loss(&mut config, args.loss)?;
     write_and_count(&config, args)
 }
 
@@ -90,6 +92,7 @@ fn mixture(args: &InitArgs, sources: &[String]) -> anyhow::Result<()> {
     prepared.iter().for_each(|data| fit(&mut config, data));
     let rows = prepared.iter().map(|data| data.rows).sum();
     train_for(&mut config, (rows, held_out), args.epochs.map_or(EPOCHS, f64::from));
+    choose_loss(&mut config, args.loss)?;
     config.check().exit_with(Exit::Usage)?;
     write_and_count(&config, args)
 }
@@ -176,6 +179,9 @@ const STAGE_BYTES: u64 = 2 << 30;
 /// The same where the weights are frozen, in bf16 and without gradients and moments.
 const FROZEN_STAGE_BYTES: u64 = 16 << 30;
 
+/// How many times lower the rate on pairs is than that on texts, as most recipes have it.
+const RATE_OF_PAIRS: f64 = 10.0;
+
 /// Adapters learn at higher rates than all weights (arXiv 2106.09685, tables 9 to 12).
 const LORA_RATE: f64 = 2e-4;
 
@@ -202,6 +208,32 @@ fn choose_data(config: &mut RunConfig, data: &Path, epochs: Option<u32>) -> anyh
     let rows = (prepared.rows, prepared.held_out_rows);
     train_for(config, rows, epochs.map_or(EPOCHS, f64::from));
     config.data.prepared = Some((data.to_owned(), prepared));
+    Ok(())
+}
+
+/// Sets the loss: that which is asked for, or one that the data has all for.
+fn choose_loss(config: &mut RunConfig, asked: Option<LossName>) -> anyhow::Result<()> {
+    let data = config.data.rows();
+    let pairs = data.iter().flat_map(Data::prepared).find_map(|prepared| prepared.pairs);
+    let name = match (asked, pairs) {
+        (Some(name), _) => name,
+        (None, None) => return Ok(()),
+        (None, Some(Pairs { reference: Some(_) })) => LossName::Dpo,
+        (None, Some(Pairs { reference: None })) => {
+            return Err(anyhow!(
+                "the data holds pairs without the log-probabilities of a base: add them with `shoal data reference`, or \
+                 choose a loss that needs none by --loss orpo or --loss simpo"
+            ))
+            .exit_with(Exit::Usage);
+        }
+    };
+    config.training.loss = name.usual();
+    if config.training.loss.preference().is_some() && config.base.is_some() {
+        let optimizer = &mut config.optimizer;
+        let final_learning_rate = optimizer.learning_rate / (10.0 * RATE_OF_PAIRS);
+        optimizer.learning_rate /= RATE_OF_PAIRS;
+        optimizer.schedule = Schedule::Cosine { final_learning_rate };
+    }
     Ok(())
 }
 
@@ -308,7 +340,8 @@ mod tests {
         config.training.microbatches = 16;
         let (index, context) = (ContentHash([0; 32]), config.model.context);
         let vocabulary = config.model.vocabulary;
-        let prepared = Prepared { index, bytes: 1, rows, held_out_rows, context, vocabulary };
+        let prepared =
+            Prepared { index, bytes: 1, rows, held_out_rows, context, vocabulary, pairs: None };
         train_for(&mut config, (rows, held_out_rows), epochs);
         let manifest = config.resolve(Data::Prepared(prepared)).expect("a valid run");
         (config, manifest.training.steps)

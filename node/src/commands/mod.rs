@@ -36,6 +36,7 @@ mod plan;
 mod plan_advice;
 mod plan_work;
 mod plot;
+mod reference;
 mod reshape;
 mod run_work;
 pub(crate) mod scenario;

@@ -1,6 +1,6 @@
 //! The line of a value in `run.toml`, and the likely meaning of a misspelt key.
 
-use shoal_protocol::manifest::ManifestError;
+use shoal_protocol::manifest::{ManifestError, PreferenceError};
 
 use crate::near_name::closest;
 
@@ -12,6 +12,8 @@ pub(super) fn line_of_error(text: &str, error: &ManifestError) -> Option<usize> 
         ManifestError::NothingHeldOut { .. } => "evaluation.every",
         ManifestError::BoundaryOfOneStage => "model.boundary",
         ManifestError::Mixture(_) => "data.sources",
+        ManifestError::Preference(PreferenceError::OtherReference { .. }) => "data.prepared",
+        ManifestError::Preference(_) => "training.loss",
         _ => return None,
     };
     line_of_key(text, key)

@@ -3,9 +3,10 @@
 use shoal_protocol::ids::PeerId;
 use shoal_protocol::manifest::{
     AdmissionMode, Boundary, BoundaryKind, DistanceCodec, GradientRounding, InnerMoments, Lora,
-    LoraTarget, Prepared, Quantisation, Sgd,
+    LoraTarget, Pairs, Prepared, Quantisation, Sgd,
 };
 
+use super::loss_section::LossName;
 use super::*;
 
 fn load(text: &str) -> Result<RunConfig, ConfigError> {
@@ -212,6 +213,44 @@ fn a_base_and_prepared_data_exclude_other_keys() {
 }
 
 #[test]
+fn losses_of_pairs_have_factors_and_need_pairs() {
+    let pairs = |loss: Loss| {
+        let mut config = RunConfig::default();
+        config.training.loss = loss;
+        let data = Prepared {
+            index: ContentHash([0; 32]),
+            bytes: 100,
+            rows: 20,
+            held_out_rows: 4,
+            context: 128,
+            vocabulary: 256,
+            pairs: Some(Pairs::default()),
+        };
+        config.data.prepared = Some(("data".into(), data));
+        config
+    };
+    for name in [LossName::Orpo, LossName::Simpo] {
+        let config = pairs(name.usual());
+        config.check().expect("valid");
+        // Without its data, which the test does not read.
+        let text = config.to_toml().replace("prepared = \"data\"", "tokenizer = \"bytes\"");
+        let error = load(&text).expect_err("a text is no pairs").to_string();
+        assert!(error.contains("run.toml:") && error.contains("the data holds none"), "{error}");
+    }
+    let plain = RunConfig::default().to_toml();
+    let with = |line: &str| load(&plain.replace("\nstaleness", &format!("\n{line}\nstaleness")));
+    let error = with("beta = 0.1").expect_err("no loss of pairs").to_string();
+    assert!(error.contains("training.beta is of losses of pairs"), "{error}");
+    let error = pairs(LossName::Dpo.usual()).check().expect_err("no reference").to_string();
+    assert!(error.contains("shoal data reference"), "{error}");
+    let mut config = pairs(Loss::CrossEntropy);
+    let error = config.check().expect_err("pairs").to_string();
+    assert!(error.contains("set training.loss"), "{error}");
+    config.training.loss = LossName::Simpo.usual();
+    assert!(config.to_toml().contains("gamma = 1.0"), "{}", config.to_toml());
+}
+
+#[test]
 fn epochs_become_steps_with_the_data() {
     let with = |length: &str| RunConfig::default().to_toml().replace("\nsteps = 300 ", length);
     let config = load(&with("\nepochs = 2.5 ")).expect("valid");
@@ -227,6 +266,7 @@ fn epochs_become_steps_with_the_data() {
             held_out_rows: 4,
             context: 128,
             vocabulary: 256,
+            pairs: None,
         };
         config.resolve(Data::Prepared(prepared)).expect("valid").training.steps
     };

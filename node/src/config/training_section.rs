@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use shoal_protocol::manifest::{Dtype, Manifest, Training};
 
+use super::loss_section::{self, LossName};
 use crate::epochs;
 
 /// Most epochs: more than any run takes, and few enough to multiply with.
@@ -37,6 +38,10 @@ pub(super) struct TrainingSection {
     gradient_fraction_bits: u8,
     #[serde(default)]
     staleness: u8,
+    #[serde(default)]
+    loss: LossName,
+    beta: Option<f64>,
+    gamma: Option<f64>,
 }
 
 impl TrainingSection {
@@ -68,6 +73,7 @@ impl TrainingSection {
             recompute: self.recompute,
             gradient_fraction_bits: self.gradient_fraction_bits,
             staleness: self.staleness,
+            loss: loss_section::resolve(self.loss, self.beta, self.gamma)?,
         };
         Ok((training, epochs))
     }

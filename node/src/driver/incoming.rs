@@ -3,7 +3,7 @@
 use shoal_metrics::Refusal;
 use shoal_protocol::frame::{Element, Frame, FrameError};
 use shoal_protocol::ids::{Era, Incarnation, Member, Term};
-use shoal_protocol::label::Label;
+use shoal_protocol::label::{self, Label};
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{Manifest, NOTE};
 use shoal_protocol::message::{Envelope, Message, Recalled, TensorHeader, TensorTag};
@@ -49,13 +49,18 @@ pub(crate) enum Unusable {
     /// Labels that are no tokens.
     #[error("labels or tokens outside of the vocabulary")]
     Label,
+    /// Samples that are no pairs, in a run on pairs.
+    #[error("samples that are no pairs of a chosen and a rejected sequence")]
+    Pair,
 }
 
 impl Unusable {
     /// Returns the label under which it is counted.
     pub(crate) fn refusal(&self) -> Refusal {
         match self {
-            Self::Wire(_) | Self::Frame(_) | Self::Shape { .. } | Self::Label => Refusal::Malformed,
+            Self::Wire(_) | Self::Frame(_) | Self::Shape { .. } | Self::Label | Self::Pair => {
+                Refusal::Malformed
+            }
             Self::OtherLife { .. } => Refusal::OtherLife,
             Self::OtherEra { .. } => Refusal::OtherEra,
             Self::PastTerm { .. } => Refusal::PastTerm,
@@ -135,20 +140,38 @@ pub(crate) fn unpack(
         TensorTag::Activation { .. } | TensorTag::Recalled { input: Recalled::Activation, .. }
     );
     if let (true, [_, labels, ..]) = (has_labels, tensors.as_slice()) {
-        let vocabulary = manifest.model.vocabulary;
-        let words = labels.bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
-        let mut words = words.enumerate();
-        let of_labels = manifest.tokens_per_microbatch();
-        let is_unknown = |(place, word): (usize, u32)| {
-            let is_label = (place as u64) < of_labels;
-            let id = if is_label { Label::from_word(word).target } else { Some(word) };
-            id.is_some_and(|id| id >= vocabulary)
-        };
-        if words.any(is_unknown) {
-            return Err(Unusable::Label);
-        }
+        check_words(&labels.bytes, manifest)?;
     }
     Ok((header, tensors))
+}
+
+/// Checks the words beside an activation: labels, perhaps of pairs, and perhaps the tokens of the samples.
+fn check_words(bytes: &[u8], manifest: &Manifest) -> Result<(), Unusable> {
+    let words: Vec<u32> =
+        bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+    let (row_words, vocabulary) = (manifest.words_of_row() as usize, manifest.model.vocabulary);
+    let of_labels = row_words * manifest.training.microbatch_size as usize;
+    let (labels, tokens) = words.split_at(of_labels.min(words.len()));
+    let is_of_pairs = manifest.training.loss.preference().is_some();
+    for row in labels.chunks(row_words) {
+        let (labels, behind) = row.split_at(row.len().min(manifest.model.context as usize));
+        let labels: Vec<Label> = labels.iter().map(|word| Label::from_word(*word)).collect();
+        if labels.iter().filter_map(|label| label.target).any(|id| id >= vocabulary) {
+            return Err(Unusable::Label);
+        }
+        let has_reference = match *behind {
+            [] => true,
+            [chosen, rejected] => label::reference_of([chosen, rejected]).is_some(),
+            _ => false,
+        };
+        if is_of_pairs && (label::pair_of(&labels).is_none() || !has_reference) {
+            return Err(Unusable::Pair);
+        }
+    }
+    match tokens.iter().any(|id| *id >= vocabulary) {
+        true => Err(Unusable::Label),
+        false => Ok(()),
+    }
 }
 
 /// Checks shapes before tensors are unpacked, so that no larger one is allocated.
@@ -216,7 +239,8 @@ mod tests {
     use shoal_protocol::codec::packing::Packing;
     use shoal_protocol::ids::{ClaimKey, Exchange, Microbatch, PeerId, Stage, Step};
     use shoal_protocol::manifest::{
-        Boundary, BoundaryKind, DistanceCodec, InnerLoop, InnerMoments,
+        Boundary, BoundaryKind, DistanceCodec, InnerLoop, InnerMoments, Loss, Preference,
+        PreferenceKind,
     };
     use shoal_protocol::message::{FromCoordinator, PeerMessage};
     use shoal_scheduler::sim::Scenario;
@@ -323,6 +347,25 @@ mod tests {
         assert!(activation(rows, vocabulary - 1).is_ok());
         assert!(matches!(activation(rows, vocabulary), Err(Unusable::Label)));
         assert!(matches!(activation(rows / 2, 0), Err(Unusable::Shape { .. })));
+    }
+
+    #[test]
+    fn samples_of_a_run_on_pairs_are_pairs_with_a_reference() {
+        let mut manifest = Scenario::small_manifest(2, 1, 1);
+        let preference = Preference { kind: PreferenceKind::Dpo, beta: 0.1, gamma: 0.0 };
+        manifest.training.loss = Loss::Preference(preference);
+        let context = manifest.model.context as usize;
+        let label = |starts_document| Label { starts_document, ..Label::of(1) }.to_word();
+        let checked = |second: Option<usize>, reference: [f32; 2]| {
+            let row = (0..context).map(|place| label(place == 0 || Some(place) == second));
+            let row: Vec<u32> = row.chain(reference.map(f32::to_bits)).collect();
+            let rows = row.repeat(manifest.training.microbatch_size as usize);
+            let bytes: Vec<u8> = rows.into_iter().flat_map(u32::to_le_bytes).collect();
+            check_words(&bytes, &manifest)
+        };
+        assert!(checked(Some(2), [-1.0, -2.0]).is_ok());
+        assert!(matches!(checked(None, [-1.0, -2.0]), Err(Unusable::Pair)));
+        assert!(matches!(checked(Some(2), [-1.0, f32::NAN]), Err(Unusable::Pair)));
     }
 
     #[test]

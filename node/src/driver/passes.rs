@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use shoal_engine::{Engine, EngineError, ForwardOutput, WorkerForward};
+use shoal_engine::{Engine, EngineError, ForwardOutput, Preferences, WorkerForward};
 use shoal_protocol::codec::Codec;
 use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, Exchange};
@@ -107,8 +107,8 @@ impl Passes {
         let (input, labels) = (tensors[0].clone(), tensors.get(1).cloned());
         let label_bytes = labels.as_ref().map(|labels| &labels.bytes);
         match engine.forward(key, &input.bytes, label_bytes)? {
-            ForwardOutput::Loss { share, targets, padded } => {
-                Ok(loss_result(key, share, targets, padded))
+            ForwardOutput::Loss { share, targets, padded, preferences } => {
+                Ok(loss_result(key, share, (targets, padded), preferences))
             }
             ForwardOutput::Activation(bytes) => {
                 let bytes = wrong_work::handed_on(key, bytes);
@@ -156,8 +156,8 @@ impl Passes {
         let note = note.map_or(0.0, read_note);
         let WorkerForward { activation, note, loss } =
             engine.forward_worker(key, exchange, bytes, note)?;
-        if let Some(ForwardOutput::Loss { share, targets, padded }) = loss {
-            return Ok(loss_result(key, share, targets, padded));
+        if let Some(ForwardOutput::Loss { share, targets, padded, preferences }) = loss {
+            return Ok(loss_result(key, share, (targets, padded), preferences));
         }
         if key.stage == self.manifest.last_stage() {
             return Ok(TaskResult::Forwarded { key, output: None, loss: None });
@@ -201,12 +201,18 @@ impl Passes {
 }
 
 /// The result of a forward pass of the last stage.
-fn loss_result(key: ClaimKey, share: f32, targets: u64, padded: u64) -> TaskResult {
+fn loss_result(
+    key: ClaimKey,
+    share: f32,
+    (targets, padded): (u64, u64),
+    Preferences { preferred, margin }: Preferences,
+) -> TaskResult {
     // The backward pass may be queued already, and finds its inputs.
     if !share.is_finite() {
         return TaskResult::Diverged { key, reason: format!("its loss is {share}") };
     }
-    let loss = Some(FixedLoss::from_nats(share.into(), targets, padded));
+    let loss = FixedLoss::from_nats(share.into(), targets, padded);
+    let loss = Some(loss.with_preferences(preferred, margin.into()));
     TaskResult::Forwarded { key, output: None, loss }
 }
 

@@ -198,7 +198,9 @@ impl RunFiles {
             anyhow::bail!("the run has no data set {source} with shards");
         };
         let (context, vocabulary) = (data.context, data.vocabulary);
-        let layout = Layout { context, width: Layout::width_of(vocabulary), vocabulary };
+        let has_reference = data.pairs.is_some_and(|pairs| pairs.reference.is_some());
+        let width = Layout::width_of(vocabulary);
+        let layout = Layout { context, width, vocabulary, has_reference };
         let length = entry.rows.saturating_mul(layout.row_bytes() as u64);
         let path = self.place(SHARDS, entry.hash, "shard");
         let what = "a shard of the data";

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use bytes::Bytes;
-use shoal_data::batch::{BatchRow, Batches, SourceShard, encode_rows};
+use shoal_data::batch::{BatchRow, Batches, SourceShard};
 use shoal_data::prepared::{Shard, ShardEntry};
 use shoal_engine::Batch;
 use shoal_protocol::ids::{ContentHash, Microbatch, Step};
@@ -86,7 +86,7 @@ impl PreparedSamples {
         for BatchRow { shard, row } in self.batches.rows_of(step, microbatch, rows) {
             read.push(self.shards.open(shard, &self.batches)?.row(row)?);
         }
-        let encoded = encode_rows(&read);
+        let encoded = self.batches.encode(&read);
         Ok(Batch { inputs: Bytes::from(encoded.inputs), labels: Bytes::from(encoded.labels) })
     }
 }

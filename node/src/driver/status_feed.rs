@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use shoal_metrics::{NodeState, Preemption};
 use shoal_protocol::ids::{ClaimKey, Era, Member, Stage, Step};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{self, CommitRecord, Conviction, View, proof_of_all};
+use shoal_protocol::message::{self, CommitRecord, Conviction, FixedLoss, View, proof_of_all};
 use shoal_protocol::units::Moment;
 use shoal_scheduler::action::{AuditOutcome, CoordinatorEvent, StepCounts};
 
@@ -17,7 +17,7 @@ use super::metrics_update::MetricsUpdate;
 use super::observer::Observer;
 use super::peer_names::PeerNames;
 use super::step_progress::StepProgress;
-use crate::events::{RunEvent, StepReport};
+use crate::events::{PreferenceNumbers, RunEvent, StepReport};
 use crate::reachability::OwnPort;
 use crate::status::{Observation, StatusWatch};
 use crate::step_count::StepCount;
@@ -224,17 +224,17 @@ impl<'a> StatusFeed<'a> {
         let seconds = now.since(self.step_began).as_secs_f64();
         self.step_began = now;
         let (manifest, training) = (&context.manifest, &context.manifest.training);
+        let terms = manifest.terms_per_microbatch();
         let report = StepReport {
             step: record.step.0,
-            loss: record.loss.mean(manifest.tokens_per_microbatch()),
-            held_out_loss: record
-                .held_out_loss
-                .map(|loss| loss.mean(manifest.tokens_per_microbatch())),
+            loss: record.loss.mean(terms),
+            held_out_loss: record.held_out_loss.map(|loss| loss.mean(terms)),
             learning_rate: shoal_engine::learning_rate(manifest, record.step),
             gradient_norm: record.gradient_norm,
             tokens: manifest.tokens_per_step(),
             targets: record.loss.targets,
             padded: record.loss.padded,
+            preferences: preferences(manifest, record),
             seconds,
             cost: self.cost.step(now),
             counted: proven(record, training.stages, training.microbatches),
@@ -247,6 +247,16 @@ impl<'a> StatusFeed<'a> {
         self.note(&RunEvent::Committed(report));
         true
     }
+}
+
+/// What the model prefers, in a run on pairs.
+fn preferences(manifest: &Manifest, record: &CommitRecord) -> Option<PreferenceNumbers> {
+    manifest.training.loss.preference()?;
+    Some(PreferenceNumbers {
+        accuracy: record.loss.accuracy(),
+        margin: record.loss.mean_margin(manifest.terms_per_microbatch()),
+        held_out_accuracy: record.held_out_loss.map(FixedLoss::accuracy),
+    })
 }
 
 /// Converts an event of the coordinator to one of the run. Events for the log alone come back.

@@ -343,6 +343,7 @@ mod tests {
             tokens: 1000,
             targets: 900,
             padded: 50,
+            preferences: None,
             seconds: 0.5,
             cost: None,
             counted: 12,

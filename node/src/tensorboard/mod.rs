@@ -28,6 +28,9 @@ const LEARNING_RATE: &str = "train/learning_rate";
 const GRADIENT_NORM: &str = "train/gradient_norm";
 const THROUGHPUT: &str = "throughput/tokens_per_second";
 const HELD_OUT_LOSS: &str = "held_out/loss";
+const ACCURACY: &str = "train/accuracy";
+const MARGIN: &str = "train/margin";
+const HELD_OUT_ACCURACY: &str = "held_out/accuracy";
 
 /// The start of the names of scores.
 const SCORES: &str = "score/";
@@ -135,6 +138,10 @@ impl TensorBoard {
             scalars.push((THROUGHPUT, step.tokens_per_second()));
         }
         scalars.extend(step.held_out_loss.map(|loss| (HELD_OUT_LOSS, loss)));
+        if let Some(found) = &step.preferences {
+            scalars.extend([(ACCURACY, found.accuracy), (MARGIN, found.margin)]);
+            scalars.extend(found.held_out_accuracy.map(|share| (HELD_OUT_ACCURACY, share)));
+        }
         scalars
     }
 

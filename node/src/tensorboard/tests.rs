@@ -58,6 +58,7 @@ fn step(step: u64, loss: f64) -> RunEvent {
         tokens: 1000,
         targets: 900,
         padded: 50,
+        preferences: None,
         seconds: 0.5,
         cost: None,
         counted: 8,

@@ -150,12 +150,12 @@ impl Manifest {
         Ok(())
     }
 
-    /// Shape of the words that travel beside an activation: a label for each token, `[samples, tokens]`,
-    /// then as many token ids if the next stage needs them.
+    /// Shape of the words that travel beside an activation: [`Manifest::words_of_row`] for each sample, then as many
+    /// token ids if the next stage needs them.
     #[must_use]
     pub fn label_shape(&self) -> [u32; 2] {
         let rows = if self.model.subspace().is_some() { 2 } else { 1 };
-        [rows * self.training.microbatch_size, self.model.context]
+        [rows * self.training.microbatch_size, self.words_of_row()]
     }
 
     /// The words that travel beside a microbatch's activation, in [`Manifest::label_shape`], from its token

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Manifest, ManifestError, Mixture, within};
+use super::{Manifest, ManifestError, Mixture, Pairs, within};
 use crate::ids::ContentHash;
 use crate::limits;
 
@@ -34,6 +34,9 @@ pub struct Prepared {
     pub context: u32,
     /// Token ids are below this.
     pub vocabulary: u32,
+    /// Whether each row is a pair of a chosen and a rejected sequence.
+    #[serde(default)]
+    pub pairs: Option<Pairs>,
 }
 
 /// A token file.

@@ -1,7 +1,7 @@
 //! An example manifest for tests, the simulator and fuzzing.
 
 use super::{
-    Adam, Admission, Audit, Block, Checkpoint, Codecs, Data, Dtype, Evaluation, Manifest,
+    Adam, Admission, Audit, Block, Checkpoint, Codecs, Data, Dtype, Evaluation, Loss, Manifest,
     MixedSource, Mixture, Model, Optimizer, Phase, Prepared, Rule, Schedule, TokenWidth, Tokenizer,
     Tokens, Training, Weight,
 };
@@ -37,6 +37,7 @@ pub fn small() -> Manifest {
             recompute: false,
             gradient_fraction_bits: 44,
             staleness: 0,
+            loss: Loss::CrossEntropy,
         },
         codec: Codecs::default(),
         optimizer: Optimizer {
@@ -70,6 +71,7 @@ pub fn mixture() -> Mixture {
             held_out_rows: 20,
             context: 16,
             vocabulary: 256,
+            pairs: None,
         },
         weight: Weight(weight),
     };

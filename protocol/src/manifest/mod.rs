@@ -17,6 +17,7 @@ mod lora;
 mod mixture;
 mod model;
 mod optimizer;
+mod preference;
 mod slices;
 mod start;
 mod weight_groups;
@@ -48,6 +49,7 @@ pub use model::{Base, Model};
 pub use optimizer::{
     Adafactor, Adam, Lars, Lion, Muon, Optimizer, RateScale, Rule, Schedule, Sgd, UnknownKey,
 };
+pub use preference::{Loss, Pairs, Preference, PreferenceError, PreferenceKind};
 pub use start::{SampleNumbers, Start};
 
 /// Bytes of one label, which travels beside its activation.
@@ -137,6 +139,9 @@ pub struct Training {
     /// more, single ones may take longer.
     #[serde(default)]
     pub staleness: u8,
+    /// The loss that the run lowers.
+    #[serde(default)]
+    pub loss: Loss,
 }
 
 /// The frequency and size of evaluations on the held-out text.
@@ -361,6 +366,9 @@ pub enum ManifestError {
     /// A mixture that cannot be drawn from.
     #[error(transparent)]
     Mixture(Box<MixtureError>),
+    /// A loss of preferences that the run cannot compute.
+    #[error(transparent)]
+    Preference(#[from] PreferenceError),
     /// The bytes are not the encoding of a manifest.
     #[error("not a run manifest: {0}")]
     Wire(#[from] wire::WireError),
@@ -484,14 +492,14 @@ impl Manifest {
         Bytes(activations * self.activation_bytes().0 + gradients * self.gradient_bytes().0)
     }
 
-    /// Factor on a step's gradient, which the passes divide by all tokens, for a mean over targets.
-    /// Exactly 1 if all tokens are targets, or none is, or if it is a mean over workers.
+    /// Factor on a step's gradient, which the passes divide by all tokens or pairs, for a mean over those that count.
+    /// Exactly 1 if all count, or none is, or if it is a mean over workers.
     #[must_use]
     pub fn gradient_scale(&self, targets: u64) -> f64 {
         if targets == 0 || self.inner.is_some() {
             1.0
         } else {
-            self.tokens_per_step() as f64 / targets as f64
+            self.terms_per_step() as f64 / targets as f64
         }
     }
 
@@ -512,7 +520,8 @@ impl Manifest {
         self.check_evaluation()?;
         self.check_start()?;
         self.check_audit()?;
-        self.check_data()
+        self.check_data()?;
+        self.check_loss()
     }
 
     fn check_training(&self) -> Result<(), ManifestError> {

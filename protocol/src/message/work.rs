@@ -45,10 +45,14 @@ impl PassTimes {
 pub struct FixedLoss {
     /// The targets' losses divided by the tokens of a microbatch, in units of 2^-32 nats.
     pub share: i64,
-    /// Targets: tokens that count towards the loss.
+    /// Targets: tokens that count towards the loss, or pairs.
     pub targets: u64,
     /// Tokens that are followed by padding.
     pub padded: u64,
+    /// Pairs whose chosen completion has the larger reward.
+    pub preferred: u64,
+    /// The differences of the pairs' rewards divided by the pairs of a microbatch, in the units of `share`.
+    pub margin: i64,
 }
 
 impl FixedLoss {
@@ -57,37 +61,65 @@ impl FixedLoss {
     /// A loss of so many units and targets, without padding.
     #[must_use]
     pub const fn new(share: i64, targets: u64) -> Self {
-        Self { share, targets, padded: 0 }
+        Self { share, targets, padded: 0, preferred: 0, margin: 0 }
     }
 
     /// Rounds the targets' losses divided by the tokens of a microbatch; saturates at 2^31 nats.
     #[must_use]
     pub fn from_nats(share: f64, targets: u64, padded: u64) -> Self {
-        let share = (share * Self::UNIT).round_ties_even() as i64;
-        Self { share, targets, padded }
+        Self { padded, ..Self::new(Self::fixed(share), targets) }
     }
 
-    /// The mean loss per target, for microbatches of so many tokens; 0 without a target.
+    /// The same, of pairs: how many prefer the chosen completion, and by how much on average.
     #[must_use]
-    pub fn mean(self, tokens_per_microbatch: u64) -> f64 {
+    pub fn with_preferences(self, preferred: u64, margin: f64) -> Self {
+        Self { preferred, margin: Self::fixed(margin), ..self }
+    }
+
+    fn fixed(number: f64) -> i64 {
+        (number * Self::UNIT).round_ties_even() as i64
+    }
+
+    /// The mean loss per target, for microbatches of so many tokens or pairs; 0 without a target.
+    #[must_use]
+    pub fn mean(self, terms_per_microbatch: u64) -> f64 {
+        self.mean_of(self.share, terms_per_microbatch)
+    }
+
+    /// The mean difference of the pairs' rewards, for microbatches of so many pairs.
+    #[must_use]
+    pub fn mean_margin(self, terms_per_microbatch: u64) -> f64 {
+        self.mean_of(self.margin, terms_per_microbatch)
+    }
+
+    /// The share of pairs whose chosen completion has the larger reward.
+    #[must_use]
+    pub fn accuracy(self) -> f64 {
+        if self.targets == 0 { 0.0 } else { self.preferred as f64 / self.targets as f64 }
+    }
+
+    fn mean_of(self, share: i64, terms_per_microbatch: u64) -> f64 {
         if self.targets == 0 {
             return 0.0;
         }
-        let microbatches = self.targets as f64 / tokens_per_microbatch as f64;
-        self.share as f64 / Self::UNIT / microbatches
+        let microbatches = self.targets as f64 / terms_per_microbatch as f64;
+        share as f64 / Self::UNIT / microbatches
     }
 }
 
 impl std::iter::Sum for FixedLoss {
     /// A sum out of range, which only a peer that lies can cause, is the last number of the range.
     fn sum<I: Iterator<Item = Self>>(losses: I) -> Self {
-        let (mut share, mut sum) = (0_i128, Self::default());
+        let (mut share, mut margin, mut sum) = (0_i128, 0_i128, Self::default());
         for loss in losses {
             share += i128::from(loss.share);
+            margin += i128::from(loss.margin);
+            sum.preferred = sum.preferred.saturating_add(loss.preferred);
             sum.targets = sum.targets.saturating_add(loss.targets);
             sum.padded = sum.padded.saturating_add(loss.padded);
         }
-        sum.share = share.clamp(i64::MIN.into(), i64::MAX.into()) as i64;
+        let within = |sum: i128| sum.clamp(i64::MIN.into(), i64::MAX.into()) as i64;
+        (sum.share, sum.margin) = (within(share), within(margin));
         sum
     }
 }

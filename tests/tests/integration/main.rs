@@ -21,6 +21,7 @@ mod mixtures;
 mod models;
 mod monitoring;
 mod optimizers;
+mod preferences;
 mod recovery;
 mod reference;
 mod reshape;

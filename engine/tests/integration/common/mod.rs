@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 use shoal_engine::checkpoint::write_index;
 use shoal_engine::{
     BaseFiles, Batch, Device, DeviceChoice, Devices, Engine, FixedPoint, ForwardOutput, LowerTier,
-    Origin, Samples, StageState, Tiers, TokenFile, Update, data, device_floor, group_elements,
-    learning_rate, square_norm, swapping_floor,
+    Origin, Preferences, Samples, StageState, Tiers, TokenFile, Update, data, device_floor,
+    group_elements, learning_rate, square_norm, swapping_floor,
 };
 use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::label::Label;
@@ -167,6 +167,8 @@ pub(crate) struct Trainer {
     pub(crate) spread: u32,
     /// Targets of each step's forward passes.
     pub(crate) targets: BTreeMap<u64, u64>,
+    /// Microbatches in place of those of the samples.
+    pub(crate) given: BTreeMap<(u64, u32), Batch>,
 }
 
 impl Trainer {
@@ -214,6 +216,7 @@ impl Trainer {
             packed: false,
             spread: 1,
             targets: BTreeMap::new(),
+            given: BTreeMap::new(),
         }
     }
 
@@ -236,6 +239,9 @@ impl Trainer {
 
     /// The samples of a microbatch.
     pub(crate) fn batch(&self, step: u64, microbatch: u32) -> Batch {
+        if let Some(given) = self.given.get(&(step, microbatch)) {
+            return given.clone();
+        }
         let batch = self.samples.batch(Step(step), Microbatch(microbatch));
         let batch = match self.spread {
             1 => batch,
@@ -288,15 +294,20 @@ impl Trainer {
 
     /// Forward through all stages; returns the loss.
     pub(crate) fn forward(&mut self, step: u64, microbatch: u32) -> f32 {
+        self.forward_preferring(step, microbatch).0
+    }
+
+    /// As [`Self::forward`]; also returns which completions of pairs are preferred.
+    pub(crate) fn forward_preferring(&mut self, step: u64, microbatch: u32) -> (f32, Preferences) {
         let batch = self.batch(step, microbatch);
         let labels = self.manifest.with_tokens(&batch.inputs, batch.labels);
         let mut input = batch.inputs;
         for stage in self.manifest.stages() {
             match self.engine.forward(key(step, stage, microbatch), &input, Some(&labels)) {
                 Ok(ForwardOutput::Activation(activation)) => input = activation,
-                Ok(ForwardOutput::Loss { share, targets, .. }) => {
+                Ok(ForwardOutput::Loss { share, targets, preferences, .. }) => {
                     *self.targets.entry(step).or_default() += targets;
-                    return share;
+                    return (share, preferences);
                 }
                 Err(error) => panic!("{error}"),
             }

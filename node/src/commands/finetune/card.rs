@@ -65,7 +65,9 @@ impl fmt::Display for Card<'_> {
         writeln!(f, "model       {name}, fine-tuned in {steps} steps, {epochs}")?;
         match self.loss() {
             Some((before, after, place)) => {
-                writeln!(f, "loss        {before:.3} to {after:.3} nats per token {place}")?;
+                let is_of_pairs = report.steps.iter().any(|step| step.preferences.is_some());
+                let unit = if is_of_pairs { "for each pair" } else { "nats per token" };
+                writeln!(f, "loss        {before:.3} to {after:.3} {unit} {place}")?;
             }
             None => writeln!(f, "loss        unknown: the events of the run are missing")?,
         }
@@ -128,6 +130,7 @@ mod tests {
             tokens: 10,
             targets: 10,
             padded: 0,
+            preferences: None,
             seconds: 1.0,
             cost: None,
             held_out_loss,

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow};
 use clap::Parser;
+use shoal_data::prepared::INDEX_FILE;
 use shoal_engine::{BaseIndex, Checkpoint};
 
 use self::card::Card;
@@ -20,9 +21,6 @@ use crate::exit::{Exit, ExitWith};
 use crate::terminal::outln;
 use crate::whole_file;
 
-/// The steps of a fine-tuning.
-const STEPS: usize = 5;
-
 /// Fine-tunes a model, or goes on where an earlier process was interrupted.
 ///
 /// # Errors
@@ -32,17 +30,21 @@ pub(super) fn run(args: FinetuneArgs) -> anyhow::Result<()> {
     // A mistake in the flags for `shoal start` shows before the long steps.
     let _ = start_options(&plan.start(0))?;
     enter(&plan)?;
-    carry_out(1, &plan.import(), &plan.base())?;
+    let mut steps = Steps { done: 0, all: plan.steps() };
+    steps.carry_out(&plan.import(), &plan.base())?;
     let (base, _) = BaseIndex::read(&plan.base()).exit_with(Exit::Usage)?;
     let prepare = plan.prepare(base.model.context);
-    carry_out(2, &prepare, &plan.index())?;
-    carry_out(3, &plan.init(), &plan.config())?;
-    if !train(&plan)? {
+    steps.carry_out(&prepare, &plan.index())?;
+    if let Some(reference) = plan.reference() {
+        steps.carry_out(&plan.refer(&reference), &reference.join(INDEX_FILE))?;
+    }
+    steps.carry_out(&plan.init(), &plan.config())?;
+    if !steps.train(&plan)? {
         outln!("the run is not complete: the same `shoal finetune` goes on with it");
         return Ok(());
     }
     let export = plan.export(base.has_names_of_llama())?;
-    carry_out(5, &export, &plan.model())?;
+    steps.carry_out(&export, &plan.model())?;
     let checkpoint = Checkpoint::open(&plan.checkpoint()).exit_with(Exit::Corrupt)?;
     let hash = checkpoint.hash().exit_with(Exit::Corrupt)?;
     let report = card::report(&plan).context("the events of the run cannot be read")?;
@@ -75,7 +77,7 @@ fn enter(plan: &Plan) -> anyhow::Result<()> {
 fn refuse_another(plan: &Plan, before: &Asked, asked: &Asked) -> anyhow::Result<()> {
     let steps = [
         (plan.base(), before.model == asked.model),
-        (plan.index(), before.data == asked.data && before.context == asked.context),
+        (plan.index(), has_data(before, asked)),
         (plan.config(), before.has_config_of(asked)),
     ];
     let Some((made, _)) = steps.iter().find(|(made, is_same)| made.exists() && !is_same) else {
@@ -88,28 +90,48 @@ fn refuse_another(plan: &Plan, before: &Asked, asked: &Asked) -> anyhow::Result<
     ))
 }
 
-/// Carries out a step unless its result is there.
-fn carry_out(number: usize, words: &[OsString], result: &Path) -> anyhow::Result<()> {
-    if result.exists() {
-        outln!("[{number}/{STEPS}] done before: {}", line(words));
-        return Ok(());
-    }
-    outln!("[{number}/{STEPS}] {}", line(words));
-    super::run(parse(words)?, LogFormat::Text)
+/// Whether both prepare the same rows.
+fn has_data(one: &Asked, other: &Asked) -> bool {
+    let of_pairs = |asked: &Asked| asked.loss.is_of_pairs();
+    one.data == other.data && one.context == other.context && of_pairs(one) == of_pairs(other)
 }
 
-/// Trains, with others that join; returns whether the run is complete.
-fn train(plan: &Plan) -> anyhow::Result<bool> {
-    if plan.checkpoint().exists() {
-        outln!("[4/{STEPS}] done before: {}", line(&plan.start(0)));
-        return Ok(true);
+/// The steps of a fine-tuning, as they are counted.
+struct Steps {
+    done: usize,
+    all: usize,
+}
+
+impl Steps {
+    /// Prints the next step.
+    fn say(&mut self, before: &str, words: &[OsString]) {
+        self.done += 1;
+        outln!("[{}/{}] {before}{}", self.done, self.all, line(words));
     }
-    let events = plan.events();
-    fs::create_dir_all(&events).with_context(|| events.display().to_string())?;
-    let life = fs::read_dir(&events).with_context(|| events.display().to_string())?.count();
-    let words = plan.start(life);
-    outln!("[4/{STEPS}] {}", line(&words));
-    start::is_complete_after(start_options(&words)?)
+
+    /// Carries out a step unless its result is there.
+    fn carry_out(&mut self, words: &[OsString], result: &Path) -> anyhow::Result<()> {
+        if result.exists() {
+            self.say("done before: ", words);
+            return Ok(());
+        }
+        self.say("", words);
+        super::run(parse(words)?, LogFormat::Text)
+    }
+
+    /// Trains, with others that join; returns whether the run is complete.
+    fn train(&mut self, plan: &Plan) -> anyhow::Result<bool> {
+        if plan.checkpoint().exists() {
+            self.say("done before: ", &plan.start(0));
+            return Ok(true);
+        }
+        let events = plan.events();
+        fs::create_dir_all(&events).with_context(|| events.display().to_string())?;
+        let life = fs::read_dir(&events).with_context(|| events.display().to_string())?.count();
+        let words = plan.start(life);
+        self.say("", &words);
+        start::is_complete_after(start_options(&words)?)
+    }
 }
 
 fn start_options(words: &[OsString]) -> anyhow::Result<StartOptions> {

@@ -8,6 +8,7 @@ use shoal_data::prepared::INDEX_FILE;
 
 use super::super::init::{CONTEXT, absolute};
 use crate::cli::FinetuneArgs;
+use crate::config::loss_section::LossName;
 
 /// Share of the documents that measures the loss.
 const HELD_OUT: &str = "0.05";
@@ -23,18 +24,20 @@ pub(super) struct Asked {
     pub(super) nf4: bool,
     pub(super) epochs: u32,
     pub(super) context: Option<u32>,
+    #[serde(default)]
+    pub(super) loss: LossName,
 }
 
 impl Asked {
     /// What a plan was made for.
     pub(super) fn of(Plan { args }: &Plan) -> Self {
-        let FinetuneArgs { model, data, lora, nf4, epochs, context, .. } = args.clone();
-        Self { model, data, lora, nf4, epochs, context }
+        let FinetuneArgs { model, data, lora, nf4, epochs, context, loss, .. } = args.clone();
+        Self { model, data, lora, nf4, epochs, context, loss }
     }
 
     /// Whether both have one run.toml.
     pub(super) fn has_config_of(&self, other: &Self) -> bool {
-        let keys = |asked: &Self| (asked.lora, asked.nf4, asked.epochs);
+        let keys = |asked: &Self| (asked.lora, asked.nf4, asked.epochs, asked.loss);
         keys(self) == keys(other)
     }
 
@@ -49,6 +52,9 @@ impl Asked {
             words.extend(value.iter().flat_map(|value| [flag.into(), value.to_string().into()]));
         }
         words.extend(self.nf4.then(|| "--nf4".into()));
+        if self.loss.is_of_pairs() {
+            words.extend(command(&["--loss", &self.loss.to_string()]));
+        }
         words
     }
 }
@@ -108,6 +114,16 @@ impl Plan {
         self.data().join(INDEX_FILE)
     }
 
+    /// The prepared pairs with the base's log-probabilities, if the loss compares with them.
+    pub(super) fn reference(&self) -> Option<PathBuf> {
+        self.args.loss.needs_reference().then(|| self.path("reference"))
+    }
+
+    /// Number of steps.
+    pub(super) fn steps(&self) -> usize {
+        if self.args.loss.needs_reference() { 6 } else { 5 }
+    }
+
     /// The run's configuration.
     pub(super) fn config(&self) -> PathBuf {
         self.path("run.toml")
@@ -151,14 +167,30 @@ impl Plan {
         words.extend(self.args.data.iter().map(OsString::from));
         words.extend(["--tokenizer".into(), self.base().into()]);
         words.extend(["--context".into(), context.to_string().into()]);
-        words.extend(command(&["--pack", "best-fit", "--held-out", HELD_OUT, "-o"]));
+        // Each pair has a row of its own.
+        if !self.args.loss.is_of_pairs() {
+            words.extend(command(&["--pack", "best-fit"]));
+        }
+        words.extend(command(&["--held-out", HELD_OUT, "-o"]));
         words.push(self.data().into());
+        words
+    }
+
+    /// `out` gets the pairs with their log-probabilities.
+    pub(super) fn refer(&self, out: &Path) -> Vec<OsString> {
+        let mut words = command(&["data", "reference"]);
+        words.extend([self.data().into(), "--model".into(), self.base().into()]);
+        words.extend(["-o".into(), out.into()]);
         words
     }
 
     pub(super) fn init(&self) -> Vec<OsString> {
         let mut words = command(&["init", "--from"]);
-        words.extend([self.base().into(), "--data".into(), self.data().into()]);
+        let data = self.reference().unwrap_or_else(|| self.data());
+        words.extend([self.base().into(), "--data".into(), data.into()]);
+        if self.args.loss.is_of_pairs() {
+            words.extend(command(&["--loss", &self.args.loss.to_string()]));
+        }
         if let Some(rank) = self.args.lora {
             words.extend(["--lora".into(), rank.to_string().into()]);
         }
@@ -270,8 +302,10 @@ mod tests {
         let whole = plan("shoal finetune hf:a/b chats.jsonl --out run -- --wait-for 2");
         let adapters =
             plan("shoal finetune model a.jsonl b.jsonl --out run --lora 16 --nf4 --epochs 2");
-        for plan in [&whole, &adapters] {
+        let pairs = plan("shoal finetune model p.jsonl --out run --loss dpo");
+        for plan in [&whole, &adapters, &pairs] {
             for words in [
+                plan.refer(Path::new("run/reference")),
                 plan.import(),
                 plan.prepare(4096),
                 plan.init(),
@@ -298,6 +332,9 @@ mod tests {
         assert!(line(&whole.prepare(128)).contains("--context 128"));
         assert!(line(&whole.prepare(4096)).contains("--context 1024"));
         assert!(line(&adapters.init()).contains("--lora 16 --nf4 --epochs 2"));
+        assert!(!line(&pairs.prepare(64)).contains("--pack"));
+        assert!(line(&pairs.init()).contains("--data run/reference --loss dpo"));
+        assert_eq!((whole.steps(), pairs.steps()), (5, 6));
         assert!(line(&adapters.chat()).ends_with("--base run/base"));
         let export = |plan: &Plan, llama| line(&plan.export(llama).expect("a current folder"));
         assert!(export(&adapters, true).contains("--base-model /"));
