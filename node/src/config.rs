@@ -7,6 +7,7 @@
 pub(crate) mod data_section;
 #[path = "config/lora_section.rs"]
 mod lora_section;
+#[path = "config/loss_section.rs"]
 pub(crate) mod loss_section;
 #[path = "config/model_section.rs"]
 mod model_section;

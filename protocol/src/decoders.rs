@@ -192,7 +192,10 @@ fn about_audits(coordinator: Member, grant: Grant) -> [Message; 5] {
             grant,
             loss: None,
             pass_times: PassTimes::default(),
-            handover: Handover { activation: Some(handed(coordinator)), ..Handover::default() },
+            handover: Box::new(Handover {
+                activation: Some(handed(coordinator)),
+                ..Handover::default()
+            }),
         }),
         Message::FromCoordinator(FromCoordinator::Audit(Arc::new(audit_order(coordinator)))),
         Message::ToCoordinator(ToCoordinator::Audited {

@@ -12,8 +12,8 @@ use shoal_protocol::ids::{
 };
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{
-    AnchorGroup, Envelope, FromCoordinator, Handover, Message, PassTimes, PeerMessage, Recalled,
-    RoundId, RoundOutcome, SnapshotPart, StoredFile, StoredStage, TensorTag, TermProof, TermVote,
+    AnchorGroup, Envelope, FromCoordinator, Message, PassTimes, PeerMessage, Recalled, RoundId,
+    RoundOutcome, SnapshotPart, StoredFile, StoredStage, TensorTag, TermProof, TermVote,
     ToCoordinator, View, ViewChange,
 };
 use shoal_protocol::net::Identity;
@@ -189,7 +189,7 @@ impl Stranger {
                 grant,
                 loss: None,
                 pass_times,
-                handover: Handover::default(),
+                handover: Box::default(),
             });
             reported(ToCoordinator::Released { key, grant });
             reported(ToCoordinator::Diverged { key, reason: "a stranger says so".to_owned() });

@@ -102,7 +102,7 @@ pub(crate) enum AnchorEvent {
         /// The term that it leads in.
         term: Term,
         /// Everything committed before. An earlier leader can add nothing to it.
-        history: History,
+        history: Box<History>,
         /// The signatures of a majority of the anchors.
         proof: Box<TermProof>,
     },

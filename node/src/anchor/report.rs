@@ -93,7 +93,7 @@ impl Reporter {
             self.term = Some(term);
             self.last_term = term;
             let (history, proof) = (self.inner.machine.history(), Box::new(proof));
-            self.report(AnchorEvent::Leads { term, history, proof }).await?;
+            self.report(AnchorEvent::Leads { term, history: Box::new(history), proof }).await?;
         }
         Ok(())
     }

@@ -110,6 +110,7 @@ impl Reported {
     fn record_event(&mut self, event: AnchorEvent) {
         match event {
             AnchorEvent::Leads { term, history, proof } => {
+                let history = *history;
                 assert_eq!(proof.vote.term, Founding::term_of(history.number, term.0));
                 self.proof = Some(*proof);
                 assert_eq!(self.term_led, None, "it leads already");

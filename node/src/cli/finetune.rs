@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::builder::PossibleValue;
+use clap::{Args, ValueEnum};
 
 use crate::config::loss_section::LossName;
 
@@ -37,4 +38,22 @@ pub struct FinetuneArgs {
     /// Flags for `shoal start`, behind `--`: `-- --device cuda:0 --wait-for 2`.
     #[arg(last = true, value_name = "FLAGS")]
     pub start: Vec<OsString>,
+}
+
+// Not derived: the configuration is also read without clap.
+impl ValueEnum for LossName {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::CrossEntropy, Self::Dpo, Self::Ipo, Self::Simpo, Self::Orpo]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let help = match self {
+            Self::CrossEntropy => "Cross-entropy of the next token",
+            Self::Dpo => "Direct preference optimisation, of pairs beside a reference",
+            Self::Ipo => "Identity preference optimisation, of pairs beside a reference",
+            Self::Simpo => "Simple preference optimisation, of pairs without a reference",
+            Self::Orpo => "Odds ratio preference optimisation, of pairs without a reference",
+        };
+        Some(PossibleValue::new(self.name()).help(help))
+    }
 }

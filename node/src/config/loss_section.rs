@@ -6,9 +6,8 @@ use serde::{Deserialize, Serialize};
 use shoal_protocol::manifest::{Loss, Preference, PreferenceKind};
 
 /// The loss by its name.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[value(rename_all = "snake_case")]
 pub enum LossName {
     /// Cross-entropy of the next token.
     #[default]
@@ -32,6 +31,12 @@ impl LossName {
             Self::Simpo => Some(PreferenceKind::Simpo),
             Self::Orpo => Some(PreferenceKind::Orpo),
         }
+    }
+
+    /// Its name in files and flags.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.kind().map_or("cross_entropy", PreferenceKind::name)
     }
 
     /// Whether it is a loss of pairs.
@@ -60,7 +65,7 @@ impl LossName {
 
 impl fmt::Display for LossName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.kind().map_or("cross_entropy", PreferenceKind::name))
+        f.write_str(self.name())
     }
 }
 

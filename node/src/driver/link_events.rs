@@ -16,7 +16,7 @@ use super::unpacker::{Unpacked, Unpacker};
 #[derive(Debug)]
 pub(super) enum Incoming {
     Transport(Option<TransportEvent>),
-    Unpacked(Unpacked),
+    Unpacked(Box<Unpacked>),
 }
 
 /// A checked event of the links.
@@ -82,14 +82,14 @@ impl LinkEvents {
         };
         tokio::select! {
             event = event => Ok(Incoming::Transport(event)),
-            unpacked = self.unpacker.next() => Ok(Incoming::Unpacked(unpacked?)),
+            unpacked = self.unpacker.next() => Ok(Incoming::Unpacked(Box::new(unpacked?))),
         }
     }
 
     /// Checks an event. Returns `None` where its tensors are unpacked in the background first.
     pub(super) fn check(&mut self, incoming: Incoming, receiver: Receiver) -> Option<LinkEvent> {
         let event = match incoming {
-            Incoming::Unpacked(unpacked) => return Some(unpacked.into()),
+            Incoming::Unpacked(unpacked) => return Some((*unpacked).into()),
             // The transport outlives the driver.
             Incoming::Transport(None) => {
                 self.transport = None;

@@ -290,7 +290,7 @@ fn run_event(event: CoordinatorEvent, names: &PeerNames) -> Result<RunEvent, Coo
             RunEvent::MoveCancelled { peer: member.peer, name: name(member), to, reason, obstacle }
         }
         CoordinatorEvent::Convicted(conviction) => {
-            let Conviction { peer, step, stage, back, evidence } = conviction;
+            let Conviction { peer, step, stage, back, evidence } = *conviction;
             let charge = evidence.charge().to_owned();
             let (name, step, stage, back) = (names.of(peer), step.0, stage.0, back.0);
             RunEvent::Convicted { peer, name, step, stage, back, charge }

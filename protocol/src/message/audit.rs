@@ -1,37 +1,7 @@
 //! Audits: what members state about their work, and what a replica makes of it that computes it again.
 
-use super::{Challenge, FixedLoss, Handed, InputId, RoundId, Signature};
+use super::{Challenge, FixedLoss, Handed, HandoverHashes, InputId, RoundId, Signature};
 use crate::ids::{ClaimKey, ContentHash, Era, Member, Microbatch, Stage, Step, Term};
-
-/// The tensors that a member took and made for one microbatch at one stage, with labels, as their makers sealed them;
-/// those that there are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bincode::Encode, bincode::Decode)]
-pub struct Handover {
-    /// The activation that it took; none at the first stage.
-    pub activation: Option<Handed>,
-    /// The activation that it made; none at the last stage.
-    pub output: Option<Handed>,
-    /// The gradient that it took; none at the last stage.
-    pub gradient: Option<Handed>,
-    /// The gradient that it made; none at the first stage.
-    pub returned: Option<Handed>,
-}
-
-/// The hashes of a [`Handover`]: of the activation and the gradient that were taken, and of those that were made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct HandoverHashes {
-    /// The activation and the gradient that were taken.
-    pub taken: [Option<ContentHash>; 2],
-    /// The activation and the gradient that were made.
-    pub made: [Option<ContentHash>; 2],
-}
-
-impl From<Handover> for HandoverHashes {
-    fn from(Handover { activation, output, gradient, returned }: Handover) -> Self {
-        let hashes = |tensors: [Option<Handed>; 2]| tensors.map(|tensor| Some(tensor?.hash));
-        Self { taken: hashes([activation, gradient]), made: hashes([output, returned]) }
-    }
-}
 
 /// Names the audit of a member's work at a stage in a step.
 #[derive(

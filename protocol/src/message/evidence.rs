@@ -1,5 +1,6 @@
 //! Evidence: what shows that a peer's work was wrong, so that anyone can judge it who has the log.
 
+use super::seal::write_member;
 use super::{AuditId, Handed, InputId, Seal, Sealer, Signature, WorkDigest};
 use crate::ids::{Member, PeerId, Stage, Step};
 
@@ -88,6 +89,42 @@ impl Evidence {
                 "came to something else than most like replicas did from the same inputs"
             }
         }
+    }
+}
+
+/// Begins the signed bytes of a finding.
+const FOUND: &[u8] = b"shoal audit v1\0";
+
+impl Sealer {
+    /// Signs what an audit of this peer's found.
+    #[must_use]
+    pub fn sign_finding(&self, by: Member, id: &AuditId, digest: &WorkDigest) -> Signature {
+        self.keys.sign(&self.found_bytes(by, id, digest))
+    }
+
+    /// Whether a member signed that it found this.
+    #[must_use]
+    pub fn is_finding(
+        &self,
+        by: Member,
+        (id, digest): (&AuditId, &WorkDigest),
+        signature: &Signature,
+    ) -> bool {
+        self.keys.verify(by.peer, &self.found_bytes(by, id, digest), signature)
+    }
+
+    fn found_bytes(&self, by: Member, id: &AuditId, digest: &WorkDigest) -> Vec<u8> {
+        let AuditId { era, term, step, stage, of } = id;
+        let mut bytes = self.begin(FOUND, by);
+        bytes.extend(era.0.to_le_bytes());
+        bytes.extend(term.0.to_le_bytes());
+        bytes.extend(step.0.to_le_bytes());
+        bytes.extend(stage.0.to_le_bytes());
+        write_member(&mut bytes, *of);
+        bytes.extend(digest.taken.0);
+        bytes.extend(digest.made.0);
+        digest.sums.iter().for_each(|print| bytes.extend(print.0.to_le_bytes()));
+        bytes
     }
 }
 
@@ -252,6 +289,22 @@ mod tests {
         let conviction =
             Conviction { peer, step: KEY.step, stage: KEY.stage, back: Step(0), evidence };
         conviction.check(&sealer(9))
+    }
+
+    #[test]
+    fn a_finding_is_of_one_audit() {
+        let (era, term, step, stage) = (Era(1), Term(2), Step(3), Stage(4));
+        let id = AuditId { era, term, step, stage, of: member(5) };
+        let [taken, made] = [6, 7].map(|byte| ContentHash([byte; 32]));
+        let digest = WorkDigest { taken, made, sums: vec![SumsPrint(8)] };
+        let sealer = sealer(1);
+        let signature = sealer.sign_finding(member(1), &id, &digest);
+        assert!(sealer.is_finding(member(1), (&id, &digest), &signature));
+        let other = AuditId { of: member(6), ..id };
+        assert!(!sealer.is_finding(member(1), (&other, &digest), &signature));
+        let other = WorkDigest { sums: vec![SumsPrint(9)], ..digest.clone() };
+        assert!(!sealer.is_finding(member(1), (&id, &other), &signature));
+        assert!(!sealer.is_finding(member(2), (&id, &digest), &signature));
     }
 
     #[test]

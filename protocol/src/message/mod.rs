@@ -8,6 +8,7 @@ mod audit;
 mod challenge;
 mod curves;
 mod evidence;
+mod handover;
 mod log;
 mod membership;
 mod peer;
@@ -21,12 +22,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::audit::{
-    AuditId, AuditOrder, AuditedInput, AuditedWork, Finding, Handover, HandoverDigest,
-    HandoverHashes, SumsPrint, SumsPrinter, WorkDigest,
+    AuditId, AuditOrder, AuditedInput, AuditedWork, Finding, HandoverDigest, SumsPrint,
+    SumsPrinter, WorkDigest,
 };
 pub use self::challenge::{Challenge, OWNER_GROUPS, PROJECTIONS, RoundCheck, owner_groups};
 pub use self::curves::{CURVE_POINTS, CurvePoint, Curves};
 pub use self::evidence::{Basis, Conviction, Evidence, EvidenceError, SignedFinding};
+pub use self::handover::{Handed, Handover, HandoverHashes, InputId, Recalled, Seal};
 pub use self::log::{
     CommitRecord, Founding, LogRecord, SavedCheckpoint, SnapshotPart, StoredFile, StoredStage,
 };
@@ -34,12 +36,12 @@ pub use self::membership::{
     Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, StageRoom, View, ViewChange,
     is_stopped,
 };
-pub use self::peer::{PeerMessage, Recalled, TensorHeader, TensorTag};
+pub use self::peer::{PeerMessage, TensorHeader, TensorTag};
 pub use self::round::{
     Mended, Round, RoundGroup, RoundGroupChange, RoundGroupMember, RoundId, RoundMember,
     RoundOutcome, proof_of_all, proof_tag,
 };
-pub use self::seal::{Handed, InputId, Seal, Sealer};
+pub use self::seal::Sealer;
 pub use self::term_proof::{
     AnchorGroup, Attested, GROUP_VOTERS, PROOFS, ProofError, Signature, Signatures, TermProof,
     TermVote,
@@ -185,7 +187,7 @@ pub enum ToCoordinator {
         /// The durations of its passes.
         pass_times: PassTimes,
         /// What was taken and made; empty in a run without audits.
-        handover: Handover,
+        handover: Box<Handover>,
     },
     /// The answer to a claim revocation request: the work is not late. An input is missing or
     /// arrived only recently, or the work is done and its report is on the way.

@@ -1,6 +1,6 @@
 //! Messages between members about work, and the tags of tensors.
 
-use super::{InputId, RoundId, Seal};
+use super::{InputId, Recalled, RoundId, Seal};
 use crate::ids::{ClaimKey, Exchange, Member, Mend, Stage};
 use crate::units::Bytes;
 
@@ -66,17 +66,6 @@ pub enum PeerMessage {
         /// The input.
         input: Recalled,
     },
-}
-
-/// An input of audited work.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, bincode::Encode, bincode::Decode,
-)]
-pub enum Recalled {
-    /// The activation that the stage before made.
-    Activation,
-    /// The gradient that the next stage made.
-    Gradient,
 }
 
 /// What a message with tensors begins with.

@@ -1,4 +1,4 @@
-//! Seals: what a member signs of a tensor that it hands over, and of work that it computed again.
+//! What a member signs of a tensor that it hands over.
 //!
 //! Two seals of one member for one tensor, with different hashes, prove to anyone that it handed over another tensor than
 //! it stated. A seal that is not the member's proves nothing, so nobody takes a tensor with such a one.
@@ -6,60 +6,17 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{AuditId, Recalled, Signature, Signatures, WorkDigest};
+use super::{Handed, InputId, Recalled, Seal, Signatures};
 use crate::ids::{ClaimKey, ContentHash, Era, Member, RunId};
 
-/// Begin the signed bytes, so that no signature of another use of the key is valid here.
+/// Begins the signed bytes, so that no signature of another use of the key is valid here.
 const HANDED: &[u8] = b"shoal tensor v1\0";
-const FOUND: &[u8] = b"shoal audit v1\0";
-
-/// Names a tensor between two stages: an input of work.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, bincode::Encode, bincode::Decode,
-)]
-pub struct InputId {
-    /// The work.
-    pub key: ClaimKey,
-    /// Which of its inputs.
-    pub input: Recalled,
-}
-
-impl InputId {
-    /// The work that makes it; `None` for none, which an unchecked message may name.
-    #[must_use]
-    pub fn maker(&self) -> Option<ClaimKey> {
-        match self.input {
-            Recalled::Activation => self.key.upstream(),
-            Recalled::Gradient => Some(self.key.downstream()),
-        }
-    }
-}
-
-/// Who made a tensor, and when, signed by it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Seal {
-    /// The era. After a return to a checkpoint the same work may come to something else.
-    pub era: Era,
-    /// The maker.
-    pub by: Member,
-    /// Its signature.
-    pub signature: Signature,
-}
-
-/// A tensor that was handed over, as its maker signed it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Handed {
-    /// The tensor's hash.
-    pub hash: ContentHash,
-    /// The maker's seal.
-    pub seal: Seal,
-}
 
 /// Seals with the key of one peer, and checks the seals of others, in one run.
 #[derive(Clone)]
 pub struct Sealer {
     run: RunId,
-    keys: Arc<dyn Signatures>,
+    pub(super) keys: Arc<dyn Signatures>,
 }
 
 impl Sealer {
@@ -83,25 +40,16 @@ impl Sealer {
         self.keys.verify(by.peer, &self.handed_bytes(*by, *era, of, *hash), signature)
     }
 
-    /// Signs what an audit of this peer's found.
-    #[must_use]
-    pub fn sign_finding(&self, by: Member, id: &AuditId, digest: &WorkDigest) -> Signature {
-        self.keys.sign(&self.found_bytes(by, id, digest))
-    }
-
-    /// Whether a member signed that it found this.
-    #[must_use]
-    pub fn is_finding(
-        &self,
-        by: Member,
-        (id, digest): (&AuditId, &WorkDigest),
-        signature: &Signature,
-    ) -> bool {
-        self.keys.verify(by.peer, &self.found_bytes(by, id, digest), signature)
+    /// The beginning of what a member signs in the run, for a purpose.
+    pub(super) fn begin(&self, purpose: &[u8], by: Member) -> Vec<u8> {
+        let mut bytes = purpose.to_vec();
+        bytes.extend(self.run.0);
+        write_member(&mut bytes, by);
+        bytes
     }
 
     fn handed_bytes(&self, by: Member, era: Era, of: InputId, hash: ContentHash) -> Vec<u8> {
-        let mut bytes = begin(HANDED, self.run, by);
+        let mut bytes = self.begin(HANDED, by);
         bytes.extend(era.0.to_le_bytes());
         write_key(&mut bytes, of.key);
         bytes.push(match of.input {
@@ -109,20 +57,6 @@ impl Sealer {
             Recalled::Gradient => 1,
         });
         bytes.extend(hash.0);
-        bytes
-    }
-
-    fn found_bytes(&self, by: Member, id: &AuditId, digest: &WorkDigest) -> Vec<u8> {
-        let AuditId { era, term, step, stage, of } = id;
-        let mut bytes = begin(FOUND, self.run, by);
-        bytes.extend(era.0.to_le_bytes());
-        bytes.extend(term.0.to_le_bytes());
-        bytes.extend(step.0.to_le_bytes());
-        bytes.extend(stage.0.to_le_bytes());
-        write_member(&mut bytes, *of);
-        bytes.extend(digest.taken.0);
-        bytes.extend(digest.made.0);
-        digest.sums.iter().for_each(|print| bytes.extend(print.0.to_le_bytes()));
         bytes
     }
 }
@@ -133,14 +67,7 @@ impl fmt::Debug for Sealer {
     }
 }
 
-fn begin(purpose: &[u8], run: RunId, by: Member) -> Vec<u8> {
-    let mut bytes = purpose.to_vec();
-    bytes.extend(run.0);
-    write_member(&mut bytes, by);
-    bytes
-}
-
-fn write_member(bytes: &mut Vec<u8>, member: Member) {
+pub(super) fn write_member(bytes: &mut Vec<u8>, member: Member) {
     bytes.extend(member.peer.0);
     bytes.extend(member.incarnation.0.to_le_bytes());
 }
@@ -154,8 +81,8 @@ fn write_key(bytes: &mut Vec<u8>, key: ClaimKey) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{Incarnation, Microbatch, PeerId, Stage, Step, Term};
-    use crate::message::SumsPrint;
+    use crate::ids::{Incarnation, Microbatch, PeerId, Stage, Step};
+    use crate::message::Signature;
 
     /// Signs by a hash of the peer and the message.
     #[derive(Debug)]
@@ -202,21 +129,5 @@ mod tests {
             assert!(!sealer.is_sealed(of, &handed), "{of:?} {handed:?}");
         }
         assert!(!self::sealer(1, b"other").is_sealed(of, &handed));
-    }
-
-    #[test]
-    fn a_finding_is_of_one_audit() {
-        let (era, term, step, stage) = (Era(1), Term(2), Step(3), Stage(4));
-        let id = AuditId { era, term, step, stage, of: member(5) };
-        let [taken, made] = [6, 7].map(|byte| ContentHash([byte; 32]));
-        let digest = WorkDigest { taken, made, sums: vec![SumsPrint(8)] };
-        let sealer = sealer(1, b"run");
-        let signature = sealer.sign_finding(member(1), &id, &digest);
-        assert!(sealer.is_finding(member(1), (&id, &digest), &signature));
-        let other = AuditId { of: member(6), ..id };
-        assert!(!sealer.is_finding(member(1), (&other, &digest), &signature));
-        let other = WorkDigest { sums: vec![SumsPrint(9)], ..digest.clone() };
-        assert!(!sealer.is_finding(member(1), (&id, &other), &signature));
-        assert!(!sealer.is_finding(member(2), (&id, &digest), &signature));
     }
 }

@@ -138,7 +138,7 @@ pub enum CoordinatorEvent {
         outcome: AuditOutcome,
     },
     /// A peer's work was wrong: it is out of the run for good.
-    Convicted(Conviction),
+    Convicted(Box<Conviction>),
     /// Members of an all-reduce are gone. Other members recompute their contributions, and the
     /// round continues with the pieces that it has.
     RoundMended {

@@ -246,7 +246,7 @@ impl Coordinator {
             ToCoordinator::Claim { key } => self.work.claim(&self.context, from, key, out),
             ToCoordinator::Done { key, grant, loss, pass_times, handover } => {
                 let Self { work, context, .. } = self;
-                let done = (loss, pass_times, handover);
+                let done = (loss, pass_times, *handover);
                 if work.done(context, from, (key, grant), done, out) {
                     self.compare_handovers(key, out);
                     self.close_when_complete(out);
@@ -328,7 +328,7 @@ impl Coordinator {
             LogRecord::Checkpoint { version, stages, oldest } => {
                 self.checkpoint_logged((version, stages, oldest), out);
             }
-            LogRecord::Convicted(conviction) => self.convicted(*conviction, out),
+            LogRecord::Convicted(conviction) => self.convicted(conviction, out),
             LogRecord::Completed => self.finish(out),
             // The term that follows in the log begins the history.
             LogRecord::Founded(_) => {}

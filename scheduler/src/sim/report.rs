@@ -267,7 +267,9 @@ impl Report {
                 AuditOutcome::Sound => self.audits.sound += 1,
                 AuditOutcome::NotAudited => self.audits.not_made += 1,
             },
-            CoordinatorEvent::Convicted(conviction) => self.convictions.push(conviction.clone()),
+            CoordinatorEvent::Convicted(conviction) => {
+                self.convictions.push((**conviction).clone())
+            }
             CoordinatorEvent::RoundForged { .. } => self.recovery.rounds.forged += 1,
             CoordinatorEvent::RoundMended { .. } => self.recovery.rounds.mended += 1,
             CoordinatorEvent::ClaimRefused { .. } => self.recovery.claims.refused += 1,

@@ -37,7 +37,7 @@ fn hashes_with(error: &str, stage: &str, share: f64, charge: &str, basis: &str) 
     let peer = swarm.peer_id(5);
     let log = swarm.data_dir(0);
     let finished = swarm.finish();
-    let checked = shoal(&["audit", "--json", "--data-dir"]).arg(&log).output();
+    let checked = shoal(["audit", "--json", "--data-dir"]).arg(&log).output();
     let checked: Value = serde_json::from_slice(&checked.expect("it runs").stdout).expect("JSON");
     assert_eq!(checked[0]["peer"], peer, "{checked}");
     assert!(checked[0]["basis"].as_str().is_some_and(|found| found.contains(basis)), "{checked}");

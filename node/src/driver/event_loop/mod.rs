@@ -65,7 +65,7 @@ pub async fn run(
 /// An event of any source.
 enum Event {
     /// A result of the engine's thread; `None` after it panicked.
-    Engine(Option<JobDone>),
+    Engine(Option<Box<JobDone>>),
     Network(NetworkEvent),
     /// An event of the local anchor; `None` after it ended.
     Anchor(Option<AnchorEvent>),
@@ -254,7 +254,7 @@ impl<'a> Driver<'a> {
         let timeout = timeout.map(|moment| self.context.instant(moment));
         let coordinator_lost = self.coordination.contact().wait_ends();
         Ok(tokio::select! {
-            done = self.engine.next() => Event::Engine(done),
+            done = self.engine.next() => Event::Engine(done.map(Box::new)),
             event = self.network.next() => Event::Network(event?),
             event = self.coordination.next_anchor_event() => Event::Anchor(event),
             result = self.background.next() => Event::Background(result),
@@ -270,7 +270,7 @@ impl<'a> Driver<'a> {
         self.coordination.runs(&mut out);
         match event {
             Event::Engine(done) => {
-                let done = self.engine_done(done, &mut out);
+                let done = self.engine_done(done.map(|done| *done), &mut out);
                 done.inspect_err(|_| self.leave_at_once())?;
             }
             Event::Network(NetworkEvent::Link(incoming)) => {
@@ -453,7 +453,7 @@ impl<'a> Driver<'a> {
             return;
         }
         match event {
-            Some(AnchorEvent::Leads { term, history, proof }) => self.lead(term, history, *proof),
+            Some(AnchorEvent::Leads { term, history, proof }) => self.lead(term, *history, *proof),
             event => {
                 self.coordination.anchor_event(&self.context, &self.background, event, out);
             }

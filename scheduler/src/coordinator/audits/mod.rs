@@ -49,12 +49,15 @@ pub(super) struct Audits {
     closed: BTreeMap<(Stage, Member), (WorkDigest, AuditOutcome)>,
     /// Work that is audited in any case, since a like member that is gone handed over another tensor for it: whom a sound
     /// audit convicts.
-    suspects: BTreeMap<(Step, (Stage, Member)), Vec<(Member, Evidence)>>,
+    suspects: BTreeMap<(Step, (Stage, Member)), Suspects>,
     /// Peers whose conviction is being appended to the log.
     convicting: BTreeSet<PeerId>,
     /// When orders without an answer are repeated.
     retry_at: Option<Moment>,
 }
+
+/// Members that are gone and may have handed over something wrong, with what would show it.
+type Suspects = Vec<(Member, Evidence)>;
 
 /// An audit of one member's work at a stage.
 #[derive(Debug)]
@@ -410,8 +413,8 @@ impl Coordinator {
     }
 
     /// A conviction is in the log: the peer is out, and the run goes back to before its work.
-    pub(super) fn convicted(&mut self, conviction: Conviction, out: &mut Out) {
-        let Conviction { peer, back, .. } = conviction;
+    pub(super) fn convicted(&mut self, conviction: Box<Conviction>, out: &mut Out) {
+        let Conviction { peer, back, .. } = *conviction;
         self.context.members.stays.convict(&conviction);
         event(CoordinatorEvent::Convicted(conviction), out);
         self.audits.forget(peer);

@@ -223,7 +223,7 @@ fn a_newcomer_starts_from_a_snapshot_listens_and_serves_once_it_is_ready() {
         grant,
         loss: Some(FixedLoss::new(1, 1)),
         pass_times: PassTimes::default(),
-        handover: Handover::default(),
+        handover: Box::default(),
     };
     let closed = run.receive(0, done);
     let closes = messages(&closed, |message| matches!(message, FromCoordinator::Close { .. }));
@@ -394,7 +394,7 @@ fn unclaimed_work_is_replayed_but_not_of_a_step_without_weights() {
     let onward = ClaimKey { stage: Stage(1), ..key(0) };
     run.receive(1, ToCoordinator::Claim { key: onward });
     let done = |key, grant, loss| {
-        let (pass_times, handover) = (PassTimes::default(), Handover::default());
+        let (pass_times, handover) = (PassTimes::default(), Box::default());
         ToCoordinator::Done { key, grant: nth(grant), loss, pass_times, handover }
     };
     run.receive(1, done(onward, 2, Some(FixedLoss::new(1, 1))));

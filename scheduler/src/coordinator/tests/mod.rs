@@ -13,9 +13,9 @@ use shoal_protocol::ids::{
 };
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{
-    Candidate, Duties, FixedLoss, FromCoordinator, Handover, LogRecord, PROJECTIONS, PassTimes,
-    RoundCheck, RoundId, RoundOutcome, SnapshotPart, StageChoice, StageRoom, StoredFile,
-    StoredStage, ToCoordinator, proof_of_all,
+    Candidate, Duties, FixedLoss, FromCoordinator, LogRecord, PROJECTIONS, PassTimes, RoundCheck,
+    RoundId, RoundOutcome, SnapshotPart, StageChoice, StageRoom, StoredFile, StoredStage,
+    ToCoordinator, proof_of_all,
 };
 use shoal_protocol::units::{Bytes, Moment};
 
@@ -158,7 +158,7 @@ impl Run {
                 grant,
                 loss: Some(FixedLoss::new(1, 1)),
                 pass_times: PassTimes::default(),
-                handover: Handover::default(),
+                handover: Box::default(),
             },
         )
     }

@@ -148,7 +148,7 @@ impl Delivery {
                 key: key.downstream(),
                 exchange: Exchange(exchanges.unsent),
             };
-            out.push(PeerAction::send_tensor(to, tag, &output));
+            out.push(PeerAction::send_tensor(to, tag, output));
             exchanges.unsent += 1;
         }
     }

@@ -167,23 +167,15 @@ impl Exchanges {
         self.forward.running() + self.backward.running()
     }
 
-    /// Takes an activation. Gives it back if none is expected here.
-    pub(super) fn receive_input(
-        &mut self,
-        exchange: Exchange,
-        payload: Payload,
-    ) -> Result<(), Payload> {
+    /// Takes an activation. Returns whether it is expected here.
+    pub(super) fn receive_input(&mut self, exchange: Exchange, payload: Payload) -> bool {
         let expected = self.forward.given..self.end_of_update();
         let is_expected = self.source == Source::Upstream && expected.contains(&exchange.0);
         receive(&mut self.inputs, is_expected, exchange, payload)
     }
 
-    /// Takes a gradient. Gives it back if none is expected here.
-    pub(super) fn receive_gradient(
-        &mut self,
-        exchange: Exchange,
-        payload: Payload,
-    ) -> Result<(), Payload> {
+    /// Takes a gradient. Returns whether it is expected here.
+    pub(super) fn receive_gradient(&mut self, exchange: Exchange, payload: Payload) -> bool {
         let expected = self.backward.given..self.end_of_update();
         let is_expected = self.answer == Answer::Downstream && expected.contains(&exchange.0);
         receive(&mut self.gradients, is_expected, exchange, payload)
@@ -249,18 +241,18 @@ impl Exchanges {
     }
 }
 
-/// Puts an expected tensor among those that are here, once. Gives any other back.
+/// Puts an expected tensor among those that are here, once. Returns whether it did.
 fn receive(
     here: &mut BTreeMap<Exchange, Payload>,
     is_expected: bool,
     exchange: Exchange,
     payload: Payload,
-) -> Result<(), Payload> {
-    if !is_expected || here.contains_key(&exchange) {
-        return Err(payload);
+) -> bool {
+    let takes = is_expected && !here.contains_key(&exchange);
+    if takes {
+        here.insert(exchange, payload);
     }
-    here.insert(exchange, payload);
-    Ok(())
+    takes
 }
 
 /// The first exchange that waits until more than `returned` have their gradients.
@@ -283,9 +275,9 @@ mod tests {
     fn the_next_update_waits_for_all_gradients_of_this_one() {
         let mut middle = Exchanges::new((5, 2), false, false);
         for exchange in [1, 0] {
-            assert_eq!(middle.receive_input(Exchange(exchange), payload(exchange.into())), Ok(()));
+            assert!(middle.receive_input(Exchange(exchange), payload(exchange.into())));
         }
-        assert_eq!(middle.receive_input(Exchange(2), payload(2)), Err(payload(2)), "too early");
+        assert!(!middle.receive_input(Exchange(2), payload(2)), "too early");
         for exchange in 0..2 {
             assert_eq!(
                 middle.start_forward(),
@@ -295,14 +287,14 @@ mod tests {
         }
         assert!(!middle.can_run_forward() && !middle.awaits_input() && middle.awaits_answer());
         for exchange in 0..2 {
-            assert_eq!(middle.receive_gradient(Exchange(exchange), payload(9)), Ok(()));
+            assert!(middle.receive_gradient(Exchange(exchange), payload(9)));
             assert!(middle.can_run_backward());
             middle.start_backward();
             middle.end_backward();
         }
         assert!(middle.awaits_input());
-        assert_eq!(middle.receive_input(Exchange(1), payload(1)), Err(payload(1)), "used");
-        assert_eq!(middle.receive_input(Exchange(2), payload(2)), Ok(()));
+        assert!(!middle.receive_input(Exchange(1), payload(1)), "used");
+        assert!(middle.receive_input(Exchange(2), payload(2)));
         assert!(middle.can_run_forward() && !middle.are_over());
     }
 

@@ -100,7 +100,8 @@ impl Job {
 
     /// The report of the finished work.
     pub(super) fn done(&self, key: ClaimKey, grant: Grant) -> ToCoordinator {
-        let (loss, pass_times, handover) = (self.loss, self.pass_times, self.handover);
+        let (loss, pass_times) = (self.loss, self.pass_times);
+        let handover = Box::new(self.handover);
         ToCoordinator::Done { key, grant, loss, pass_times, handover }
     }
 
@@ -166,7 +167,7 @@ impl Job {
         if let Some(gradient) = self.input_gradients.get(exchange.0 as usize) {
             let key = key.upstream().expect("the first stage answers no sender");
             let tag = TensorTag::ActivationGradient { key, exchange };
-            out.push(PeerAction::send_tensor(to, tag, &gradient));
+            out.push(PeerAction::send_tensor(to, tag, gradient));
         }
     }
 }

@@ -132,7 +132,7 @@ impl Jobs {
     ) -> bool {
         let job = self.by_key.get_mut(&from.key());
         if let Some(job) = job
-            && job.exchanges.receive_input(exchange, payload).is_ok()
+            && job.exchanges.receive_input(exchange, payload)
         {
             if job.exchanges.running() == 0 {
                 job.ready_at = now;
@@ -154,7 +154,7 @@ impl Jobs {
     ) -> bool {
         let job = self.by_key.get_mut(&from.key());
         if let Some(job) = job
-            && job.exchanges.receive_gradient(exchange, payload).is_ok()
+            && job.exchanges.receive_gradient(exchange, payload)
         {
             if job.exchanges.can_run_backward() && job.exchanges.running() == 0 {
                 job.ready_at = now;

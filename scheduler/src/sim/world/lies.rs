@@ -172,7 +172,7 @@ fn reported(rng: &mut Rng, About { key, round, grant, other }: About) -> ToCoord
             grant,
             loss: None,
             pass_times: PassTimes::default(),
-            handover: Handover::default(),
+            handover: Box::default(),
         },
         2 => ToCoordinator::Working { key, grant },
         3 => ToCoordinator::Released { key, grant },
