@@ -321,6 +321,7 @@ mod tests {
             RunEvent::ScoreFailed { version, reason: text() },
             RunEvent::Continued { version, archive: text() },
             RunEvent::Lost { peer, name: None, span, how: text() },
+            RunEvent::Convicted { peer, name: None, step: 1, stage: 0, back: 0, charge: text() },
             RunEvent::ConnectionRefused {
                 peer: Some(peer),
                 address: None,
