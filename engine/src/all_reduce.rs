@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use shoal_protocol::codec::{Codec, Rounding, SumCodec};
-use shoal_protocol::ids::{ContentHash, Stage};
+use shoal_protocol::ids::{ContentHash, Stage, WeightGroup};
 use shoal_protocol::limits::ROUND_BLOCK_ELEMENTS as BLOCK;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Challenge, RoundCheck};
@@ -14,8 +14,9 @@ use crate::error::{EngineError, Result};
 use crate::fixed_point::{FixedPoint, add_words};
 use crate::kernel::widest;
 use crate::optimizer::carried_elements;
+use crate::parameters::{counts_in_group, group_elements};
 use crate::projection::Projected;
-use crate::square_norm::square_norm;
+use crate::square_norm::square_norm_without;
 use crate::tensor::{bytes_of, elements, elements_mut};
 
 /// Elements that are projected at a time: whole blocks of every codec.
@@ -39,6 +40,8 @@ pub struct AllReduce {
     mean: Tensor,
     /// The elements of weights' gradients, which come first; the norm is that of these.
     weights: usize,
+    /// The ranges among these that count tokens, and are not part of the norm.
+    counts: Vec<Range<usize>>,
     /// Hash and norm of each block of the mean, computed as blocks become complete, while others
     /// are in transit.
     blocks: Vec<Block>,
@@ -76,6 +79,7 @@ impl AllReduce {
             mean: Tensor::f_zeros([elements as i64], (Kind::Float, Device::Cpu))?,
             // A run that carries moments has one stage.
             weights: elements - carried_elements(manifest, Stage(0)),
+            counts: Vec::new(),
             blocks: empty(elements),
             kept: vec![0.0; kept],
             keeps: vec![0.0; kept],
@@ -83,6 +87,18 @@ impl AllReduce {
             numbers: Vec::new(),
             rounded: Vec::new(),
         })
+    }
+
+    /// Like [`Self::new`], for a weight group of the run.
+    ///
+    /// # Errors
+    /// If there is too little memory.
+    ///
+    /// # Panics
+    /// If the run has no such group.
+    pub fn of_group(manifest: &Manifest, weights: WeightGroup) -> Result<Self> {
+        let counts = counts_in_group(manifest, weights);
+        Ok(Self { counts, ..Self::new(manifest, group_elements(manifest, weights))? })
     }
 
     /// A handle of the mean, whose memory may be elsewhere while nothing is reduced or installed.
@@ -191,9 +207,11 @@ impl AllReduce {
             block.missing -= end - start;
             if block.missing == 0 {
                 let of_weights = self.weights.clamp(whole.start, whole.end) - whole.start;
+                let first = whole.start;
                 let bytes: &[u8] = bytemuck::cast_slice(&elements::<f32>(&self.mean)[whole]);
                 let of_weights = &bytes[..of_weights * size_of::<f32>()];
-                (block.hash, block.square_norm) = (ContentHash::of(bytes), square_norm(of_weights));
+                block.hash = ContentHash::of(bytes);
+                block.square_norm = square_norm_without(of_weights, first, &self.counts);
             }
         }
     }
@@ -344,6 +362,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::square_norm::square_norm;
     use crate::testing::manifest;
 
     const ELEMENTS: usize = 2 * BLOCK + 600;

@@ -149,6 +149,6 @@ pub use samples::{Batch, Samples};
 pub use sampling::Sampling;
 pub use scorer::Scorer;
 pub use shim::torch_version;
-pub use square_norm::square_norm;
+pub use square_norm::{group_square_norm, square_norm};
 pub use stage::{ForwardOutput, WorkerForward};
 pub use swap::{LowerTier, SwapStats, Tiers, copy_rate, swap_rate};

@@ -76,6 +76,13 @@ impl Parameter {
         self.shape.len() == 2 && name.starts_with("model.layers.")
     }
 
+    /// Whether it is the biases that keep a layer's experts equally busy. Their gradient is numbers of tokens: it is not
+    /// part of the gradient's norm, and no optimizer sees it.
+    #[must_use]
+    pub fn is_biases_of_experts(&self) -> bool {
+        self.name.ends_with(layer_table::BIASES)
+    }
+
     /// Whether it is a matrix of attention or of a feed-forward block, which a run may have packed in few bits while it is
     /// frozen.
     pub(crate) fn is_packable(&self) -> bool {
@@ -192,6 +199,9 @@ impl List {
         add_norm(self, norms.feed_forward_input);
         let feed_forward = FeedForwardTable::of(model, number);
         feed_forward.joined().into_iter().for_each(|joined| self.joined(&layer, joined));
+        if let Some(experts) = feed_forward.biases() {
+            self.add(format!("{layer}.{}", layer_table::BIASES), &[experts]);
+        }
         add_norm(self, norms.feed_forward_output);
     }
 }
@@ -324,6 +334,16 @@ pub(crate) fn range_within(group: &Range<usize>, range: Range<usize>) -> Result<
         return Err(EngineError::WrongLength { what, expected, found });
     }
     Ok(group.start + range.start..group.start + range.end)
+}
+
+/// The ranges of a weight group in which tokens are counted, in ascending order.
+pub(crate) fn counts_in_group(manifest: &Manifest, weights: WeightGroup) -> Vec<Range<usize>> {
+    let stage = manifest.stages_of(weights).next().expect("a group has a stage");
+    let group = range_in_stage(manifest, stage, weights);
+    let all = parameters(manifest, stage);
+    let counts = all.iter().filter(|one| one.is_biases_of_experts()).map(Parameter::range);
+    let counts = counts.filter(|one| group.start <= one.start && one.end <= group.end);
+    counts.map(|one| one.start - group.start..one.end - group.start).collect()
 }
 
 /// Number of elements of the vector that replicas of a stage sum up: those of its weights, and of what workers carry.
