@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use shoal_protocol::codec::{Codec, Rounding, SumCodec};
-use shoal_protocol::ids::{ContentHash, Stage, WeightGroup};
+use shoal_protocol::ids::{ContentHash, Stage};
 use shoal_protocol::limits::ROUND_BLOCK_ELEMENTS as BLOCK;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Challenge, RoundCheck};
@@ -14,10 +14,9 @@ use crate::error::{EngineError, Result};
 use crate::fixed_point::{FixedPoint, add_words};
 use crate::kernel::widest;
 use crate::optimizer::carried_elements;
-use crate::parameters::{counts_in_group, group_elements};
 use crate::projection::Projected;
-use crate::square_norm::square_norm_without;
 use crate::tensor::{bytes_of, elements, elements_mut};
+use crate::token_counts::square_norm_without;
 
 /// Elements that are projected at a time: whole blocks of every codec.
 const PROJECTED: usize = BLOCK;
@@ -41,7 +40,7 @@ pub struct AllReduce {
     /// The elements of weights' gradients, which come first; the norm is that of these.
     weights: usize,
     /// The ranges among these that count tokens, and are not part of the norm.
-    counts: Vec<Range<usize>>,
+    pub(crate) counts: Vec<Range<usize>>,
     /// Hash and norm of each block of the mean, computed as blocks become complete, while others
     /// are in transit.
     blocks: Vec<Block>,
@@ -87,18 +86,6 @@ impl AllReduce {
             numbers: Vec::new(),
             rounded: Vec::new(),
         })
-    }
-
-    /// Like [`Self::new`], for a weight group of the run.
-    ///
-    /// # Errors
-    /// If there is too little memory.
-    ///
-    /// # Panics
-    /// If the run has no such group.
-    pub fn of_group(manifest: &Manifest, weights: WeightGroup) -> Result<Self> {
-        let counts = counts_in_group(manifest, weights);
-        Ok(Self { counts, ..Self::new(manifest, group_elements(manifest, weights))? })
     }
 
     /// A handle of the mean, whose memory may be elsewhere while nothing is reduced or installed.

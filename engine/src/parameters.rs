@@ -336,16 +336,6 @@ pub(crate) fn range_within(group: &Range<usize>, range: Range<usize>) -> Result<
     Ok(group.start + range.start..group.start + range.end)
 }
 
-/// The ranges of a weight group in which tokens are counted, in ascending order.
-pub(crate) fn counts_in_group(manifest: &Manifest, weights: WeightGroup) -> Vec<Range<usize>> {
-    let stage = manifest.stages_of(weights).next().expect("a group has a stage");
-    let group = range_in_stage(manifest, stage, weights);
-    let all = parameters(manifest, stage);
-    let counts = all.iter().filter(|one| one.is_biases_of_experts()).map(Parameter::range);
-    let counts = counts.filter(|one| group.start <= one.start && one.end <= group.end);
-    counts.map(|one| one.start - group.start..one.end - group.start).collect()
-}
-
 /// Number of elements of the vector that replicas of a stage sum up: those of its weights, and of what workers carry.
 #[must_use]
 pub fn summed_elements(manifest: &Manifest, stage: Stage) -> usize {
