@@ -200,6 +200,8 @@ mod tests {
         assert!(error.contains("lora.targets = gate_proj") && error.contains("experts"), "{error}");
     }
 
+    type Change<'a> = &'a dyn Fn(&mut Manifest);
+
     #[test]
     fn biases_are_where_tokens_are_counted_exactly() {
         let biased = |change: &dyn Fn(&mut Manifest)| {
@@ -214,7 +216,7 @@ mod tests {
         let base = Base { index: ContentHash([1; 32]), bytes: 9, loads_weights: false };
         let targets = LoraTarget::ALL[..4].to_vec();
         let lora = Lora { rank: 2, alpha: 4.0, targets, base: None };
-        let refusals: [(&dyn Fn(&mut Manifest), _); 4] = [
+        let refusals: [(Change<'_>, &str); 4] = [
             (&|manifest| manifest.model.base = Some(base), "with a base"),
             (&|manifest| manifest.lora = Some(lora.clone()), "beside adapters"),
             (
