@@ -15,8 +15,8 @@ use crate::fixed_point::{FixedPoint, add_words};
 use crate::kernel::widest;
 use crate::optimizer::carried_elements;
 use crate::projection::Projected;
-use crate::square_norm::square_norm;
 use crate::tensor::{bytes_of, elements, elements_mut};
+use crate::token_counts::square_norm_without;
 
 /// Elements that are projected at a time: whole blocks of every codec.
 const PROJECTED: usize = BLOCK;
@@ -39,6 +39,8 @@ pub struct AllReduce {
     mean: Tensor,
     /// The elements of weights' gradients, which come first; the norm is that of these.
     weights: usize,
+    /// The ranges among these that count tokens, and are not part of the norm.
+    pub(crate) counts: Vec<Range<usize>>,
     /// Hash and norm of each block of the mean, computed as blocks become complete, while others
     /// are in transit.
     blocks: Vec<Block>,
@@ -76,6 +78,7 @@ impl AllReduce {
             mean: Tensor::f_zeros([elements as i64], (Kind::Float, Device::Cpu))?,
             // A run that carries moments has one stage.
             weights: elements - carried_elements(manifest, Stage(0)),
+            counts: Vec::new(),
             blocks: empty(elements),
             kept: vec![0.0; kept],
             keeps: vec![0.0; kept],
@@ -191,9 +194,11 @@ impl AllReduce {
             block.missing -= end - start;
             if block.missing == 0 {
                 let of_weights = self.weights.clamp(whole.start, whole.end) - whole.start;
+                let first = whole.start;
                 let bytes: &[u8] = bytemuck::cast_slice(&elements::<f32>(&self.mean)[whole]);
                 let of_weights = &bytes[..of_weights * size_of::<f32>()];
-                (block.hash, block.square_norm) = (ContentHash::of(bytes), square_norm(of_weights));
+                block.hash = ContentHash::of(bytes);
+                block.square_norm = square_norm_without(of_weights, first, &self.counts);
             }
         }
     }
@@ -344,6 +349,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::square_norm::square_norm;
     use crate::testing::manifest;
 
     const ELEMENTS: usize = 2 * BLOCK + 600;

@@ -15,7 +15,7 @@ use crate::layer::{
     NormWeights, Rows, Sliced, SlicedAdapters, SlicedExperts, SlicedFeedForward, StreamNorm, Whole,
 };
 use crate::layer_table::{
-    AttentionTable, DenseTable, ExpertsTable, FeedForwardTable, Joined, Matrix,
+    AttentionTable, BIASES, DenseTable, ExpertsTable, FeedForwardTable, Joined, Matrix,
 };
 use crate::leaves::{Leaf, Leaves};
 use crate::nf4::Window;
@@ -24,6 +24,7 @@ use crate::packed::Packed;
 use crate::parameters::{
     LayerNorms, Parameter, WeightPart, model_parameters, parameters, query_key_norm_widths,
 };
+use crate::routing::Biases;
 
 /// The elements of a flat vector from `offset` on, in this shape.
 fn cut(flat: &Tensor, offset: usize, shape: &[i64]) -> Result<Tensor> {
@@ -42,6 +43,8 @@ pub(crate) struct Source<'a> {
     pub(crate) embedding: Option<&'a Tensor>,
     /// Matrices that are packed, and not in `values`.
     pub(crate) packed: Option<&'a Packed>,
+    /// The biases of experts, f32, and where they are in the flat vector; none if there are none.
+    pub(crate) biases: Option<(&'a Held, &'a Tensor)>,
 }
 
 impl Source<'_> {
@@ -72,6 +75,9 @@ pub(crate) struct Cutter<'a> {
     packed: Option<&'a Packed>,
     /// The adapters, if those are trained, and the model's weights are frozen.
     adapters: Option<Adapters<'a>>,
+    /// The biases of experts, and what one token counts in their gradient.
+    biases: Option<(&'a Held, &'a Tensor)>,
+    unit: f32,
     pub(crate) leaves: Leaves,
 }
 
@@ -95,7 +101,7 @@ impl<'a> Cutter<'a> {
         trained: Source<'a>,
         frozen: Option<Source<'a>>,
     ) -> Self {
-        let Source { values, held, .. } = trained;
+        let Source { values, held, biases, .. } = trained;
         let named = |parameter: Parameter| (parameter.name.clone(), parameter);
         let adapters = manifest.lora.as_ref().map(|lora| Adapters {
             lora,
@@ -105,7 +111,9 @@ impl<'a> Cutter<'a> {
         });
         let Source { values: flat, held, packed, .. } = frozen.unwrap_or(trained);
         let offsets = offsets(model_parameters(manifest, stage));
-        Self { flat, held, offsets, packed, adapters, leaves: Leaves::default() }
+        let unit = (-f32::from(manifest.training.gradient_fraction_bits)).exp2();
+        let leaves = Leaves::default();
+        Self { flat, held, offsets, packed, adapters, biases, unit, leaves }
     }
 
     /// Whether the stage has a weight of the model.
@@ -364,6 +372,16 @@ impl<'a> Cutter<'a> {
         Ok(Factor { matrices: vec![packed.section(&name)], windows: vec![window] })
     }
 
+    /// The biases of a layer's experts, of which there are so many, if it has some.
+    fn biases(&mut self, number: u32, experts: Option<usize>) -> Result<Option<Biases>> {
+        let (Some(experts), Some((held, values))) = (experts, self.biases) else { return Ok(None) };
+        let offset = self.offsets[&format!("model.layers.{number}.{BIASES}")];
+        let (place, _) = held.locate(offset, 1);
+        let tensor = cut(values, place, &[experts as i64])?.set_requires_grad(true);
+        let leaf = Leaf { offset, tensor, part: WeightPart::Whole };
+        Ok(Some(Biases { values: self.keep(leaf, None), unit: self.unit }))
+    }
+
     /// A slice of a feed-forward block.
     fn dense_slice(
         &mut self,
@@ -386,7 +404,7 @@ impl<'a> Cutter<'a> {
         of: u16,
         own: &OwnSlices,
     ) -> Result<SlicedFeedForward> {
-        let ExpertsTable { router, experts, shared } = match table {
+        let ExpertsTable { router, experts, shared, biases } = match table {
             FeedForwardTable::Experts(table) => table,
             FeedForwardTable::Dense(table) => {
                 let slices = own.numbers().map(|slice| self.dense_slice(number, table, slice, of));
@@ -405,7 +423,8 @@ impl<'a> Cutter<'a> {
                 shared.as_ref().map(|(table, _)| self.dense_slice(number, table, slice, of));
             slices.push(ExpertsSlice { experts, shared: shared.transpose()? });
         }
-        Ok(SlicedFeedForward::Experts(SlicedExperts { router, shared_gate, slices }))
+        let biases = self.biases(number, *biases)?;
+        Ok(SlicedFeedForward::Experts(SlicedExperts { router, shared_gate, slices, biases }))
     }
 
     fn sliced_adapters(
@@ -495,7 +514,7 @@ impl<'a> Cutter<'a> {
             attention_output: self.linear(number, &attention.output)?,
             feed_forward: match FeedForwardTable::of(model, number) {
                 FeedForwardTable::Dense(table) => FeedForward::Dense(self.dense(number, &table)?),
-                FeedForwardTable::Experts(ExpertsTable { router, experts, shared }) => {
+                FeedForwardTable::Experts(ExpertsTable { router, experts, shared, biases }) => {
                     let experts = experts.iter().map(|table| self.dense(number, table));
                     let experts = experts.collect::<Result<_>>()?;
                     let shared = shared.as_ref().map(|(table, gate)| -> Result<_> {
@@ -506,6 +525,7 @@ impl<'a> Cutter<'a> {
                         router: self.plain(number, &router)?,
                         experts,
                         shared,
+                        biases: self.biases(number, biases)?,
                     })
                 }
             },

@@ -32,8 +32,19 @@ impl Experts {
     pub(crate) fn apply(&self, x: &Tensor, shape: &Shape) -> Result<Tensor> {
         let of = shape.experts();
         let rows = x.f_flatten(0, 1)?;
-        let [experts, weights] = of.choose(&rows.f_linear(&self.router, None::<Tensor>)?)?;
-        let routing = Routing::new(&experts, of)?;
+        let logits = rows.f_linear(&self.router, None::<Tensor>)?;
+        let (routing, weights) = match &self.biases {
+            None => {
+                let [experts, weights] = of.choose(&logits)?;
+                (Routing::new(&experts, of)?, weights)
+            }
+            Some(biases) => {
+                let choice = of.choose_biased(&logits, biases)?;
+                let routing = Routing::new(&choice.experts, of)?;
+                let logits = biases.count(&logits, &routing)?;
+                (routing, of.weights(&logits, &choice)?)
+            }
+        };
         let mut mixed = routing.mix(&rows, &weights, |expert, rows| {
             let expert = &self.experts[expert];
             expert.down.apply(&inner_of(&expert.gate_up.apply(rows)?, shape)?)
@@ -73,12 +84,32 @@ impl SlicedExperts {
             true => Vec::new(),
             false => of_all(&logits(&self.shared_gate)?.f_to_kind(Kind::Float)?)?,
         };
-        let [experts, _] = of.choose(&chosen[0])?;
+        let biased = self.biases.as_ref();
+        let biased = biased
+            .map(|biases| -> Result<_> { Ok((biases, of.choose_biased(&chosen[0], biases)?)) })
+            .transpose()?;
+        let experts = match &biased {
+            None => {
+                let [experts, _] = of.choose(&chosen[0])?;
+                experts
+            }
+            Some((_, choice)) => choice.experts.shallow_clone(),
+        };
         let routing = Routing::new(&experts, of)?;
         let mut parts = Vec::with_capacity(self.slices.len());
         let all = of_all(x)?.into_iter().zip(chosen).zip(&self.slices);
         for (number, ((rows, logits), slice)) in all.enumerate() {
-            let [_, weights] = of.choose(&logits)?;
+            let weights = match &biased {
+                None => {
+                    let [_, weights] = of.choose(&logits)?;
+                    weights
+                }
+                // Every slice chooses the same, and one counts.
+                Some((biases, choice)) if number == 0 => {
+                    of.weights(&biases.count(&logits, &routing)?, choice)?
+                }
+                Some((_, choice)) => of.weights(&logits, choice)?,
+            };
             let part = slice.apply(&rows, (&routing, &weights), shared.get(number), shape)?;
             parts.push(groups.unflatten(&part)?);
         }
@@ -148,6 +179,7 @@ mod tests {
             shared_intermediate: None,
             dense_layers: Vec::new(),
             balance: Balance::None,
+            balance_rate: Settings::BALANCE_RATE,
         });
         model
     }
@@ -192,6 +224,7 @@ mod tests {
             router: router.set_requires_grad(true),
             experts: (0..count).map(expert).collect(),
             shared: None,
+            biases: None,
         }
     }
 

@@ -162,6 +162,7 @@ mod tests {
             shared_intermediate: None,
             dense_layers: Vec::new(),
             balance: Balance::None,
+            balance_rate: Experts::BALANCE_RATE,
         });
         // Two experts of half the width have as many weights as the block, beside the router's.
         let tokens = manifest.tokens_per_microbatch() as f64;

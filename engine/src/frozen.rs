@@ -186,7 +186,14 @@ impl Frozen {
     pub(crate) fn source(&self) -> Source<'_> {
         let Read { values, packed } = &self.read;
         let held = Some(&self.layout.held);
-        Source { values, held, wide: values, embedding: None, packed: packed.as_ref() }
+        Source {
+            values,
+            held,
+            wide: values,
+            embedding: None,
+            packed: packed.as_ref(),
+            biases: None,
+        }
     }
 
     /// The same values in memory of their own.

@@ -151,6 +151,7 @@ fn graphs_of_experts_take_about_the_stated_memory() {
             shared_intermediate: shared,
             dense_layers: vec![5],
             balance: Balance::None,
+            balance_rate: Experts::BALANCE_RATE,
         });
         manifest.check().expect("a run");
         let (found, stated) = (kept(&manifest, Stage(1), 1), graph_bytes(&manifest, Stage(1)));

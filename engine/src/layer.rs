@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::factor::Factor;
 use crate::own_slices::OwnSlices;
 use crate::rotary::Angles;
-use crate::routing::ExpertsShape;
+use crate::routing::{Biases, ExpertsShape};
 
 /// The weights of a norm.
 #[derive(Debug)]
@@ -96,6 +96,8 @@ pub(crate) struct Experts {
     pub(crate) experts: Vec<Dense>,
     /// An expert of all tokens, and the `[1, H]` whose product weighs it.
     pub(crate) shared: Option<(Dense, Tensor)>,
+    /// Those that keep the experts equally busy, if there are some.
+    pub(crate) biases: Option<Biases>,
 }
 
 /// Rows of several matrices that read the same input, and their biases.
@@ -139,6 +141,8 @@ pub(crate) struct SlicedExperts {
     pub(crate) shared_gate: Vec<Tensor>,
     /// In the order of their numbers.
     pub(crate) slices: Vec<ExpertsSlice>,
+    /// Those that keep the experts equally busy, if there are some.
+    pub(crate) biases: Option<Biases>,
 }
 
 /// The feed-forward block of a layer in slices, in the order of their numbers.

@@ -1,7 +1,7 @@
 //! The matrices of a decoder layer: one table for each kind of block, which says what a layer has and in which order. The
 //! flat vector, its views, slices, adapters, operations and memory follow from it.
 
-use shoal_protocol::manifest::{Experts, LoraTarget, Model};
+use shoal_protocol::manifest::{Balance, Experts, LoraTarget, Model};
 
 /// A matrix `[outputs, inputs]` of a layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,10 +109,14 @@ pub(crate) struct ExpertsTable {
     pub(crate) experts: Vec<DenseTable>,
     /// An expert of all tokens, and the product whose sigmoid weighs it.
     pub(crate) shared: Option<(DenseTable, Joined)>,
+    /// A number for each expert, if biases keep them equally busy.
+    pub(crate) biases: Option<usize>,
 }
 
 /// Names of experts end in this and their number.
 const EXPERTS: &str = "mlp.experts";
+/// The biases that keep the experts of a layer equally busy, by DeepSeek-V3's name.
+pub(crate) const BIASES: &str = "mlp.gate.e_score_correction_bias";
 
 impl ExpertsTable {
     fn new(model: &Model, experts: &Experts) -> Self {
@@ -127,6 +131,7 @@ impl ExpertsTable {
             router: Joined::new([("mlp.gate".to_owned(), experts.count)], hidden),
             experts: (0..experts.count).map(each).collect(),
             shared,
+            biases: (experts.balance == Balance::Bias).then_some(experts.count as usize),
         }
     }
 }
@@ -150,11 +155,19 @@ impl FeedForwardTable {
         Self::Dense(DenseTable { gate_up: of(gate_up), down: of(down) })
     }
 
+    /// The number of biases that keep experts equally busy, after all matrices in the flat vector; none without.
+    pub(crate) fn biases(&self) -> Option<usize> {
+        match self {
+            Self::Dense(_) => None,
+            Self::Experts(table) => table.biases,
+        }
+    }
+
     /// Its products in the order of the flat vector.
     pub(crate) fn joined(&self) -> Vec<&Joined> {
         match self {
             Self::Dense(DenseTable { gate_up, down }) => vec![gate_up, down],
-            Self::Experts(ExpertsTable { router, experts, shared }) => {
+            Self::Experts(ExpertsTable { router, experts, shared, biases: _ }) => {
                 let mut all = vec![router];
                 all.extend(experts.iter().flat_map(|expert| [&expert.gate_up, &expert.down]));
                 all.extend(

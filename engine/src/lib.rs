@@ -108,6 +108,7 @@ mod tensor;
 #[cfg(test)]
 mod testing;
 mod together;
+mod token_counts;
 mod token_groups;
 pub mod tokenizer;
 mod visibility;
@@ -152,3 +153,4 @@ pub use shim::torch_version;
 pub use square_norm::square_norm;
 pub use stage::{ForwardOutput, WorkerForward};
 pub use swap::{LowerTier, SwapStats, Tiers, copy_rate, swap_rate};
+pub use token_counts::group_square_norm;

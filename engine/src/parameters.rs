@@ -76,6 +76,13 @@ impl Parameter {
         self.shape.len() == 2 && name.starts_with("model.layers.")
     }
 
+    /// Whether it is the biases that keep a layer's experts equally busy. Their gradient is numbers of tokens: it is not
+    /// part of the gradient's norm, and no optimizer sees it.
+    #[must_use]
+    pub fn is_biases_of_experts(&self) -> bool {
+        self.name.ends_with(layer_table::BIASES)
+    }
+
     /// Whether it is a matrix of attention or of a feed-forward block, which a run may have packed in few bits while it is
     /// frozen.
     pub(crate) fn is_packable(&self) -> bool {
@@ -192,6 +199,9 @@ impl List {
         add_norm(self, norms.feed_forward_input);
         let feed_forward = FeedForwardTable::of(model, number);
         feed_forward.joined().into_iter().for_each(|joined| self.joined(&layer, joined));
+        if let Some(experts) = feed_forward.biases() {
+            self.add(format!("{layer}.{}", layer_table::BIASES), &[experts]);
+        }
         add_norm(self, norms.feed_forward_output);
     }
 }

@@ -26,6 +26,40 @@ impl ExpertsShape {
         })
     }
 
+    /// Like [`Self::choose`], with a bias for each expert that is added to its share for the choice alone.
+    pub(crate) fn choose_biased(&self, logits: &Tensor, biases: &Biases) -> Result<BiasedChoice> {
+        let _guard = tch::no_grad_guard();
+        let biases = biases.values.f_to(logits.device())?;
+        let shares = logits.f_softmax(-1, Kind::Float)?.f_add(&biases)?;
+        let order = shares.f_sort_stable(true, -1, true)?.1;
+        // Places in the rows become places among the shares of all tokens.
+        let (tokens, count) = order.size2()?;
+        let starts = Tensor::f_arange(tokens, (Kind::Int64, logits.device()))?;
+        let starts = starts.f_mul_scalar(count)?.f_unsqueeze(-1)?;
+        let flat =
+            |places: &Tensor| -> Result<Tensor> { Ok(places.f_add(&starts)?.f_flatten(0, 1)?) };
+        let inverse = flat(&order.f_argsort(-1, false)?)?;
+        let experts = order.f_narrow(-1, 0, self.per_token)?;
+        Ok(BiasedChoice { experts, order: flat(&order)?, inverse })
+    }
+
+    /// The weights, in f32, of experts that were chosen with biases: of the shares without them.
+    pub(crate) fn weights(&self, logits: &Tensor, choice: &BiasedChoice) -> Result<Tensor> {
+        let shares = logits.f_softmax(-1, Kind::Float)?;
+        let rows = shares.f_view([-1, 1])?;
+        let sorted = shim::permute(&rows, [&choice.order, &choice.inverse])?.f_view_as(&shares)?;
+        self.normalised(sorted.f_narrow(-1, 0, self.per_token)?)
+    }
+
+    /// Weights of chosen experts, divided by their sums if the model does that.
+    fn normalised(&self, weights: Tensor) -> Result<Tensor> {
+        if !self.renormalise {
+            return Ok(weights);
+        }
+        let sum = weights.f_sum_dim_intlist(Some(&[-1i64][..]), true, Kind::Float)?;
+        Ok(weights.f_div(&sum)?)
+    }
+
     /// The chosen experts of each token, best first, and their weights in f32, both `[N, per_token]`, of logits `[N,
     /// experts]`. Of equal experts the one with the lower number is chosen.
     pub(crate) fn choose(&self, logits: &Tensor) -> Result<[Tensor; 2]> {
@@ -33,11 +67,35 @@ impl ExpertsShape {
         let (sorted, experts) = shares.f_sort_stable(true, -1, true)?;
         let weights = sorted.f_narrow(-1, 0, self.per_token)?;
         let experts = experts.f_narrow(-1, 0, self.per_token)?;
-        if !self.renormalise {
-            return Ok([experts, weights]);
-        }
-        let sum = weights.f_sum_dim_intlist(Some(&[-1i64][..]), true, Kind::Float)?;
-        Ok([experts, weights.f_div(&sum)?])
+        Ok([experts, self.normalised(weights)?])
+    }
+}
+
+/// Experts that were chosen with biases.
+pub(crate) struct BiasedChoice {
+    /// Those of each token, best first, `[N, per_token]`.
+    pub(crate) experts: Tensor,
+    /// The places of all tokens' shares in the order of the biased ones, and the inverse.
+    order: Tensor,
+    inverse: Tensor,
+}
+
+/// The biases that keep a layer's experts equally busy.
+#[derive(Debug)]
+pub(crate) struct Biases {
+    /// f32, one for each expert.
+    pub(crate) values: Tensor,
+    /// What one token counts in their gradient: the resolution of sums, so that each token is 1 there.
+    pub(crate) unit: f32,
+}
+
+impl Biases {
+    /// The logits, of which a backward pass gives the tokens of each expert as the gradient of the biases.
+    pub(crate) fn count(&self, logits: &Tensor, routing: &Routing) -> Result<Tensor> {
+        let counts: Vec<f32> =
+            routing.counts.iter().map(|count| *count as f32 * self.unit).collect();
+        let counts = Tensor::f_from_slice(&counts)?.f_to(self.values.device())?;
+        shim::count(logits, &self.values, &counts)
     }
 }
 
@@ -145,6 +203,63 @@ mod tests {
         assert!(weights.iter().all(|weight| (weight - 1.0 / 3.0).abs() < 1e-6), "{weights:?}");
         assert_eq!(choose(&[1.0, 3.0, 1.0, 3.0, 2.0, 1.0]).0, [1, 3, 4]);
         assert_eq!(choose(&[1.0, 0.0, 1.0, 2.0, 1.0, 1.0]).0, [3, 0, 2]);
+    }
+
+    #[test]
+    fn biases_choose_experts_and_do_not_weigh_them() {
+        for renormalise in [false, true] {
+            let shape = ExpertsShape { count: 4, per_token: 2, renormalise };
+            let rows = [[3f32, 1.0, 2.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 5.0, 0.0, 5.0]];
+            let logits = Tensor::from_slice(rows.as_flattened()).view([3, 4]);
+            let biases = |values: &[f32]| Biases { values: Tensor::from_slice(values), unit: 0.5 };
+            let read = |values: &[f32]| {
+                let choice = shape.choose_biased(&logits, &biases(values)).expect("small");
+                let experts = elements::<i64>(&choice.experts.contiguous()).to_vec();
+                let weights = shape.weights(&logits, &choice).expect("small").contiguous();
+                (experts, elements::<f32>(&weights).to_vec())
+            };
+            let [experts, weights] = shape.choose(&logits).expect("small");
+            let plain = elements::<f32>(&weights.contiguous()).to_vec();
+            assert_eq!(read(&[0.0; 4]), (elements(&experts.contiguous()).to_vec(), plain));
+            // Experts 0 and 1 are never among the best two.
+            let (experts, weights) = read(&[-2.0, -2.0, 0.0, 0.0]);
+            assert_eq!(experts, [2, 3, 2, 3, 3, 2]);
+            let shares = logits.softmax(-1, Kind::Float);
+            let share = |token, expert| shares.double_value(&[token, expert]) as f32;
+            let mut expected = [[2, 3], [2, 3], [3, 2]]
+                .into_iter()
+                .zip(0..)
+                .flat_map(|(experts, token)| experts.map(|expert| share(token, expert)))
+                .collect::<Vec<f32>>();
+            if renormalise {
+                for pair in expected.chunks_mut(2) {
+                    let sum = pair[0] + pair[1];
+                    pair.iter_mut().for_each(|weight| *weight /= sum);
+                }
+            }
+            let close = |(one, other): (&f32, &f32)| (one - other).abs() < 1e-6;
+            assert!(weights.iter().zip(&expected).all(close), "{weights:?} and {expected:?}");
+        }
+    }
+
+    #[test]
+    fn the_gradient_of_biases_is_the_number_of_tokens() {
+        let shape = ExpertsShape { count: 3, per_token: 1, renormalise: true };
+        let logits = Tensor::from_slice(&[2f32, 0.0, 1.0, 2.0, 0.0, 1.0]).view([2, 3]);
+        let logits = logits.set_requires_grad(true);
+        let values = Tensor::from_slice(&[0f32, 0.0, 0.0]).set_requires_grad(true);
+        let biases = Biases { values, unit: (-20f32).exp2() };
+        let choice = shape.choose_biased(&logits, &biases).expect("small");
+        let routing = Routing::new(&choice.experts, &shape).expect("small");
+        for seed in [1.0, -7.0] {
+            let counted = biases.count(&logits, &routing).expect("small");
+            let output = counted.softmax(-1, Kind::Float);
+            let of_output = output.ones_like() * seed;
+            let inputs = [&logits, &biases.values];
+            let found = shim::gradients(&output, Some(&of_output), &inputs).expect("a graph");
+            let unit = (-20f32).exp2();
+            assert_eq!(elements::<f32>(&found[1]), [2.0 * unit, 0.0, 0.0]);
+        }
     }
 
     #[test]

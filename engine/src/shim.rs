@@ -53,6 +53,12 @@ unsafe extern "C" {
         scale: f64,
         result: *mut *mut C_tensor,
     ) -> *mut c_char;
+    fn shoal_count(
+        logits: *mut C_tensor,
+        biases: *mut C_tensor,
+        counts: *mut C_tensor,
+        result: *mut *mut C_tensor,
+    ) -> *mut c_char;
     fn shoal_permute(
         rows: *mut C_tensor,
         order: *mut C_tensor,
@@ -208,6 +214,14 @@ pub(crate) fn attend_documents(
             scale,
             result,
         )
+    })
+}
+
+/// The logits, of which a backward pass gives `counts` as the gradient of `biases`, both f32 of one size.
+pub(crate) fn count(logits: &Tensor, biases: &Tensor, counts: &Tensor) -> Result<Tensor> {
+    // SAFETY: all pointers are of live tensors or of the result.
+    new_tensor(|result| unsafe {
+        shoal_count(pointer(logits), pointer(biases), pointer(counts), result)
     })
 }
 

@@ -11,7 +11,7 @@ use crate::cutter::Source;
 use crate::error::Result;
 use crate::held::Held;
 use crate::image::Image;
-use crate::parameters::{EMBEDDING, parameter_count, parameters};
+use crate::parameters::{EMBEDDING, Parameter, parameter_count, parameters};
 use crate::tensor::{elements, kind};
 use crate::weights_place::WeightsPlace;
 
@@ -26,6 +26,8 @@ pub(crate) struct Weights {
     kept: Range<usize>,
     /// What passes read instead of `flat`.
     copies: Option<Copies>,
+    /// The biases of experts in f32 beside all these, where they stay and each device reads them: a few numbers.
+    biases: Option<(Held, Tensor)>,
     /// What passes read of `flat` or of its copies, if they are computed elsewhere.
     image: Option<Image>,
     pub(crate) blocks: Blocks,
@@ -93,13 +95,20 @@ impl Weights {
         let kept = place.kept.clone();
         let flat = place.device.zeros(kept.len(), Kind::Float)?;
         let copies = Copies::new(manifest, stage, place)?;
-        Self::of((flat, kept), copies, manifest, stage, frozen, place)
+        let all = parameters(manifest, stage);
+        let biases = all.iter().filter(|one| one.is_biases_of_experts()).map(Parameter::range);
+        let held = Held::ranges(biases);
+        let biases = match held.len() {
+            0 => None,
+            count => Some((held, place.device.zeros(count, Kind::Float)?)),
+        };
+        Self::of((flat, kept), (copies, biases), manifest, stage, frozen, place)
     }
 
     /// Weights in these tensors.
     fn of(
         (flat, kept): (Tensor, Range<usize>),
-        copies: Option<Copies>,
+        (copies, biases): (Option<Copies>, Option<(Held, Tensor)>),
         manifest: &Manifest,
         stage: Stage,
         frozen: Option<Source<'_>>,
@@ -115,9 +124,10 @@ impl Weights {
             Image::of([values].into_iter().chain(&embedding), place.device.torch)
         };
         let image = place.device.has_images.then(image).transpose()?;
-        let source = source_of(&flat, copies.as_ref(), image.as_ref());
+        let read = biases.as_ref().map(|(held, values)| (held, values));
+        let source = Source { biases: read, ..source_of(&flat, copies.as_ref(), image.as_ref()) };
         let blocks = Blocks::new(manifest, stage, source, frozen, &place.own)?;
-        Ok(Self { flat, is_beside: false, kept, copies, image, blocks })
+        Ok(Self { flat, is_beside: false, kept, copies, biases, image, blocks })
     }
 
     /// The weights of another device of the same memory.
@@ -130,7 +140,9 @@ impl Weights {
     ) -> Result<Self> {
         let copies = first.copies.as_ref().map(Copies::handles);
         let kept = (first.flat.shallow_clone(), first.kept.clone());
-        let weights = Self::of(kept, copies, manifest, stage, frozen, place)?;
+        let biases = first.biases.as_ref();
+        let biases = biases.map(|(held, values)| (held.clone(), values.shallow_clone()));
+        let weights = Self::of(kept, (copies, biases), manifest, stage, frozen, place)?;
         Ok(Self { is_beside: true, ..weights })
     }
 
@@ -138,6 +150,9 @@ impl Weights {
     pub(crate) fn copy(&mut self, other: &Self) -> Result<()> {
         assert_eq!(self.kept, other.kept, "both are in the same place");
         self.flat.f_copy_(&other.flat)?;
+        if let (Some((_, own)), Some((_, theirs))) = (&mut self.biases, &other.biases) {
+            own.f_copy_(theirs)?;
+        }
         let (Some(own), Some(theirs)) = (&mut self.copies, &other.copies) else { return Ok(()) };
         own.values.f_copy_(&theirs.values)?;
         if let (Some((_, own)), Some((_, theirs))) = (&mut own.embedding, &theirs.embedding) {
@@ -165,8 +180,17 @@ impl Weights {
         if !kept.is_empty() {
             part_of(&self.flat, &self.kept, &kept)?.f_copy_(&part_of(values, range, &kept)?)?;
         }
+        self.take_biases(range, values)?;
         match &self.copies {
             Some(copies) => copies.take(range, values),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes over what a range of the flat vector has of the biases of experts.
+    fn take_biases(&self, range: &Range<usize>, values: &Tensor) -> Result<()> {
+        match &self.biases {
+            Some((held, biases)) => held.take(biases, range, values),
             None => Ok(()),
         }
     }
@@ -181,9 +205,13 @@ impl Weights {
 
     /// Updates the copies after a change of the flat vector.
     pub(crate) fn follow(&mut self) -> Result<()> {
+        if self.is_beside {
+            return Ok(());
+        }
+        self.take_biases(&self.kept, &self.flat)?;
         match &self.copies {
-            Some(copies) if !self.is_beside => copies.take(&self.kept, &self.flat),
-            _ => Ok(()),
+            Some(copies) => copies.take(&self.kept, &self.flat),
+            None => Ok(()),
         }
     }
 
@@ -191,6 +219,7 @@ impl Weights {
     pub(crate) fn take(&mut self, range: &Range<usize>, updated: &Tensor) -> Result<()> {
         match &self.copies {
             Some(copies) if self.kept.start > range.start || self.kept.end < range.end => {
+                self.take_biases(range, updated)?;
                 copies.take(range, updated)
             }
             _ => Ok(part_of(&self.flat, &self.kept, range)?.f_copy_(updated)?),
@@ -258,20 +287,27 @@ fn part_of(values: &Tensor, range: &Range<usize>, part: &Range<usize>) -> Result
     Ok(values.f_narrow(0, (part.start - range.start) as i64, part.len() as i64)?)
 }
 
-/// Where passes read weights.
+/// Where passes read weights but the biases of experts.
 fn source_of<'a>(
     flat: &'a Tensor,
     copies: Option<&'a Copies>,
     image: Option<&'a Image>,
 ) -> Source<'a> {
+    let of = |values, held, wide, embedding| Source {
+        values,
+        held,
+        wide,
+        embedding,
+        packed: None,
+        biases: None,
+    };
     if let Some(image) = image {
         let (values, held) = (image.values(), copies.map(|copies| &copies.held));
-        return Source { values, held, wide: values, embedding: image.embedding(), packed: None };
+        return of(values, held, values, image.embedding());
     }
     let Some(Copies { held, values, embedding }) = copies else {
-        return Source { values: flat, held: None, wide: flat, embedding: None, packed: None };
+        return of(flat, None, flat, None);
     };
     let wide = if values.kind() == Kind::Float { values } else { flat };
-    let embedding = embedding.as_ref().map(|(_, embedding)| embedding);
-    Source { values, held: Some(held), wide, embedding, packed: None }
+    of(values, Some(held), wide, embedding.as_ref().map(|(_, embedding)| embedding))
 }

@@ -80,6 +80,7 @@ impl Mixture {
             shared_intermediate: self.shared.map(width).transpose()?,
             dense_layers,
             balance: Balance::None,
+            balance_rate: Experts::BALANCE_RATE,
         }))
     }
 

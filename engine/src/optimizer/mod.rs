@@ -6,6 +6,7 @@
 
 mod adafactor;
 mod adamw;
+mod balance;
 mod lamb;
 mod lars;
 mod lion;
@@ -180,6 +181,12 @@ impl OptimizerState {
                 false => None,
             };
             for parameter in parameters.iter().filter(|one| place.contains(&one.offset)) {
+                if parameter.is_biases_of_experts() {
+                    let flat = copied.as_ref().unwrap_or(&*weights);
+                    let range = parameter.offset - place.start..parameter.range().end - place.start;
+                    move_biases(flat, parameter.offset - first, &gradient[range], manifest)?;
+                    continue;
+                }
                 let terms = terms[usize::from(parameter.decays())];
                 let (start, length) = (parameter.offset - place.start, parameter.len());
                 let range = parameter.offset - first..parameter.offset - first + length;
@@ -284,6 +291,15 @@ impl OptimizerState {
         let scalars = adamw::Scalars::new(adam, terms);
         adamw::update_on_device(weights, gradient, moments, scalars)
     }
+}
+
+/// Moves biases of experts, the first of which is so far in flat weights, by the mean of what each microbatch counted.
+fn move_biases(weights: &Tensor, first: usize, means: &[f32], manifest: &Manifest) -> Result<()> {
+    let mut kept = weights.f_narrow(0, first as i64, means.len() as i64)?;
+    let mut biases = Tensor::f_empty([means.len() as i64], (Kind::Float, Device::Cpu))?;
+    biases.f_copy_(&kept)?;
+    balance::update(elements_mut(&mut biases), means, manifest);
+    Ok(kept.f_copy_(&biases)?)
 }
 
 /// What is kept for one parameter, by slot.

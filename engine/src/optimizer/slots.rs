@@ -103,7 +103,8 @@ pub(crate) fn layout(rule: &Rule, parameters: &[Parameter]) -> Vec<SlotLayout> {
     let of_slot = |slot: Slot| {
         let mut offset = 0;
         let mut tensors = Vec::new();
-        for parameter in parameters {
+        let updated = parameters.iter().filter(|one| !one.is_biases_of_experts());
+        for parameter in updated {
             let Some(shape) = slot.shape(rule, parameter) else { continue };
             let tensor = Parameter { name: parameter.name.clone(), shape, offset };
             offset += tensor.len();

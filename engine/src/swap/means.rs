@@ -9,7 +9,6 @@ use shoal_protocol::manifest::Manifest;
 use super::{Part, Place, Swap, Swappable};
 use crate::all_reduce::AllReduce;
 use crate::error::{EngineError, Result};
-use crate::parameters::group_elements;
 
 /// The mean gradients of a peer's stages.
 pub(crate) struct Means<'a> {
@@ -23,7 +22,7 @@ pub(crate) struct Means<'a> {
 impl Means<'_> {
     /// The all-reduce of a weight group.
     pub(crate) fn all_reduce(&self, weights: WeightGroup) -> Result<AllReduce> {
-        let all_reduce = AllReduce::new(self.manifest, group_elements(self.manifest, weights))?;
+        let all_reduce = AllReduce::of_group(self.manifest, weights)?;
         self.adopt(weights, &all_reduce, true)?;
         Ok(all_reduce)
     }

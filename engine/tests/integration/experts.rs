@@ -19,6 +19,7 @@ fn mix(manifest: &mut Manifest) {
         shared_intermediate: Some(16),
         dense_layers: vec![2],
         balance: Balance::None,
+        balance_rate: Experts::BALANCE_RATE,
     });
 }
 

@@ -1,6 +1,7 @@
 //! The engine as its driver uses it: one program, so that libtorch is linked once.
 
 mod audits;
+mod balance;
 mod checkpoints;
 mod common;
 mod configs;

@@ -160,7 +160,8 @@ fn experts_section(experts: Option<&Experts>) -> String {
     let shared = experts.shared_intermediate.map(|width| format!("shared_intermediate = {width}"));
     lines.extend(shared);
     lines.push(format!("dense_layers = {:?}", experts.dense_layers));
-    lines.push(format!("balance = {}\n", text_of(experts.balance)));
+    lines.push(format!("balance = {}", text_of(experts.balance)));
+    lines.push(format!("balance_rate = {}\n", experts.balance_rate));
     lines.join("\n")
 }
 

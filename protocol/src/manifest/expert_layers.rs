@@ -1,6 +1,6 @@
 //! The layers of a model that have experts, and the checks of these.
 
-use super::{Experts, ManifestError, Model, within};
+use super::{Balance, Experts, Manifest, ManifestError, Model, within};
 use crate::limits;
 
 impl Model {
@@ -9,6 +9,12 @@ impl Model {
     pub fn experts_of(&self, layer: u32) -> Option<&Experts> {
         let experts = self.block.experts.as_ref()?;
         (!experts.dense_layers.contains(&layer)).then_some(experts)
+    }
+
+    /// The experts of a layer, if biases keep them equally busy.
+    #[must_use]
+    pub fn biased_experts_of(&self, layer: u32) -> Option<&Experts> {
+        self.experts_of(layer).filter(|experts| experts.balance == Balance::Bias)
     }
 
     /// Whether some layer has a single feed-forward block.
@@ -33,6 +39,7 @@ impl Model {
         within("model.experts.intermediate", experts.intermediate, width.clone())?;
         let shared = experts.shared_intermediate.unwrap_or(1);
         within("model.experts.shared_intermediate", shared, width)?;
+        within("model.experts.balance_rate", experts.balance_rate, 1e-8..=1.0)?;
         let dense = &experts.dense_layers;
         let in_order = dense.is_sorted_by(|one, other| one < other);
         if !in_order || dense.last().is_some_and(|last| *last >= self.layers) {
@@ -80,11 +87,47 @@ impl Model {
     }
 }
 
+/// Tokens of a microbatch up to which each count of them is a whole f32.
+const COUNTABLE: u64 = 1 << 24;
+
+impl Manifest {
+    /// Checks that a run whose experts have biases counts tokens exactly.
+    pub(super) fn check_balance(&self) -> Result<(), ManifestError> {
+        let experts = self.model.block.experts.as_ref();
+        if experts.is_none_or(|experts| experts.balance != Balance::Bias) {
+            return Ok(());
+        }
+        let refused = [
+            (self.model.base.is_some(), "\"none\" with a base, whose models have no such biases"),
+            (self.lora.is_some(), "\"none\" beside adapters, which leave the experts frozen"),
+            (self.inner.is_some(), "\"none\" with virtual workers, which sum no counts of tokens"),
+            (
+                !self.codec.all_reduce.is_exact(),
+                "\"none\", or codec.all_reduce a codec that keeps sums whole: \"exact\" or \"integers\"",
+            ),
+            (
+                self.tokens_per_microbatch() > COUNTABLE,
+                "\"none\", or a microbatch of at most 16777216 tokens",
+            ),
+        ];
+        match refused.into_iter().find(|(is_so, _)| *is_so) {
+            Some((_, range)) => Err(ManifestError::OutOfRange {
+                key: "model.experts.balance",
+                value: "bias".to_owned(),
+                range: range.to_owned(),
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::example::small;
-    use super::super::{Balance, Lora, LoraTarget, Manifest, Router};
+    use super::super::{Base, Lora, LoraTarget, Router};
     use super::*;
+    use crate::codec::{Codec, SumCodec};
+    use crate::ids::ContentHash;
 
     fn experts() -> Experts {
         Experts {
@@ -96,6 +139,7 @@ mod tests {
             shared_intermediate: Some(16),
             dense_layers: vec![0, 3],
             balance: Balance::None,
+            balance_rate: Experts::BALANCE_RATE,
         }
     }
 
@@ -154,6 +198,51 @@ mod tests {
         let all = LoraTarget::ALL.to_vec();
         let error = with(|manifest| manifest.lora = Some(lora(all))).expect_err("refused");
         assert!(error.contains("lora.targets = gate_proj") && error.contains("experts"), "{error}");
+    }
+
+    type Change<'a> = &'a dyn Fn(&mut Manifest);
+
+    #[test]
+    fn biases_are_where_tokens_are_counted_exactly() {
+        let biased = |change: &dyn Fn(&mut Manifest)| {
+            with(|manifest| {
+                let experts = manifest.model.block.experts.as_mut().expect("it has some");
+                experts.balance = Balance::Bias;
+                change(manifest);
+            })
+        };
+        assert_eq!(biased(&|_| ()), Ok(()));
+        assert_eq!(biased(&|manifest| manifest.codec.all_reduce = SumCodec::Integers), Ok(()));
+        let base = Base { index: ContentHash([1; 32]), bytes: 9, loads_weights: false };
+        let targets = LoraTarget::ALL[..4].to_vec();
+        let lora = Lora { rank: 2, alpha: 4.0, targets, base: None };
+        let refusals: [(Change<'_>, &str); 4] = [
+            (&|manifest| manifest.model.base = Some(base), "with a base"),
+            (&|manifest| manifest.lora = Some(lora.clone()), "beside adapters"),
+            (
+                &|manifest| manifest.codec.all_reduce = SumCodec::Rounded(Codec::Bf16),
+                "codec.all_reduce",
+            ),
+            (
+                &|manifest| {
+                    manifest.model.context = 1 << 20;
+                    manifest.training.microbatch_size = 17;
+                },
+                "16777216 tokens",
+            ),
+        ];
+        for (change, named) in refusals {
+            let error = biased(change).expect_err("refused");
+            assert!(error.starts_with("model.experts.balance = bias is out of range"), "{error}");
+            assert!(error.contains(named), "{error}");
+        }
+        for rate in [0.0, -0.001, f64::NAN, 2.0] {
+            let error = with(|manifest| {
+                manifest.model.block.experts.as_mut().expect("some").balance_rate = rate;
+            });
+            let error = error.expect_err("refused");
+            assert!(error.starts_with("model.experts.balance_rate = "), "{error}");
+        }
     }
 
     #[test]

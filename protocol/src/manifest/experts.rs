@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The experts of a model's layers. No token is dropped.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
 #[serde(deny_unknown_fields)]
 pub struct Experts {
     /// Experts of a layer.
@@ -29,6 +29,18 @@ pub struct Experts {
     /// What keeps the experts equally busy.
     #[serde(default)]
     pub balance: Balance,
+    /// What each bias moves by after a step, with [`Balance::Bias`].
+    #[serde(default = "default_balance_rate")]
+    pub balance_rate: f64,
+}
+
+impl Experts {
+    /// [`Self::balance_rate`] where a run names none: that of DeepSeek-V3.
+    pub const BALANCE_RATE: f64 = 0.001;
+}
+
+fn default_balance_rate() -> f64 {
+    Experts::BALANCE_RATE
 }
 
 fn yes() -> bool {
@@ -73,4 +85,8 @@ pub enum Balance {
     /// Nothing: the loss alone.
     #[default]
     None,
+    /// A bias for each expert of a layer, added to its share of the softmax where a token chooses, and nowhere else. After
+    /// each step it goes up where fewer tokens than the mean chose the expert, and down where more did (Wang et al.,
+    /// arXiv 2408.15664; DeepSeek-AI, arXiv 2412.19437).
+    Bias,
 }

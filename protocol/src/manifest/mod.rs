@@ -542,6 +542,7 @@ impl Manifest {
         self.check_boundary()?;
         self.check_lora()?;
         self.check_inner()?;
+        self.check_balance()?;
         // Cannot overflow a u64: the factors are within their ranges.
         let numbers = self.boundary_numbers();
         let bytes = |codec: Codec| codec.bytes_of(numbers).unwrap_or(u64::MAX);

@@ -97,8 +97,7 @@ fn experts_from_noise_are_a_section_of_the_run() {
     let run = Run::tiny(&keys);
     let text = fs::read_to_string(run.config()).expect("it is there");
     let mut config: toml::Table = text.parse().expect("valid TOML");
-    let experts =
-        "count = 4\nper_token = 2\nintermediate = 16\ndense_layers = [0]\nshared_intermediate = 8";
+    let experts = "count = 4\nper_token = 2\nintermediate = 16\ndense_layers = [0]\nshared_intermediate = 8\nbalance = \"bias\"";
     let section = experts.parse::<toml::Table>().expect("valid");
     config["model"].as_table_mut().expect("a section").insert("experts".to_owned(), section.into());
     fs::write(run.config(), config.to_string()).expect("room for a file");

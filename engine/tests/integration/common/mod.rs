@@ -20,7 +20,7 @@ use shoal_engine::checkpoint::write_index;
 use shoal_engine::{
     BaseFiles, Batch, Device, DeviceChoice, Devices, Engine, FixedPoint, ForwardOutput, LowerTier,
     Origin, Preferences, Samples, StageState, Tiers, TokenFile, Update, data, device_floor,
-    group_elements, learning_rate, square_norm, swapping_floor,
+    group_elements, group_square_norm, learning_rate, swapping_floor,
 };
 use shoal_protocol::ids::{ClaimKey, ContentHash, Microbatch, Stage, StageSpan, Step};
 use shoal_protocol::label::Label;
@@ -381,7 +381,9 @@ pub(crate) fn each_update(
     targets: u64,
     mut apply: impl FnMut(Stage, &Update<'_>),
 ) -> f64 {
-    let norm = gradients.iter().map(|gradient| square_norm(gradient)).sum::<f64>().sqrt();
+    let squares = manifest.weight_groups().zip(gradients);
+    let squares = squares.map(|(weights, mean)| group_square_norm(manifest, weights, mean));
+    let norm = squares.sum::<f64>().sqrt();
     let gradient_norm = norm * manifest.gradient_scale(targets);
     for stage in manifest.stages() {
         let groups = manifest.groups_of(stage);
