@@ -78,4 +78,19 @@ mod tests {
         }
         assert!(!audit(0.0).draws(0) && audit(1.0).draws(u64::MAX));
     }
+
+    #[test]
+    fn steps_of_more_microbatches_than_an_order_lists_are_refused() {
+        let of = |microbatches, share| {
+            let mut manifest = crate::manifest::example::small();
+            manifest.training.microbatches = microbatches;
+            manifest.audit.share = share;
+            manifest.check_audit()
+        };
+        let most = limits::AUDITED_MICROBATCHES;
+        assert_eq!(of(most, 0.1), Ok(()));
+        assert_eq!(of(most + 1, 0.0), Ok(()));
+        let error = Err(ManifestError::AuditOfMany { microbatches: most + 1 });
+        assert_eq!(of(most + 1, 0.1), error);
+    }
 }
