@@ -328,8 +328,9 @@ impl Coordinator {
         self.weights.make_up_for_missing(&self.context);
         self.work.update_hosts(&self.context);
         self.work.watch_restored(&self.context);
+        self.context.members.broadcast(&FromCoordinator::TakenOver, out);
+        self.compare_all_handovers(out);
         let members = &self.context.members;
-        members.broadcast(&FromCoordinator::TakenOver, out);
         // Without a commit in this era, newcomers can fetch the weights that it began with. If no member serves,
         // the earlier coordinator died in a rewind, which members learn of only when it is in the log.
         let committed = self.context.progress.last_commit.is_some();

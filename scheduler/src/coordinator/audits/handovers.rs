@@ -75,6 +75,15 @@ impl Coordinator {
         }
     }
 
+    /// A new coordinator knows all claims: compares what was stated to the one before it.
+    pub(in crate::coordinator) fn compare_all_handovers(&mut self, out: &mut Out) {
+        let ledgers = self.work.ledgers();
+        let finished: Vec<ClaimKey> = ledgers.flat_map(|(_, ledger)| ledger.finished()).collect();
+        for key in finished {
+            self.compare_handovers(key, out);
+        }
+    }
+
     /// An auditor got another input than the member that is audited states.
     pub(super) fn input_differs(&mut self, of: InputId, sent: Handed, out: &mut Out) {
         let Self { work, context, .. } = self;

@@ -216,6 +216,14 @@ impl Ledger {
         )
     }
 
+    /// The claims whose work is done.
+    pub(crate) fn finished(&self) -> impl Iterator<Item = ClaimKey> + '_ {
+        let step = self.step;
+        self.claims.iter().filter(|(_, claim)| claim.done).map(move |((stage, microbatch), _)| {
+            ClaimKey { step, stage: *stage, microbatch: *microbatch }
+        })
+    }
+
     /// The member that holds a claim, its work done or not.
     pub(crate) fn holder(&self, key: ClaimKey) -> Option<Member> {
         self.claims.get(&(key.stage, key.microbatch)).map(|claim| claim.holder)

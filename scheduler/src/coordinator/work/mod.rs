@@ -51,6 +51,11 @@ impl Work {
         self.steps.ledger(step)
     }
 
+    /// The ledgers of all open steps.
+    pub(super) fn ledgers(&self) -> impl Iterator<Item = (Step, &Ledger)> {
+        self.steps.ledgers()
+    }
+
     /// The member that holds a claim.
     pub(super) fn holder(&self, key: ClaimKey) -> Option<Member> {
         self.ledger(key.step)?.holder(key)
