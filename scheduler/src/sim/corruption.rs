@@ -138,6 +138,11 @@ pub(super) enum ComputeError {
 }
 
 impl Corruption {
+    /// Whether peers add up something else than they should.
+    pub(super) fn makes_wrong_sums(self) -> bool {
+        matches!(self, Self::Miscompute { .. } | Self::Collude { .. })
+    }
+
     /// Corrupts an action of the coordinator.
     pub(super) fn coordinator_action(self, action: &mut CoordinatorAction) {
         let CoordinatorAction::Send { message, .. } = action else { return };

@@ -52,6 +52,8 @@ pub(super) struct Engine {
     pub(super) sum_lie: Option<SumLie>,
     /// What it computes wrongly in one of so many passes, as an injected error.
     pub(super) errs: Option<(ComputeError, u64)>,
+    /// Whether some peer computes wrongly: a piece that comes again after its death may have other sums.
+    pub(super) others_err: bool,
 }
 
 /// Sizes of tensors.
@@ -155,6 +157,7 @@ impl Engine {
             busy: Duration::ZERO,
             sum_lie: None,
             errs: None,
+            others_err: false,
         }
     }
 
@@ -424,7 +427,8 @@ impl Engine {
                 if lies {
                     sums[0] += 1;
                 }
-                self.result(round).install(round, range.start, &sums)?;
+                let others_err = self.others_err;
+                self.result(round).install(round, (range.start, others_err), &sums)?;
                 let payload = keep_sums(payloads, sums, codec.result());
                 Ok(TaskResult::Reduced { round, piece, payload })
             }
@@ -433,7 +437,8 @@ impl Engine {
                 if sums.len() != range.len() {
                     return Err("a piece of a wrong size".to_owned());
                 }
-                self.result(round).install(round, range.start, &sums)?;
+                let others_err = self.others_err;
+                self.result(round).install(round, (range.start, others_err), &sums)?;
                 Ok(TaskResult::Installed { round, range })
             }
             Task::Summarise { round, owned } => {
@@ -592,14 +597,19 @@ impl StageState {
 
 impl RoundResult {
     /// Stores a piece of a round's result. A new round begins empty; in a mended round a piece may
-    /// arrive again, with the same sums.
-    fn install(&mut self, round: RoundId, start: usize, sums: &[i64]) -> Result<(), String> {
+    /// arrive again, with the same sums unless others err.
+    fn install(
+        &mut self,
+        round: RoundId,
+        (start, others_err): (usize, bool),
+        sums: &[i64],
+    ) -> Result<(), String> {
         if self.round != Some(round) {
             self.sums.fill(None);
             self.round = Some(round);
         }
         for (place, sum) in self.sums[start..].iter_mut().zip(sums) {
-            if place.replace(*sum).is_some_and(|known| known != *sum) {
+            if place.replace(*sum).is_some_and(|known| known != *sum && !others_err) {
                 return Err("an element of a result has two sums".to_owned());
             }
         }

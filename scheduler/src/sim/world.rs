@@ -63,7 +63,7 @@ type Held = Result<(), Violation>;
 impl<'a> World<'a> {
     pub(super) fn new(scenario: &'a Scenario, corruption: Corruption, with_oracles: bool) -> Self {
         let mut swarm = Swarm::new(scenario, corruption, with_oracles);
-        if matches!(corruption, Corruption::Miscompute { .. } | Corruption::Collude { .. }) {
+        if corruption.makes_wrong_sums() {
             swarm.observation.expect_errors();
         }
         Self { scenario, swarm }
