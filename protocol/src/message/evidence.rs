@@ -41,16 +41,6 @@ pub enum Evidence {
         /// What the member at the other end stated.
         other: Option<Handed>,
     },
-    /// It handed over another tensor than a like member which did its work again, and whose own work an audit found
-    /// sound.
-    Recomputed {
-        /// The tensor.
-        of: InputId,
-        /// What the peer handed over.
-        sent: Handed,
-        /// What came of it again.
-        again: Handed,
-    },
     /// Most replicas that computed the work came to something else.
     Computed {
         /// The audit.
@@ -82,9 +72,6 @@ impl Evidence {
                 "signed two different contents of one tensor that it handed over"
             }
             Self::Unsealed { .. } => "stated a tensor that its maker did not sign",
-            Self::Recomputed { .. } => {
-                "handed over another tensor than a like replica that did the work again"
-            }
             Self::Computed { .. } => {
                 "came to something else than most like replicas did from the same inputs"
             }
@@ -192,16 +179,6 @@ impl Conviction {
                     _ if hash(stated) == hash(other) => Err(EvidenceError::Same),
                     Some(stated) if sealer.is_sealed(*of, stated) => Err(EvidenceError::Sealed),
                     _ => Ok(Basis::Coordinator),
-                }
-            }
-            Evidence::Recomputed { of, sent, again } => {
-                let own = sent.seal.by.peer == self.peer && sealer.is_sealed(*of, sent);
-                if !own || !sealer.is_sealed(*of, again) {
-                    return Err(EvidenceError::Seal(self.peer));
-                }
-                match sent.hash == again.hash {
-                    true => Err(EvidenceError::Same),
-                    false => Ok(Basis::Coordinator),
                 }
             }
             Evidence::Computed { id, stated, found } => self.count(sealer, id, stated, found),
@@ -328,15 +305,6 @@ mod tests {
         assert_eq!(checked(2, of(Some(forged))), Ok(Basis::Coordinator));
         assert_eq!(checked(2, of(Some(handed(1, 2, 0)))), Err(EvidenceError::Sealed));
         assert_eq!(checked(2, of(Some(handed(1, 1, 0)))), Err(EvidenceError::Same));
-    }
-
-    #[test]
-    fn who_sent_another_tensor_than_came_of_the_work_again_is_convicted_by_the_coordinator() {
-        let of = |sent, again| Evidence::Recomputed { of: TENSOR, sent, again };
-        assert_eq!(checked(1, of(handed(1, 1, 0), handed(2, 2, 0))), Ok(Basis::Coordinator));
-        assert_eq!(checked(1, of(handed(1, 1, 0), handed(2, 1, 0))), Err(EvidenceError::Same));
-        let other = Err(EvidenceError::Seal(member(2).peer));
-        assert_eq!(checked(2, of(handed(1, 1, 0), handed(2, 2, 0))), other);
     }
 
     #[test]

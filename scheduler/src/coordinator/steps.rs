@@ -17,7 +17,7 @@ impl Coordinator {
     pub(super) fn open_step(&mut self, out: &mut Out) {
         let steps = self.context.config.manifest.steps_at_once();
         self.work.open_steps(&self.context, steps, out);
-        self.audits.begin_step(self.context.progress.version, self.context.now);
+        self.audits.begin_step(self.context.now);
         self.context.progress.open_step();
         event(CoordinatorEvent::Opened { step: self.context.progress.version }, out);
     }

@@ -505,7 +505,7 @@ impl Coordinator {
         self.work.forget_service_times(&others);
         self.rounds.end_step();
         self.weights.rewind(version);
-        self.audits.begin_era(self.context.now);
+        self.audits.begin_step(self.context.now);
         self.context.members.stays.rewind(version);
         event(CoordinatorEvent::Rewound { era, version, steps }, out);
         let members: Vec<Member> = self.context.members.current.members().collect();

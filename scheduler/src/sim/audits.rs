@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use shoal_protocol::ids::{PeerId, Stage, StageSpan, Step};
 use shoal_protocol::manifest::{Audit, Manifest};
-use shoal_protocol::message::{Conviction, Evidence, StageChoice};
+use shoal_protocol::message::StageChoice;
 
 use super::corruption::{ComputeError, Corruption, HandoverLie};
 use super::tests::{all_hold, checked, on_all, reached, seeds};
@@ -140,31 +140,6 @@ fn colluding_replicas_in_the_minority_are_found() {
     let reports = all_hold(results);
     reached(&reports, "convictions", |report| report.convictions.len() as u64);
     reached(&reports, "both", |report| u64::from(report.convictions.len() == 2));
-}
-
-/// Who sends something else than it computed, and is gone before it states anything, is found where a like replica does
-/// its work again.
-#[test]
-fn who_is_gone_after_a_wrong_handover_is_found() {
-    // The first work is handed out.
-    const BEGIN: u64 = 2_016_000;
-    let wrong = |seed| {
-        let mut scenario = two_stages_of_three(seed, 0.01, 6);
-        let peer = 2;
-        let at = Duration::from_micros(BEGIN + 300 * seed);
-        let crash = Fault::Crash { peer, restart: None, disk: false };
-        scenario.faults.happen = vec![(at, crash)];
-        let corruption = Corruption::HandOver { peer, lie: HandoverLie::Sends, every: 2 };
-        taken_back(&scenario, corruption, &[World::peer_id(peer)], |_| true)
-    };
-    let results = on_all(seeds(MEASURED), |seed| checked(seed, "who_is_gone", wrong));
-    let reports = all_hold(results);
-    let is_gone =
-        |conviction: &&Conviction| matches!(conviction.evidence, Evidence::Recomputed { .. });
-    reached(&reports, "convictions of who is gone", |report| {
-        report.convictions.iter().filter(is_gone).count() as u64
-    });
-    reached(&reports, "other convictions", |report| report.convictions.len() as u64);
 }
 
 /// A swarm without faults, of two stages with three replicas each.

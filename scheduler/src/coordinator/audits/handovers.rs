@@ -3,7 +3,7 @@
 //! The seal of its maker says who is wrong: a maker that sealed two contents of one tensor, or a member that states
 //! something which its maker did not seal. Honest members take no tensor without its maker's seal.
 
-use shoal_protocol::ids::{ClaimKey, Member, Stage};
+use shoal_protocol::ids::{ClaimKey, Member};
 use shoal_protocol::message::{Evidence, Handed, InputId};
 
 use super::{Coordinator, Out};
@@ -15,15 +15,7 @@ use crate::coordinator::work::ledger::Dispute;
 enum Judgement {
     /// A member stated something wrong.
     Wrong(Member, Evidence),
-    /// A member that is gone, or the one that did its work again, handed over something wrong: an audit of the latter
-    /// decides.
-    Suspect {
-        /// The member that did the work again, and where.
-        work: (Stage, Member),
-        gone: Member,
-        evidence: Evidence,
-    },
-    /// The work was done again by another kind of machine, whose tensors may differ.
+    /// The tensor is of a maker that is gone, whose own inputs nobody knows.
     Nothing,
 }
 
@@ -39,15 +31,10 @@ fn judge(context: &Context, dispute: Dispute) -> Judgement {
         return unsealed(maker, made, taken);
     };
     let Some(sent) = taken.filter(is_sealed) else { return unsealed(taker, taken, made) };
-    let gone = sent.seal.by;
-    if gone == maker {
-        return Judgement::Wrong(maker, Evidence::Handed { of, stated, sent });
+    match sent.seal.by == maker {
+        true => Judgement::Wrong(maker, Evidence::Handed { of, stated, sent }),
+        false => Judgement::Nothing,
     }
-    let Some(key) = of.maker().filter(|_| context.members.stays.are_like(gone, maker)) else {
-        return Judgement::Nothing;
-    };
-    let evidence = Evidence::Recomputed { of, sent, again: stated };
-    Judgement::Suspect { work: (key.stage, maker), gone, evidence }
 }
 
 impl Coordinator {
@@ -64,11 +51,6 @@ impl Coordinator {
             match judge(&self.context, dispute) {
                 Judgement::Wrong(member, evidence) => {
                     self.convict(member, (key.step, dispute.of.key.stage), evidence, out);
-                }
-                // Audits are of the step that is to be committed next.
-                Judgement::Suspect { work, gone, evidence } => {
-                    let suspects = self.audits.suspects.entry((key.step, work)).or_default();
-                    suspects.push((gone, evidence));
                 }
                 Judgement::Nothing => {}
             }

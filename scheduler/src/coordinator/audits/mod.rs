@@ -45,19 +45,13 @@ pub(super) struct Audits {
     /// Whether the audits are those of the results that all members hold now.
     drawn: bool,
     open: BTreeMap<(Stage, Member), Audit>,
-    /// Statements of which no more is to be found out, and what became of their audits.
-    closed: BTreeMap<(Stage, Member), (WorkDigest, AuditOutcome)>,
-    /// Work that is audited in any case, since a like member that is gone handed over another tensor for it: whom a sound
-    /// audit convicts.
-    suspects: BTreeMap<(Step, (Stage, Member)), Suspects>,
+    /// Statements of which no more is to be found out.
+    closed: BTreeMap<(Stage, Member), WorkDigest>,
     /// Peers whose conviction is being appended to the log.
     convicting: BTreeSet<PeerId>,
     /// When orders without an answer are repeated.
     retry_at: Option<Moment>,
 }
-
-/// Members that are gone and may have handed over something wrong, with what would show it.
-type Suspects = Vec<(Member, Evidence)>;
 
 /// An audit of one member's work at a stage.
 #[derive(Debug)]
@@ -187,14 +181,7 @@ impl Inputs<'_> {
 
 impl Audits {
     /// A step is opened: its audits are other ones.
-    pub(super) fn begin_step(&mut self, version: Step, now: Moment) {
-        let (convicting, mut suspects) = (take(&mut self.convicting), take(&mut self.suspects));
-        suspects.retain(|(step, _), _| *step >= version);
-        *self = Self { opened_at: now, convicting, suspects, ..Self::default() };
-    }
-
-    /// All work is done again.
-    pub(super) fn begin_era(&mut self, now: Moment) {
+    pub(super) fn begin_step(&mut self, now: Moment) {
         let convicting = take(&mut self.convicting);
         *self = Self { opened_at: now, convicting, ..Self::default() };
     }
@@ -214,8 +201,7 @@ impl Audits {
     fn draw(&mut self, inputs: &Inputs<'_>) {
         let Some(seed) = inputs.seed().filter(|_| !self.drawn) else { return };
         self.drawn = true;
-        let Context { config, members, progress, .. } = inputs.context;
-        let version = progress.version;
+        let Context { config, members, .. } = inputs.context;
         let number = u64::from_le_bytes(seed.0[..8].try_into().expect("eight bytes"));
         let all = config.manifest.audit.draws(number);
         let mut wanted: BTreeMap<(Stage, Member), Audit> = BTreeMap::new();
@@ -228,16 +214,14 @@ impl Audits {
             }
         }
         // Most steps are not drawn, and have nothing to look through.
-        let looks = all || config.manifest.audit.probation > 0 || !self.suspects.is_empty();
+        let looks = all || config.manifest.audit.probation > 0;
         for stage in config.manifest.stages().filter(|_| looks) {
             for (of, stated) in inputs.ledger.stated(stage) {
-                let is_suspect = self.suspects.contains_key(&(version, (stage, of)));
-                if !all && !is_suspect && !inputs.is_on_probation(of) {
+                if !all && !inputs.is_on_probation(of) {
                     continue;
                 }
                 let statement = inputs.digest(of, stage, &stated);
-                let closed = self.closed.get(&(stage, of));
-                if closed.is_some_and(|(closed, _)| *closed == statement) {
+                if self.closed.get(&(stage, of)) == Some(&statement) {
                     continue;
                 }
                 let auditors = inputs.auditors(of, stage, seed);
@@ -285,20 +269,10 @@ impl Audits {
                     return true;
                 }
             };
-            closed.insert((stage, of), (audit.votes.statement().clone(), outcome));
+            closed.insert((stage, of), audit.votes.statement().clone());
             event(CoordinatorEvent::Audited { of, stage, step: audit.order.id.step, outcome }, out);
             false
         });
-        let version = context.progress.version;
-        for ((_, place), suspects) in self.suspects.iter().filter(|((step, _), _)| *step == version)
-        {
-            if self.closed.get(place).is_some_and(|(_, outcome)| *outcome == AuditOutcome::Sound) {
-                let wrong = |(suspect, evidence): &(Member, Evidence)| {
-                    (*suspect, (place.0, evidence.clone()))
-                };
-                verdicts.wrong.extend(suspects.iter().map(wrong));
-            }
-        }
         if self.open.is_empty() {
             self.retry_at = None;
         } else {
@@ -340,7 +314,6 @@ impl Audits {
     /// A peer is convicted: neither an audit of its work nor its word on others' is of use any more.
     fn forget(&mut self, peer: PeerId) {
         self.convicting.remove(&peer);
-        self.suspects.values_mut().for_each(|all| all.retain(|(one, _)| one.peer != peer));
         self.open.retain(|(_, of), _| of.peer != peer);
         for audit in self.open.values_mut() {
             audit.votes.forget(peer);
