@@ -10,31 +10,21 @@ use super::{Coordinator, Out};
 use crate::coordinator::context::Context;
 use crate::coordinator::work::ledger::Dispute;
 
-/// What follows from a dispute.
-#[derive(Debug)]
-enum Judgement {
-    /// A member stated something wrong.
-    Wrong(Member, Evidence),
-    /// The tensor is of a maker that is gone, whose own inputs nobody knows.
-    Nothing,
-}
-
-fn judge(context: &Context, dispute: Dispute) -> Judgement {
+/// Who stated something wrong, and what shows it. Nobody where the tensor is of a maker that is gone, whose own inputs
+/// nobody knows.
+fn judge(context: &Context, dispute: Dispute) -> Option<(Member, Evidence)> {
     let Dispute { of, made: (maker, made), taken: (taker, taken) } = dispute;
     let is_sealed = |handed: &Handed| {
         handed.seal.era == context.progress.era && context.config.sealer.is_sealed(of, handed)
     };
     let unsealed = |who: Member, stated: Option<Handed>, other: Option<Handed>| {
-        Judgement::Wrong(who, Evidence::Unsealed { of, stated, other })
+        Some((who, Evidence::Unsealed { of, stated, other }))
     };
     let Some(stated) = made.filter(|made| made.seal.by == maker && is_sealed(made)) else {
         return unsealed(maker, made, taken);
     };
     let Some(sent) = taken.filter(is_sealed) else { return unsealed(taker, taken, made) };
-    match sent.seal.by == maker {
-        true => Judgement::Wrong(maker, Evidence::Handed { of, stated, sent }),
-        false => Judgement::Nothing,
-    }
+    (sent.seal.by == maker).then_some((maker, Evidence::Handed { of, stated, sent }))
 }
 
 impl Coordinator {
@@ -48,11 +38,8 @@ impl Coordinator {
         let Some(ledger) = work.ledger(key.step) else { return };
         let disputes: Vec<Dispute> = ledger.disputes(key).collect();
         for dispute in disputes {
-            match judge(&self.context, dispute) {
-                Judgement::Wrong(member, evidence) => {
-                    self.convict(member, (key.step, dispute.of.key.stage), evidence, out);
-                }
-                Judgement::Nothing => {}
+            if let Some((member, evidence)) = judge(&self.context, dispute) {
+                self.convict(member, (key.step, dispute.of.key.stage), evidence, out);
             }
         }
     }
