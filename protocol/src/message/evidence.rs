@@ -176,7 +176,7 @@ impl Conviction {
             Evidence::Unsealed { of, stated, other } => {
                 let hash = |handed: &Option<Handed>| handed.map(|handed| handed.hash);
                 match stated {
-                    _ if hash(stated) == hash(other) => Err(EvidenceError::Same),
+                    Some(_) if hash(stated) == hash(other) => Err(EvidenceError::Same),
                     Some(stated) if sealer.is_sealed(*of, stated) => Err(EvidenceError::Sealed),
                     _ => Ok(Basis::Coordinator),
                 }
@@ -305,6 +305,8 @@ mod tests {
         assert_eq!(checked(2, of(Some(forged))), Ok(Basis::Coordinator));
         assert_eq!(checked(2, of(Some(handed(1, 2, 0)))), Err(EvidenceError::Sealed));
         assert_eq!(checked(2, of(Some(handed(1, 1, 0)))), Err(EvidenceError::Same));
+        let nothing = Evidence::Unsealed { of: TENSOR, stated: None, other: None };
+        assert_eq!(checked(1, nothing), Ok(Basis::Coordinator), "both state nothing");
     }
 
     #[test]

@@ -104,7 +104,7 @@ fn wrong_work_is_found_and_taken_back() {
 /// Who hands over something else than it states is found in any step, audited or not.
 #[test]
 fn wrong_handovers_are_found_and_taken_back() {
-    for lie in [HandoverLie::Sends, HandoverLie::States, HandoverLie::Recalls] {
+    for lie in [HandoverLie::Sends, HandoverLie::States, HandoverLie::Omits, HandoverLie::Recalls] {
         let wrong = |seed| {
             let scenario = Scenario::replicated(seed, REPLICAS);
             let stages = u64::from(scenario.manifest.training.stages);

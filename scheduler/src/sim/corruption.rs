@@ -107,6 +107,8 @@ pub(super) enum HandoverLie {
     Recalls,
     /// It states another activation than it took.
     States,
+    /// It states no activation that it took.
+    Omits,
 }
 
 /// Whether a peer lies about a microbatch, if it does about one of so many.
@@ -172,11 +174,13 @@ impl Corruption {
                 true
             }
             (
-                Self::HandOver { peer, lie: HandoverLie::States, every },
+                Self::HandOver { peer, lie, every },
                 PeerAction::ToCoordinator(ToCoordinator::Done { key, handover, .. }),
             ) if peer == of && lies_about(*key, every) => {
-                if let Some(activation) = &mut handover.activation {
-                    activation.hash.0[0] ^= 1;
+                match (lie, &mut handover.activation) {
+                    (HandoverLie::States, Some(taken)) => taken.hash.0[0] ^= 1,
+                    (HandoverLie::Omits, taken) => *taken = None,
+                    _ => {}
                 }
                 true
             }

@@ -220,6 +220,10 @@ impl Audits {
                 if !all && !inputs.is_on_probation(of) {
                     continue;
                 }
+                // What it states may name no inputs, from which nobody can compute.
+                if self.convicting.contains(&of.peer) {
+                    continue;
+                }
                 let statement = inputs.digest(of, stage, &stated);
                 if self.closed.get(&(stage, of)) == Some(&statement) {
                     continue;

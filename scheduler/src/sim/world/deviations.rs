@@ -76,7 +76,7 @@ impl Deviations {
         let concerns = match lie {
             HandoverLie::Sends => !matches!(tag, TensorTag::Recalled { .. }),
             HandoverLie::Recalls => matches!(tag, TensorTag::Recalled { .. }),
-            HandoverLie::States => false,
+            HandoverLie::States | HandoverLie::Omits => false,
         };
         if concerns && lies_about(of.key, every) {
             *content = Content::Word(content.digest() ^ 1);
