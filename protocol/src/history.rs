@@ -209,7 +209,7 @@ impl History {
             let Member { peer, incarnation } = record.member;
             let known = self.lives.entry(peer).or_insert(incarnation);
             *known = incarnation.max(*known);
-            self.stays.list(record, self.version);
+            self.stays.list(peer, self.version);
         }
         Ok(())
     }

@@ -2,36 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use crate::ids::{ContentHash, Incarnation, Member, PeerId, Step};
-use crate::message::{Conviction, MemberRecord};
+use crate::ids::{PeerId, Step};
+use crate::message::Conviction;
 
 /// The peers that the log has listed, and those whose work was wrong.
 #[derive(Debug, Clone, PartialEq, Default, bincode::Encode, bincode::Decode)]
 pub struct Stays {
     /// The version at which each peer became a member first. Nothing of its work is in that version.
     since: BTreeMap<PeerId, Step>,
-    /// The bits that the newest life of each peer computes, if they are known.
-    kinds: BTreeMap<PeerId, (Incarnation, Option<ContentHash>)>,
     /// The peers whose work was wrong.
     convicted: BTreeMap<PeerId, Conviction>,
 }
 
 impl Stays {
     /// The log lists a peer at a version.
-    pub fn list(&mut self, record: &MemberRecord, version: Step) {
-        let Member { peer, incarnation } = record.member;
+    pub fn list(&mut self, peer: PeerId, version: Step) {
         self.since.entry(peer).or_insert(version);
-        self.kinds.insert(peer, (incarnation, record.fingerprint));
-    }
-
-    /// Whether two members compute the same bits, or did.
-    #[must_use]
-    pub fn are_like(&self, one: Member, other: Member) -> bool {
-        let kind = |member: Member| {
-            let (incarnation, kind) = self.kinds.get(&member.peer)?;
-            kind.filter(|_| *incarnation == member.incarnation)
-        };
-        kind(one).is_some_and(|one| Some(one) == kind(other))
     }
 
     /// The run goes back to a version: what peers did after it counts no more, and they may do it again.

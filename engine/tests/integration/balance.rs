@@ -10,7 +10,7 @@ use shoal_engine::{
     AllReduce, EngineError, FixedPoint, group_elements, group_square_norm, parameters, square_norm,
 };
 use shoal_protocol::ids::{Stage, Step, WeightGroup};
-use shoal_protocol::manifest::{Balance, Codecs, Dtype, Experts, Manifest, Router};
+use shoal_protocol::manifest::{Balance, Dtype, Experts, Manifest, Router};
 
 /// Turns a run's layers into mixtures with biases, but the third one.
 fn balance(manifest: &mut Manifest) {
@@ -194,23 +194,7 @@ fn a_microbatch_that_counted_twice_would_move_biases() {
 
 #[test]
 fn the_cut_and_repeated_passes_change_no_bit() {
-    for dtype in [Dtype::F32, Dtype::Bf16] {
-        let bits = |stages, recompute| {
-            stages::bits(|manifest| {
-                balance(manifest);
-                manifest.training.dtype = dtype;
-                manifest.codec = Codecs::all(dtype.into());
-                manifest.training.stages = stages;
-                manifest.training.recompute = recompute;
-                manifest.optimizer.gradient_clip = 0.0;
-            })
-            .1
-        };
-        let whole = bits(1, false);
-        for (stages, recompute) in [(2, false), (4, true)] {
-            assert!(bits(stages, recompute) == whole, "{dtype:?}, {stages} stages");
-        }
-    }
+    stages::assert_equal_bits_of_cuts(balance);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::{device_memory, islands, slices, stages, subspace, swapping};
 use shoal_engine::parameters;
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{
-    Balance, Codecs, Dtype, Experts, Lora, LoraTarget, Manifest, Quantisation, Router,
+    Balance, Dtype, Experts, Lora, LoraTarget, Manifest, Quantisation, Router,
 };
 
 /// Turns a run's layers into mixtures, but the third one.
@@ -25,23 +25,7 @@ fn mix(manifest: &mut Manifest) {
 
 #[test]
 fn the_cut_and_repeated_passes_change_no_bit() {
-    for dtype in [Dtype::F32, Dtype::Bf16] {
-        let bits = |stages, recompute| {
-            stages::bits(|manifest| {
-                mix(manifest);
-                manifest.training.dtype = dtype;
-                manifest.codec = Codecs::all(dtype.into());
-                manifest.training.stages = stages;
-                manifest.training.recompute = recompute;
-                manifest.optimizer.gradient_clip = 0.0;
-            })
-            .1
-        };
-        let whole = bits(1, false);
-        for (stages, recompute) in [(2, false), (4, true)] {
-            assert!(bits(stages, recompute) == whole, "{dtype:?}, {stages} stages");
-        }
-    }
+    stages::assert_equal_bits_of_cuts(mix);
 }
 
 #[test]

@@ -23,6 +23,27 @@ pub(crate) fn bits(change: impl FnOnce(&mut Manifest)) -> (Vec<(u64, u64)>, Vec<
     (curve.map(|(loss, norm)| (loss.to_bits(), norm.to_bits())).collect(), trainer.weights())
 }
 
+/// Asserts that neither stages nor passes that are computed again change a bit of the run that `change` makes.
+pub(crate) fn assert_equal_bits_of_cuts(change: impl Fn(&mut Manifest)) {
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let bits = |stages, recompute| {
+            bits(|manifest| {
+                change(manifest);
+                manifest.training.dtype = dtype;
+                manifest.codec = Codecs::all(dtype.into());
+                manifest.training.stages = stages;
+                manifest.training.recompute = recompute;
+                manifest.optimizer.gradient_clip = 0.0;
+            })
+            .1
+        };
+        let whole = bits(1, false);
+        for (stages, recompute) in [(2, false), (4, true)] {
+            assert!(bits(stages, recompute) == whole, "{dtype:?}, {stages} stages");
+        }
+    }
+}
+
 #[test]
 fn the_cut_changes_no_bit() {
     for dtype in [Dtype::F32, Dtype::Bf16] {

@@ -20,7 +20,7 @@ use super::rpc::{Answer, Request};
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Signs for this anchor, and checks the signatures of others.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(crate) struct Voucher {
     /// The run that the anchors keep the log of.
     pub(crate) run: RunId,
@@ -28,12 +28,6 @@ pub(crate) struct Voucher {
     pub(crate) keys: Arc<dyn Signatures>,
     /// The number of the history that this anchor founds, if its log is empty.
     pub(crate) founding: Option<u16>,
-}
-
-impl std::fmt::Debug for Voucher {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Voucher").field("run", &self.run).finish_non_exhaustive()
-    }
 }
 
 impl Inner {

@@ -159,13 +159,9 @@ impl Conviction {
     pub fn check(&self, sealer: &Sealer) -> Result<Basis, EvidenceError> {
         match &self.evidence {
             Evidence::Handed { of, stated, sent } => {
-                let is_own = |handed: &Handed| {
-                    let Seal { by, era, .. } = handed.seal;
-                    by.peer == self.peer
-                        && (by, era) == (stated.seal.by, stated.seal.era)
-                        && sealer.is_sealed(*of, handed)
-                };
-                if !is_own(stated) || !is_own(sent) {
+                let Seal { by, era, .. } = stated.seal;
+                let is_own = |handed| sealer.is_sealed_by(by, era, *of, handed);
+                if by.peer != self.peer || !is_own(stated) || !is_own(sent) {
                     return Err(EvidenceError::Seal(self.peer));
                 }
                 if stated.hash == sent.hash {
@@ -228,22 +224,8 @@ mod tests {
     use crate::ids::{
         ClaimKey, ContentHash, Era, Incarnation, Microbatch, RunId, Stage, Step, Term,
     };
-    use crate::message::{Recalled, Signatures, SumsPrint};
-
-    /// Signs by a hash of the peer and the message.
-    #[derive(Debug)]
-    struct Hashes(PeerId);
-
-    impl Signatures for Hashes {
-        fn sign(&self, message: &[u8]) -> Signature {
-            let hash = ContentHash::of(&[&self.0.0, message].concat());
-            std::array::from_fn(|place| hash.0[place % 32])
-        }
-
-        fn verify(&self, peer: PeerId, message: &[u8], signature: &Signature) -> bool {
-            Self(peer).sign(message) == *signature
-        }
-    }
+    use crate::message::test_keys::Hashes;
+    use crate::message::{Recalled, SumsPrint};
 
     fn member(number: u8) -> Member {
         Member { peer: PeerId([number; 32]), incarnation: Incarnation(number.into()) }

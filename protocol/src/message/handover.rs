@@ -70,6 +70,26 @@ pub struct Handover {
     pub returned: Option<Handed>,
 }
 
+impl Handover {
+    /// What it took as an input of its work.
+    #[must_use]
+    pub fn taken(&self, input: Recalled) -> Option<Handed> {
+        match input {
+            Recalled::Activation => self.activation,
+            Recalled::Gradient => self.gradient,
+        }
+    }
+
+    /// What it made as an input of other work.
+    #[must_use]
+    pub fn made(&self, input: Recalled) -> Option<Handed> {
+        match input {
+            Recalled::Activation => self.output,
+            Recalled::Gradient => self.returned,
+        }
+    }
+}
+
 /// The hashes of a [`Handover`]: of the activation and the gradient that were taken, and of those that were made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HandoverHashes {

@@ -15,6 +15,8 @@ mod peer;
 mod round;
 mod seal;
 mod term_proof;
+#[cfg(test)]
+mod test_keys;
 mod work;
 
 use std::net::SocketAddr;

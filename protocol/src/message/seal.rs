@@ -3,7 +3,6 @@
 //! Two seals of one member for one tensor, with different hashes, prove to anyone that it handed over another tensor than
 //! it stated. A seal that is not the member's proves nothing, so nobody takes a tensor with such a one.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::{Handed, InputId, Recalled, Seal, Signatures};
@@ -13,7 +12,7 @@ use crate::ids::{ClaimKey, ContentHash, Era, Member, RunId};
 const HANDED: &[u8] = b"shoal tensor v1\0";
 
 /// Seals with the key of one peer, and checks the seals of others, in one run.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Sealer {
     run: RunId,
     pub(super) keys: Arc<dyn Signatures>,
@@ -40,6 +39,12 @@ impl Sealer {
         self.keys.verify(by.peer, &self.handed_bytes(*by, *era, of, *hash), signature)
     }
 
+    /// Whether a tensor has the seal of this maker, in this era.
+    #[must_use]
+    pub fn is_sealed_by(&self, by: Member, era: Era, of: InputId, handed: &Handed) -> bool {
+        (handed.seal.by, handed.seal.era) == (by, era) && self.is_sealed(of, handed)
+    }
+
     /// The beginning of what a member signs in the run, for a purpose.
     pub(super) fn begin(&self, purpose: &[u8], by: Member) -> Vec<u8> {
         let mut bytes = purpose.to_vec();
@@ -61,12 +66,6 @@ impl Sealer {
     }
 }
 
-impl fmt::Debug for Sealer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sealer").field("run", &self.run).finish_non_exhaustive()
-    }
-}
-
 pub(super) fn write_member(bytes: &mut Vec<u8>, member: Member) {
     bytes.extend(member.peer.0);
     bytes.extend(member.incarnation.0.to_le_bytes());
@@ -82,22 +81,7 @@ fn write_key(bytes: &mut Vec<u8>, key: ClaimKey) {
 mod tests {
     use super::*;
     use crate::ids::{Incarnation, Microbatch, PeerId, Stage, Step};
-    use crate::message::Signature;
-
-    /// Signs by a hash of the peer and the message.
-    #[derive(Debug)]
-    struct Hashes(PeerId);
-
-    impl Signatures for Hashes {
-        fn sign(&self, message: &[u8]) -> Signature {
-            let hash = ContentHash::of(&[&self.0.0, message].concat());
-            std::array::from_fn(|place| hash.0[place % 32])
-        }
-
-        fn verify(&self, peer: PeerId, message: &[u8], signature: &Signature) -> bool {
-            Self(peer).sign(message) == *signature
-        }
-    }
+    use crate::message::test_keys::Hashes;
 
     fn member(number: u8) -> Member {
         Member { peer: PeerId([number; 32]), incarnation: Incarnation(number.into()) }

@@ -177,25 +177,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::ids::ContentHash;
+    use crate::message::test_keys::Hashes;
     use crate::wire;
-
-    /// Signatures that only tests believe: a hash of signer and message.
-    #[derive(Debug)]
-    struct Hashes(PeerId);
-
-    impl Signatures for Hashes {
-        fn sign(&self, message: &[u8]) -> Signature {
-            let hash = ContentHash::of(&[&self.0.0[..], message].concat());
-            let mut signature = [0; 64];
-            signature[..32].copy_from_slice(&hash.0);
-            signature
-        }
-
-        fn verify(&self, peer: PeerId, message: &[u8], signature: &Signature) -> bool {
-            Self(peer).sign(message) == *signature
-        }
-    }
 
     fn peer(number: u8) -> PeerId {
         PeerId([number; 32])

@@ -249,9 +249,8 @@ impl Audits {
     pub(super) fn take_input(&mut self, from: Keeper, payload: Payload, out: &mut Out) {
         let audit = self.present.as_mut().expect("it was just asked for its missing inputs");
         let of = from.input();
-        let mut missing = audit.missing();
-        let (.., stated) = missing.find(|(_, missing, _)| *missing == of).expect("it is missing");
-        drop(missing);
+        let asked = audit.missing().find(|(_, missing, _)| *missing == of);
+        let (.., stated) = asked.expect("it is missing");
         let sent = payload.handed().expect("unsealed tensors are refused");
         audit.inputs.insert(of, payload);
         audit.in_vain = 0;

@@ -81,10 +81,8 @@ impl Context<'_> {
 
     /// Whether a member sealed a tensor that it sent, in the present era; any in a run without audits.
     pub(super) fn is_sealed(&self, by: Member, of: InputId, tensor: &Payload) -> bool {
-        let is_right = |handed: Handed| {
-            (handed.seal.by, handed.seal.era) == (by, self.position.era)
-                && self.config.sealer.is_sealed(of, &handed)
-        };
+        let (sealer, era) = (&self.config.sealer, self.position.era);
+        let is_right = |handed: Handed| sealer.is_sealed_by(by, era, of, &handed);
         let is_needed = self.config.manifest.audit.is_on() && by != self.me();
         !is_needed || tensor.handed().is_some_and(is_right)
     }

@@ -2,6 +2,7 @@
 
 mod audit;
 mod lanes;
+mod round_result;
 mod swapping;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +18,7 @@ use shoal_protocol::message::{Challenge, RoundId, StoredFile};
 use shoal_protocol::units::{Bytes, Moment};
 
 use self::lanes::Lanes;
+use self::round_result::RoundResult;
 use super::corruption::{ComputeError, SumLie, lies_about};
 use super::integer_model::{self, Weights, Worker};
 use super::omitted_rules::Omit;
@@ -84,13 +86,6 @@ struct StageState {
     groups: BTreeMap<WeightGroup, Range<usize>>,
 }
 
-/// The result of a round as far as it is here.
-#[derive(Debug)]
-struct RoundResult {
-    round: Option<RoundId>,
-    sums: Vec<Option<i64>>,
-}
-
 /// An effect of a task that an oracle checks.
 #[derive(Debug)]
 pub(super) enum Observed {
@@ -134,9 +129,8 @@ impl Engine {
             (stage, state)
         };
         let stages: BTreeMap<Stage, StageState> = manifest.stages().map(state).collect();
-        let empty = |(weights, elements): (&WeightGroup, &usize)| {
-            (*weights, RoundResult { round: None, sums: vec![None; *elements] })
-        };
+        let empty =
+            |(weights, elements): (&WeightGroup, &usize)| (*weights, RoundResult::new(*elements));
         Self {
             manifest: Arc::clone(manifest),
             compute: scenario.peers[index].compute.clone(),
@@ -427,8 +421,7 @@ impl Engine {
                 if lies {
                     sums[0] += 1;
                 }
-                let others_err = self.others_err;
-                self.result(round).install(round, (range.start, others_err), &sums)?;
+                self.install(round, range.start, &sums)?;
                 let payload = keep_sums(payloads, sums, codec.result());
                 Ok(TaskResult::Reduced { round, piece, payload })
             }
@@ -437,8 +430,7 @@ impl Engine {
                 if sums.len() != range.len() {
                     return Err("a piece of a wrong size".to_owned());
                 }
-                let others_err = self.others_err;
-                self.result(round).install(round, (range.start, others_err), &sums)?;
+                self.install(round, range.start, &sums)?;
                 Ok(TaskResult::Installed { round, range })
             }
             Task::Summarise { round, owned } => {
@@ -502,6 +494,11 @@ impl Engine {
 
     fn result(&mut self, round: RoundId) -> &mut RoundResult {
         self.results.get_mut(&round.weights).expect("the run has the weights")
+    }
+
+    fn install(&mut self, round: RoundId, start: usize, sums: &[i64]) -> Result<(), String> {
+        let may_differ = self.others_err;
+        self.result(round).install(round, (start, may_differ), sums)
     }
 
     /// The sums of a range of a weight group and of other members' integers.
@@ -592,34 +589,6 @@ impl StageState {
 
     fn elements(&self) -> usize {
         self.groups.values().map(Range::len).sum()
-    }
-}
-
-impl RoundResult {
-    /// Stores a piece of a round's result. A new round begins empty; in a mended round a piece may
-    /// arrive again, with the same sums unless others err.
-    fn install(
-        &mut self,
-        round: RoundId,
-        (start, others_err): (usize, bool),
-        sums: &[i64],
-    ) -> Result<(), String> {
-        if self.round != Some(round) {
-            self.sums.fill(None);
-            self.round = Some(round);
-        }
-        for (place, sum) in self.sums[start..].iter_mut().zip(sums) {
-            if place.replace(*sum).is_some_and(|known| known != *sum && !others_err) {
-                return Err("an element of a result has two sums".to_owned());
-            }
-        }
-        Ok(())
-    }
-
-    fn whole(&self, round: RoundId) -> Result<Vec<i64>, String> {
-        let whole: Option<Vec<i64>> = self.sums.iter().copied().collect();
-        let whole = whole.filter(|_| self.round == Some(round));
-        whole.ok_or_else(|| "a result with holes is used".to_owned())
     }
 }
 

@@ -4,25 +4,42 @@
 //! something which its maker did not seal. Honest members take no tensor without its maker's seal.
 
 use shoal_protocol::ids::{ClaimKey, Member};
-use shoal_protocol::message::{Evidence, Handed, InputId};
+use shoal_protocol::message::{Evidence, Handed, InputId, Recalled};
 
 use super::{Coordinator, Out};
 use crate::coordinator::context::Context;
-use crate::coordinator::work::ledger::Dispute;
+use crate::coordinator::work::ledger::Ledger;
 
-/// Who stated something wrong, and what shows it. Nobody where the tensor is of a maker that is gone, whose own inputs
-/// nobody knows.
-fn judge(context: &Context, dispute: Dispute) -> Option<(Member, Evidence)> {
-    let Dispute { of, made: (maker, made), taken: (taker, taken) } = dispute;
-    let is_sealed = |handed: &Handed| {
-        handed.seal.era == context.progress.era && context.config.sealer.is_sealed(of, handed)
-    };
+/// The tensors that the member of some work took or made.
+fn tensors_of(key: ClaimKey) -> impl Iterator<Item = InputId> {
+    let taken = InputId { key, input: Recalled::Activation };
+    let returned = key.upstream().map(|key| InputId { key, input: Recalled::Gradient });
+    let made = InputId { key: key.downstream(), input: Recalled::Activation };
+    let answered = InputId { key, input: Recalled::Gradient };
+    [Some(taken), returned, Some(made), Some(answered)].into_iter().flatten()
+}
+
+/// Who stated something wrong of a tensor, and what shows it. Nobody while the work at one end is not done, and where the
+/// tensor is of a maker that is gone, whose own inputs nobody knows.
+fn judge(context: &Context, ledger: &Ledger, of: InputId) -> Option<(Member, Evidence)> {
+    let (maker, by_maker) = ledger.handover(of.maker()?)?;
+    let (taker, by_taker) = ledger.handover(of.key)?;
+    let (made, taken) = (by_maker.made(of.input), by_taker.taken(of.input));
+    let is_trained = of.key.microbatch.0 < context.config.manifest.training.microbatches;
+    let hash = |handed: Option<Handed>| handed.map(|handed| handed.hash);
+    // Two members that both state nothing hide it from the auditors.
+    let is_due = of.input == Recalled::Activation || is_trained;
+    if hash(made) == hash(taken) && (made.is_some() || !is_due) {
+        return None;
+    }
+    let (sealer, era) = (&context.config.sealer, context.progress.era);
     let unsealed = |who: Member, stated: Option<Handed>, other: Option<Handed>| {
         Some((who, Evidence::Unsealed { of, stated, other }))
     };
-    let Some(stated) = made.filter(|made| made.seal.by == maker && is_sealed(made)) else {
+    let Some(stated) = made.filter(|made| sealer.is_sealed_by(maker, era, of, made)) else {
         return unsealed(maker, made, taken);
     };
+    let is_sealed = |taken: &Handed| taken.seal.era == era && sealer.is_sealed(of, taken);
     let Some(sent) = taken.filter(is_sealed) else { return unsealed(taker, taken, made) };
     (sent.seal.by == maker).then_some((maker, Evidence::Handed { of, stated, sent }))
 }
@@ -36,16 +53,18 @@ impl Coordinator {
             return;
         }
         let Some(ledger) = work.ledger(key.step) else { return };
-        let disputes: Vec<Dispute> = ledger.disputes(key).collect();
-        for dispute in disputes {
-            if let Some((member, evidence)) = judge(&self.context, dispute) {
-                self.convict(member, (key.step, dispute.of.key.stage), evidence, out);
-            }
+        let wrong = tensors_of(key).filter_map(|of| Some((of, judge(context, ledger, of)?)));
+        let wrong: Vec<(InputId, (Member, Evidence))> = wrong.collect();
+        for (of, (member, evidence)) in wrong {
+            self.convict(member, (key.step, of.key.stage), evidence, out);
         }
     }
 
     /// A new coordinator knows all claims: compares what was stated to the one before it.
     pub(in crate::coordinator) fn compare_all_handovers(&mut self, out: &mut Out) {
+        if !self.context.config.manifest.audit.is_on() {
+            return;
+        }
         let ledgers = self.work.ledgers();
         let finished: Vec<ClaimKey> = ledgers.flat_map(|(_, ledger)| ledger.finished()).collect();
         for key in finished {
@@ -56,13 +75,12 @@ impl Coordinator {
     /// An auditor got another input than the member that is audited states.
     pub(super) fn input_differs(&mut self, of: InputId, sent: Handed, out: &mut Out) {
         let Self { work, context, .. } = self;
+        let (sealer, era) = (&context.config.sealer, context.progress.era);
         let ledger = work.ledger(of.key.step);
-        let Some((maker, Some(stated))) = ledger.and_then(|ledger| ledger.made(of)) else { return };
-        let sealer = &context.config.sealer;
-        let era = context.progress.era;
-        let is_by_maker = |handed: &Handed| {
-            (handed.seal.by, handed.seal.era) == (maker, era) && sealer.is_sealed(of, handed)
-        };
+        let done = ledger.zip(of.maker()).and_then(|(ledger, key)| ledger.handover(key));
+        let Some((maker, by_maker)) = done else { return };
+        let Some(stated) = by_maker.made(of.input) else { return };
+        let is_by_maker = |handed| sealer.is_sealed_by(maker, era, of, handed);
         if stated.hash != sent.hash && is_by_maker(&stated) && is_by_maker(&sent) {
             let evidence = Evidence::Handed { of, stated, sent };
             self.convict(maker, (of.key.step, of.key.stage), evidence, out);

@@ -162,7 +162,7 @@ impl Inputs<'_> {
         // Who has come to serve since the step's rounds began only listens to them.
         let is_in =
             |one: &Member| self.rounds_of(stage).all(|round| round.reports.contains_key(one));
-        let is_like = |one: &Member| *one != of && members.stays.are_like(*one, of) && is_in(one);
+        let is_like = |one: &Member| *one != of && members.current.are_like(*one, of) && is_in(one);
         let mut others: Vec<([u8; 32], Member)> =
             replicas.iter().filter(|one| is_like(one)).map(|one| (order(one), *one)).collect();
         others.sort_unstable();

@@ -115,6 +115,12 @@ impl Membership {
         self.position.1
     }
 
+    /// Whether two members compute the same bits.
+    pub(crate) fn are_like(&self, one: Member, other: Member) -> bool {
+        let [one, other] = [one, other].map(|member| self.record(member)?.fingerprint);
+        one.is_some() && one == other
+    }
+
     /// Forgets that any incarnation of a peer was expelled.
     #[cfg(test)]
     pub(crate) fn forget_expelled(&mut self, peer: PeerId) {

@@ -126,7 +126,7 @@ impl Members {
     ) -> LoggedChange {
         let (mut new, mut movers) = (BTreeSet::new(), BTreeSet::new());
         for record in &change.here {
-            self.stays.list(record, self.current.version());
+            self.stays.list(record.member.peer, self.current.version());
             let known = self.logged.record(record.member);
             new.extend(known.is_none().then_some(record.member));
             // The log may list a migration that is over.

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use shoal_protocol::ids::{ClaimKey, Grant, Member, Microbatch, Stage, Step, Term};
-use shoal_protocol::message::{FixedLoss, Handed, Handover, HeldClaim, InputId, Recalled};
+use shoal_protocol::message::{FixedLoss, Handover, HeldClaim};
 
 /// The claims of one step.
 #[derive(Debug)]
@@ -53,17 +53,6 @@ struct Claim {
     done: bool,
     loss: Option<FixedLoss>,
     handover: Handover,
-}
-
-/// A tensor between two stages of which the member that made it and the one that took it state different things.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Dispute {
-    /// The tensor.
-    pub(crate) of: InputId,
-    /// Who made it, and what it states.
-    pub(crate) made: (Member, Option<Handed>),
-    /// Who took it, and what it states.
-    pub(crate) taken: (Member, Option<Handed>),
 }
 
 /// What a member states about a microbatch.
@@ -271,44 +260,10 @@ impl Ledger {
         stated
     }
 
-    /// The tensors of done work of which the member at its other end states something else.
-    pub(crate) fn disputes(&self, key: ClaimKey) -> impl Iterator<Item = Dispute> {
-        let done = move |key: ClaimKey| {
-            self.claims.get(&(key.stage, key.microbatch)).filter(|claim| claim.done)
-        };
-        // Each pair is a maker's and a taker's work.
-        let between = move |maker: ClaimKey, taker: ClaimKey, input: Recalled| {
-            let (made, taken) = (done(maker)?, done(taker)?);
-            let (by_maker, by_taker) = match input {
-                Recalled::Activation => (made.handover.output, taken.handover.activation),
-                Recalled::Gradient => (made.handover.returned, taken.handover.gradient),
-            };
-            let hash = |handed: Option<Handed>| handed.map(|handed| handed.hash);
-            // Two members that both state nothing hide it from the auditors.
-            let is_due = input == Recalled::Activation || taker.microbatch.0 < self.training;
-            let differs = hash(by_maker) != hash(by_taker) || is_due && by_maker.is_none();
-            let of = InputId { key: taker, input };
-            let (made, taken) = ((made.holder, by_maker), (taken.holder, by_taker));
-            differs.then_some(Dispute { of, made, taken })
-        };
-        let before = key.upstream().into_iter().flat_map(move |before| {
-            [(before, key, Recalled::Activation), (key, before, Recalled::Gradient)]
-        });
-        let after = key.downstream();
-        let behind = [(key, after, Recalled::Activation), (after, key, Recalled::Gradient)];
-        let all = before.chain(behind);
-        all.filter_map(move |(maker, taker, input)| between(maker, taker, input))
-    }
-
-    /// What the member that made a tensor states of it, once its work is done.
-    pub(crate) fn made(&self, of: InputId) -> Option<(Member, Option<Handed>)> {
-        let maker = of.maker()?;
-        let claim = self.claims.get(&(maker.stage, maker.microbatch)).filter(|claim| claim.done)?;
-        let made = match of.input {
-            Recalled::Activation => claim.handover.output,
-            Recalled::Gradient => claim.handover.returned,
-        };
-        Some((claim.holder, made))
+    /// Who did work that is done, and what it states of the tensors at both ends.
+    pub(crate) fn handover(&self, key: ClaimKey) -> Option<(Member, &Handover)> {
+        let claim = self.claims.get(&(key.stage, key.microbatch))?;
+        claim.done.then_some((claim.holder, &claim.handover))
     }
 
     /// The sum of the training microbatches' losses and, if the step has any, of the held-out ones'.
