@@ -275,6 +275,11 @@ impl AllReduce {
         self.given = 0;
     }
 
+    /// The round is committed, and its result not used: the errors of earlier rounds stay, which were added to it.
+    pub fn forgo(&mut self) {
+        self.given = 0;
+    }
+
     /// Computes this member's contribution to the mean, including its kept errors.
     fn own(&mut self, range: Range<usize>, sums: &[u8]) -> Result<()> {
         let (expected, found) = (size_of::<i64>() * range.len(), sums.len());

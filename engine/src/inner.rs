@@ -6,6 +6,7 @@ use bytes::Bytes;
 use shoal_protocol::codec::Dither;
 use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, Step};
 use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::FixedLoss;
 
 use crate::carried::CarriedMoments;
 use crate::device::Device;
@@ -272,17 +273,24 @@ impl InnerTrainer {
         let (fixed_point, turn) = (FixedPoint::of(manifest), model.turn(step));
         let gradient_norm =
             |mean: &[u8]| square_norm(mean).sqrt() * manifest.gradient_scale(targets);
-        let update =
-            |mean, gradient_norm| Update { step, count, gradients: mean, gradient_norm, targets };
+        let update = |mean, gradient_norm| Update {
+            step,
+            count,
+            gradients: mean,
+            gradient_norm,
+            loss: FixedLoss::new(0, targets),
+        };
         if let Some(together) = &self.together {
             let key = ClaimKey { step, stage, microbatch: Microbatch(0) };
             together.agree(failed, key, &model.parameters)?;
             let mean = together.mean(&model.accumulators[turn], fixed_point)?;
             let mean = bytes_of(&mean);
-            model.update_own(&update(&[mean], gradient_norm(mean)))?;
+            let (means, norm) = ([mean], gradient_norm(mean));
+            let update = update(&means, norm);
+            model.update_own(&update)?;
             let _guard = tch::no_grad_guard();
             together.take_updates(&mut model.weights)?;
-            model.end_update(step)?;
+            model.end_update(&update)?;
         } else {
             let mean = mean_gradient(manifest, model, step)?;
             model.apply(&update(&[&mean], gradient_norm(&mean)))?;

@@ -59,6 +59,7 @@ mod gpu_memory;
 mod gradient;
 #[cfg(test)]
 mod graph_memory;
+mod guard;
 mod held;
 mod image;
 mod init;

@@ -8,6 +8,7 @@
 
 use bytes::Bytes;
 use shoal_protocol::ids::{ClaimKey, Exchange, Microbatch, Step};
+use shoal_protocol::message::FixedLoss;
 
 use crate::error::{EngineError, Result};
 use crate::frozen::Frozen;
@@ -130,7 +131,7 @@ impl InnerTrainer {
             count: self.count(step, update),
             gradients: &[&mean],
             gradient_norm: worker.squares.sqrt() * manifest.gradient_scale(targets),
-            targets,
+            loss: FixedLoss::new(0, targets),
         })?;
         worker.model.clear(turn)
     }

@@ -8,8 +8,8 @@ use crate::by_name::ByName;
 use crate::by_stage::{Hosted, StagePeers};
 use crate::family::Family;
 use crate::labels::{
-    AuditResult, Direction, Fault, LinkPacking, MoveCause, NodeState, Path, Phase, PortState,
-    Preemption, Queue, Refusal, RefusedConnection, Repeat, RoundFailure, Severity, Swap,
+    AuditResult, Direction, Fault, LinkPacking, MoveCause, NodeState, OutlierReason, Path, Phase,
+    PortState, Preemption, Queue, Refusal, RefusedConnection, Repeat, RoundFailure, Severity, Swap,
     TrafficKind,
 };
 use crate::peer_info::PeerInfo;
@@ -36,6 +36,8 @@ group! {
         held_out_loss: Gauge = "shoal_held_out_loss";
         /// Norm of the newest step's gradient over all stages, before clipping.
         gradient_norm: Gauge = "shoal_gradient_norm";
+        /// Steps that the run's guard found far out, and skipped or gave a lower rate.
+        outlier_steps: Family<OutlierReason, IntCounter> = "shoal_outlier_steps_total";
         /// Learning rate of the newest step.
         learning_rate: Gauge = "shoal_learning_rate";
         /// Era of the newest step. It grows with each return to a checkpoint.

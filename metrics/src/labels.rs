@@ -276,6 +276,18 @@ label! {
 }
 
 label! {
+    /// Why the run's guard found a step far out.
+    pub enum OutlierReason = "reason" {
+        /// Its loss.
+        Loss = "loss",
+        /// The norm of its gradient.
+        GradientNorm = "gradient_norm",
+        /// A gradient that is not finite, or beyond the range of the sums.
+        NotFinite = "not_finite",
+    }
+}
+
+label! {
     /// A violated invariant that a peer detected.
     pub enum Fault = "fault" {
         /// Its accumulator does not hold the expected microbatches.

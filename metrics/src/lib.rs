@@ -21,9 +21,9 @@ pub use by_name::ByName;
 pub use by_stage::{Hosted, StagePeers};
 pub use family::Family;
 pub use labels::{
-    AuditResult, Direction, Fault, Label, LinkPacking, MoveCause, NodeState, Path, PeerState,
-    Phase, PortState, Preemption, Queue, Refusal, RefusedConnection, Repeat, RoundFailure,
-    Severity, Swap, TensorKind, TrafficKind,
+    AuditResult, Direction, Fault, Label, LinkPacking, MoveCause, NodeState, OutlierReason, Path,
+    PeerState, Phase, PortState, Preemption, Queue, Refusal, RefusedConnection, Repeat,
+    RoundFailure, Severity, Swap, TensorKind, TrafficKind,
 };
 pub use peer_info::PeerInfo;
 pub use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge};

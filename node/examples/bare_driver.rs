@@ -29,6 +29,7 @@ use shoal_protocol::ids::{
     ClaimKey, Incarnation, Microbatch, PeerId, Stage, StageSpan, Step, WeightGroup,
 };
 use shoal_protocol::manifest::Manifest;
+use shoal_protocol::message::FixedLoss;
 use shoal_protocol::net::admission::Gate;
 use shoal_protocol::net::discovery::PeerAddress;
 use shoal_protocol::net::identity::Identity;
@@ -200,9 +201,14 @@ impl Trainer {
         let own = square_norm(&mean);
         let [other, other_loss] = self.link.exchange(runtime, [own, loss])?;
         let norm = (own + other).sqrt();
-        let targets = self.manifest.tokens_per_step();
-        let update =
-            Update { step, count: step.0 + 1, gradients: &[&mean], gradient_norm: norm, targets };
+        let whole = FixedLoss::new(0, self.manifest.tokens_per_step());
+        let update = Update {
+            step,
+            count: step.0 + 1,
+            gradients: &[&mean],
+            gradient_norm: norm,
+            loss: whole,
+        };
         self.engine.apply(self.stage, &update)?;
         Ok((loss.max(other_loss), norm))
     }

@@ -5,6 +5,8 @@
 
 #[path = "config/data_section.rs"]
 pub(crate) mod data_section;
+#[path = "config/guard_section.rs"]
+mod guard_section;
 #[path = "config/lora_section.rs"]
 mod lora_section;
 #[path = "config/loss_section.rs"]
@@ -32,8 +34,8 @@ use shoal_protocol::ids::ContentHash;
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
     Adam, Admission, AdmissionMode, Audit, Base, Block, Checkpoint, Codecs, Data, Dtype,
-    Evaluation, Lora, Loss, Manifest, ManifestError, Model, Optimizer, Rule, Schedule, TokenWidth,
-    Tokenizer, Tokens, Training,
+    Evaluation, Guard, Lora, Loss, Manifest, ManifestError, Model, Optimizer, Rule, Schedule,
+    TokenWidth, Tokenizer, Tokens, Training,
 };
 use shoal_protocol::units::Bytes;
 use toml::Spanned;
@@ -73,6 +75,8 @@ pub struct RunConfig {
     pub lora: Option<Lora>,
     /// Work that is computed again before it counts.
     pub audit: Audit,
+    /// What becomes of a step whose loss or gradient is far out.
+    pub guard: Option<Guard>,
     /// Virtual workers; without them all peers make each step together.
     pub outer: Option<Outer>,
     /// The checkpoint of another run that this one goes on from.
@@ -152,6 +156,7 @@ struct RunToml {
     admission: Admission,
     #[serde(default)]
     audit: Audit,
+    guard: Option<Guard>,
     lora: Option<Spanned<Lora>>,
     outer: Option<Outer>,
     start: Option<Spanned<StartSection>>,
@@ -218,6 +223,7 @@ impl RunConfig {
             checkpoint: file.checkpoint,
             admission: file.admission,
             audit: file.audit,
+            guard: file.guard,
             lora: file.lora.map(Spanned::into_inner),
             outer: file.outer,
             start,
@@ -289,6 +295,7 @@ impl RunConfig {
             start: None,
             inner: None,
             audit: self.audit,
+            guard: self.guard,
         };
         if let TrainingEpochs::Of(epochs) = self.epochs {
             let done = self.start.as_ref().map_or(0, StartSource::updates);
@@ -305,7 +312,7 @@ impl RunConfig {
     #[must_use]
     pub fn to_toml(&self) -> String {
         let Self { training, codec, optimizer, evaluation, checkpoint, .. } = self;
-        let Self { admission, audit, lora, outer, data, .. } = self;
+        let Self { admission, audit, guard, lora, outer, data, .. } = self;
         format!(
             include_str!("run_template.toml"),
             model = model_section::to_toml(&self.model, self.base.as_deref()),
@@ -338,6 +345,7 @@ impl RunConfig {
             },
             audit_share = audit.share,
             audit_probation = audit.probation,
+            guard = guard_section::to_toml(guard.as_ref()),
             lora = lora_section::to_toml(lora.as_ref()),
             outer = outer_section::to_toml(outer.as_ref()),
             start = start_section::to_toml(self.start.as_ref()),
@@ -393,6 +401,7 @@ impl Default for RunConfig {
             checkpoint: Checkpoint { every: 0, interval: 300, keep: 2 },
             admission: invited(),
             audit: Audit::NONE,
+            guard: None,
             lora: None,
             outer: None,
             start: None,

@@ -35,6 +35,13 @@ pub(crate) fn describe(event: &RunEvent) -> Option<String> {
             StepCount::of_version(*version),
             counted(*steps, "step")
         ),
+        RunEvent::Outlier { step, rate, text, .. } => {
+            let step = StepCount::of_version(*step + 1);
+            match *rate {
+                0.0 => format!("{step} is skipped: {text}"),
+                rate => format!("{step} counts {rate} times: {text}"),
+            }
+        }
         RunEvent::Anchors { count } => {
             format!("the run's log has {}", counted(*count as u64, "anchor"))
         }
@@ -320,6 +327,7 @@ mod tests {
             RunEvent::UploadFailed { version, archive: text(), reason: text() },
             RunEvent::ScoreFailed { version, reason: text() },
             RunEvent::Continued { version, archive: text() },
+            RunEvent::Outlier { step: 1, reason: text(), rate: 0.0, text: text() },
             RunEvent::Lost { peer, name: None, span, how: text() },
             RunEvent::Convicted { peer, name: None, step: 1, stage: 0, back: 0, charge: text() },
             RunEvent::ConnectionRefused {

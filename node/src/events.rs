@@ -165,6 +165,17 @@ pub enum RunEvent {
         /// The reason.
         reason: String,
     },
+    /// The run's guard found a step far from those before it.
+    Outlier {
+        /// The step.
+        step: u64,
+        /// What is far out, as a label value of `shoal_outlier_steps_total`.
+        reason: String,
+        /// The part of the learning rate that its update has; 0: it is skipped.
+        rate: f64,
+        /// The number and its limit, in words.
+        text: String,
+    },
     /// A bucket has a whole checkpoint.
     Uploaded {
         /// The version of the weights.

@@ -50,6 +50,9 @@ pub struct Report {
     /// Scores of checkpoints by version, as the command of `--on-checkpoint` printed them; absent without one.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub scores: BTreeMap<u64, Scores>,
+    /// Steps that the run's guard found far out, with the reason; absent without one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub outliers: BTreeMap<u64, String>,
     /// Hash of the reference's weights, if a single process trained the same run.
     pub reference_hash: Option<ContentHash>,
     /// The highest counts reported for each step, by any peer.
@@ -168,6 +171,9 @@ impl Report {
             RunEvent::Scored { version, scores, .. } => {
                 self.scores.insert(*version, scores.clone());
             }
+            RunEvent::Outlier { step, reason, .. } => {
+                self.outliers.insert(*step, reason.clone());
+            }
             RunEvent::Rewound { version, .. } => self.rewind(*version),
             RunEvent::Killed { .. } => self.kills += 1,
             RunEvent::Moves { .. } => self.moves += 1,
@@ -209,6 +215,7 @@ impl Report {
             self.microbatches.missing -= self.microbatches_per_step as i64 - step.counted as i64;
         }
         self.steps.retain(|step| step.step < version);
+        self.outliers.retain(|step, _| *step < version);
         self.tokens = self.steps.iter().map(|step| step.tokens).sum();
         self.seconds = self.steps.iter().map(|step| step.seconds).sum();
         let priced = self.steps.iter().filter(|step| step.cost.is_some());

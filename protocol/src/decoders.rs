@@ -18,7 +18,7 @@ use crate::ids::{
 };
 use crate::limits;
 use crate::manifest::example::{mixture, small};
-use crate::manifest::{Audit, Data, Manifest, Start};
+use crate::manifest::{Audit, Data, Guard, Manifest, Start};
 use crate::message::{
     AnchorGroup, AuditId, AuditOrder, AuditedInput, AuditedWork, Candidate, CurvePoint, Curves,
     Duties, Envelope, Finding, FromCoordinator, Handed, Handover, HandoverDigest, InputId,
@@ -272,7 +272,8 @@ fn manifests() -> Vec<Vec<u8>> {
     let later = Manifest { start: Some(start), ..small() };
     let mixed = Manifest { data: Data::Mixture(mixture()), ..small() };
     let audited = Manifest { audit: Audit { share: 0.03, probation: 2 }, ..small() };
-    [small(), coded, later, mixed, audited].iter().map(Manifest::to_bytes).collect()
+    let guarded = Manifest { guard: Some(Guard { rate: 0.5, ..Guard::default() }), ..small() };
+    [small(), coded, later, mixed, audited, guarded].iter().map(Manifest::to_bytes).collect()
 }
 
 fn manifest(bytes: &[u8]) {

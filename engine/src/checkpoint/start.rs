@@ -14,7 +14,7 @@ use super::{
     weights_file,
 };
 use crate::base::Find;
-use crate::optimizer::layout_of_run;
+use crate::optimizer::{Slot, guard_layout, layout_of_run};
 use crate::parameters::{Parameter, parameter_count, parameters, source_of};
 
 type Result<T> = std::result::Result<T, CheckpointError>;
@@ -119,11 +119,33 @@ impl StartFiles {
                 }
             }
         }
-        let slots = slots.iter().map(|slot| slot.slot).zip(vectors).collect();
+        let mut slots: BTreeMap<_, _> = slots.iter().map(|slot| slot.slot).zip(vectors).collect();
+        if let Some(remembered) = slots.get_mut(&Slot::Guard) {
+            self.read_guard(stage, remembered)?;
+        }
         Ok(StageState { weights, stale_weights: Vec::new(), slots })
     }
 
     /// The weights of a stage by the stage of the checkpoint that has them, each with its name there.
+    /// Takes what the checkpoint's guard remembers, if it remembers as many steps; else zeros stay.
+    fn read_guard(&self, stage: Stage, remembered: &mut [f32]) -> Result<()> {
+        let of_checkpoint = &self.description.manifest;
+        let window = |manifest: &Manifest| manifest.guard.map(|guard| guard.window);
+        let layout = guard_layout(&self.manifest)
+            .filter(|_| window(of_checkpoint) == window(&self.manifest));
+        let (Some(layout), Some(earlier)) = (layout, self.sources(stage).into_keys().next()) else {
+            return Ok(());
+        };
+        let [_, of_optimizer] = self.files_of_earlier(earlier)?;
+        let file = self.open(of_optimizer)?;
+        let rest = by_name(&file, &optimizer_tensors(of_checkpoint, earlier))?;
+        for tensor in &layout.tensors {
+            let kept = rest.get(&format!("{}{}", layout.slot.prefix(), tensor.name));
+            copy(kept.expect("both guards remember the same"), &mut remembered[tensor.range()]);
+        }
+        Ok(())
+    }
+
     fn sources(&self, stage: Stage) -> BTreeMap<Stage, Vec<(String, Parameter)>> {
         let mut sources: BTreeMap<Stage, Vec<(String, Parameter)>> = BTreeMap::new();
         for parameter in parameters(&self.manifest, stage) {

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Stage, StageSpan, Step, WeightGroup};
-use shoal_protocol::manifest::Manifest;
+use shoal_protocol::manifest::{Manifest, Verdict};
 use shoal_protocol::units;
 
 use crate::checkpoint::{self, CheckpointFile, StageState};
@@ -261,6 +261,12 @@ impl Engine {
         self.stage_mut(key.stage)?.accumulate(key)
     }
 
+    /// Whether the run's guard leaves out gradients that fixed point cannot represent, and skips their step.
+    #[must_use]
+    pub fn leaves_out_broken(&self, stage: Stage) -> bool {
+        self.stages.get(&stage).is_some_and(StageModel::leaves_out)
+    }
+
     /// Drops all state of a microbatch: graph, input or pending weight gradients.
     pub fn discard(&mut self, key: ClaimKey) {
         if let Some(stage) = self.stages.get_mut(&key.stage) {
@@ -319,16 +325,17 @@ impl Engine {
     /// Computes version `step + 1` of a stage's weights from the step's whole gradients, as returned by
     /// [`crate::FixedPoint::reduce`] for each of its weight groups. Then clears the step's accumulator
     /// and drops its microbatches in flight. If steps read weights without the newest update, the
-    /// previous version is kept until the next one.
+    /// previous version is kept until the next one. A step that the run's guard skips leaves them as they are.
     ///
     /// # Errors
     /// If the stage is not hosted or a gradient has the wrong length.
-    pub fn apply(&mut self, stage: Stage, update: &Update<'_>) -> Result<()> {
+    pub fn apply(&mut self, stage: Stage, update: &Update<'_>) -> Result<Verdict> {
         self.need_update(stage)?;
         let hosted = self.stage_mut(stage)?;
-        hosted.apply(update)?;
+        let verdict = hosted.apply(update)?;
         let turn = hosted.turn(update.step);
-        self.clear(stage, turn)
+        self.clear(stage, turn)?;
+        Ok(verdict)
     }
 
     /// Clears a stage's accumulators and drops all its microbatches in flight.

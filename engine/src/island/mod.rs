@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use shoal_protocol::ids::{ClaimKey, Stage, StageSpan, Step, WeightGroup};
-use shoal_protocol::manifest::Manifest;
+use shoal_protocol::manifest::{Manifest, Verdict};
 
 use self::several::Several;
 use crate::all_reduce::AllReduce;
@@ -273,7 +273,7 @@ impl Island {
     ///
     /// # Errors
     /// If the stage is not hosted or a gradient has the wrong length.
-    pub fn apply(&mut self, stage: Stage, update: &Update<'_>) -> Result<()> {
+    pub fn apply(&mut self, stage: Stage, update: &Update<'_>) -> Result<Verdict> {
         match &mut self.0 {
             Devices::One(engine) => engine.apply(stage, update),
             Devices::Several(several) => several.apply(stage, update),

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use shoal_protocol::ids::{ClaimKey, Stage, StageSpan, Step, WeightGroup};
-use shoal_protocol::manifest::Manifest;
+use shoal_protocol::manifest::{Manifest, Verdict};
 use shoal_protocol::units::Bytes;
 
 use super::additions::Additions;
@@ -342,19 +342,21 @@ impl Several {
     }
 
     /// Updates a stage; see [`Engine::apply`].
-    pub(super) fn apply(&mut self, stage: Stage, update: &Update<'_>) -> Result<()> {
+    pub(super) fn apply(&mut self, stage: Stage, update: &Update<'_>) -> Result<Verdict> {
         let mut engines = self.all()?;
         update_each(&mut engines, stage, update)?;
         if !self.have_one_memory() {
             engines.chunks_mut(self.of_state).try_for_each(|group| exchange(group, stage))?;
         }
         let turn = self.turn(update.step);
+        let mut verdict = Verdict::WHOLE;
         for engine in &mut engines {
-            engine.stage_mut(stage)?.end_update(update.step)?;
+            verdict = engine.stage_mut(stage)?.end_update(update)?;
             engine.clear(stage, turn)?;
         }
         drop(engines);
-        self.forget_sums(stage, turn..turn + 1)
+        self.forget_sums(stage, turn..turn + 1)?;
+        Ok(verdict)
     }
 
     /// A copy of a stage's weights and optimizer state.

@@ -23,11 +23,12 @@ use std::ops::Range;
 
 use shoal_protocol::ids::Step;
 use shoal_protocol::manifest::{Manifest, Muon, Rule};
+use shoal_protocol::message::FixedLoss;
 use tch::{Device, Kind, Tensor};
 
 pub use self::schedule::{clip_scale, learning_rate};
 pub use self::slots::{Slot, optimizer_elements};
-pub(crate) use self::slots::{SlotLayout, carried_elements, layout, layout_of_run};
+pub(crate) use self::slots::{SlotLayout, carried_elements, guard_layout, layout, layout_of_run};
 use crate::error::Result;
 use crate::kernel::widest;
 use crate::parameters::Parameter;
@@ -46,8 +47,8 @@ pub struct Update<'a> {
     pub gradients: &'a [&'a [u8]],
     /// Norm over all stages of the mean over targets.
     pub gradient_norm: f64,
-    /// Tokens of the step that count towards the loss.
-    pub targets: u64,
+    /// The step's loss, with its targets.
+    pub loss: FixedLoss,
 }
 
 /// What the update of a weight depends on beside the rule's constants.
@@ -65,13 +66,18 @@ struct Terms {
 }
 
 impl Terms {
-    fn new(manifest: &Manifest, update: &Update<'_>, is_matrix: bool, threads: usize) -> Self {
-        let Update { step, count, gradient_norm, targets, .. } = *update;
+    fn new(
+        manifest: &Manifest,
+        (update, rate): (&Update<'_>, f64),
+        is_matrix: bool,
+        threads: usize,
+    ) -> Self {
+        let Update { step, count, gradient_norm, loss, .. } = *update;
         let optimizer = &manifest.optimizer;
-        let scale = clip_scale(optimizer, gradient_norm) * manifest.gradient_scale(targets);
+        let scale = clip_scale(optimizer, gradient_norm) * manifest.gradient_scale(loss.targets);
         Self {
             scale: scale as f32,
-            rate: learning_rate(manifest, step),
+            rate: learning_rate(manifest, step) * rate,
             decay: if is_matrix { optimizer.weight_decay } else { 0.0 },
             count,
             is_matrix,
@@ -158,18 +164,20 @@ impl OptimizerState {
     }
 
     /// Updates flat `weights`, of which the first is so far in the stage's flat vector, by the mean gradient
-    /// of a step: ranges of that vector, none of which ends within a parameter.
+    /// of a step: ranges of that vector, none of which ends within a parameter. The update has this part of the
+    /// schedule's rate.
     pub(crate) fn apply(
         &mut self,
         (weights, first): (&mut Tensor, usize),
         gradients: &[(Range<usize>, Cow<'_, [f32]>)],
         parameters: &[Parameter],
         manifest: &Manifest,
-        update: &Update<'_>,
+        (update, rate): (&Update<'_>, f64),
     ) -> Result<()> {
         let _guard = tch::no_grad_guard();
         let threads = self.threads;
-        let terms = [false, true].map(|is_matrix| Terms::new(manifest, update, is_matrix, threads));
+        let terms =
+            [false, true].map(|is_matrix| Terms::new(manifest, (update, rate), is_matrix, threads));
         let is_on_device = weights.device() != Device::Cpu;
         let mut copied = match is_on_device && !matches!(manifest.optimizer.rule, Rule::Adamw(_)) {
             true => Some(weights.f_to(Device::Cpu)?),

@@ -3,6 +3,7 @@
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{Lars, Manifest, Rule, Sgd};
 
+use crate::guard;
 use crate::parameters::{Parameter, parameters};
 
 /// A vector beside the weights.
@@ -20,6 +21,8 @@ pub enum Slot {
     ColumnFactor,
     /// [`Self::Momentum`] of virtual workers, where they carry it; that of the run is of their ways.
     WorkerMomentum,
+    /// What the run's guard remembers, which belongs to no weight.
+    Guard,
 }
 
 impl Slot {
@@ -33,6 +36,7 @@ impl Slot {
             Self::RowFactor => "row_factor.",
             Self::ColumnFactor => "column_factor.",
             Self::WorkerMomentum => "worker_momentum.",
+            Self::Guard => "guard.",
         }
     }
 
@@ -123,13 +127,26 @@ fn carried_layout(manifest: &Manifest, parameters: &[Parameter]) -> Vec<SlotLayo
     layout(rule, parameters).into_iter().map(of_worker).collect()
 }
 
-/// All that a run keeps beside these weights, in the order of slots: the slots of its rule, and those that its workers
-/// carry.
+/// All that a run keeps beside these weights, in the order of slots: the slots of its rule, those that its workers
+/// carry, and what its guard remembers.
 pub(crate) fn layout_of_run(manifest: &Manifest, parameters: &[Parameter]) -> Vec<SlotLayout> {
     let mut slots = layout(&manifest.optimizer.rule, parameters);
     slots.extend(carried_layout(manifest, parameters));
+    slots.extend(guard_layout(manifest));
     slots.sort_by_key(|layout| layout.slot);
     slots
+}
+
+/// What a run's guard remembers; `None` without one.
+pub(crate) fn guard_layout(manifest: &Manifest) -> Option<SlotLayout> {
+    let mut offset = 0;
+    let tensor = |(name, length): (&str, usize)| {
+        let tensor = Parameter { name: name.to_owned(), shape: vec![length], offset };
+        offset += length;
+        tensor
+    };
+    let tensors = guard::vectors(manifest.guard.as_ref()?).into_iter().map(tensor).collect();
+    Some(SlotLayout { slot: Slot::Guard, tensors })
 }
 
 /// Numbers that a run keeps beside the weights of a stage.

@@ -65,14 +65,14 @@ impl Trained {
             count: step + 1,
             gradients: &[],
             gradient_norm: norm(&gradient),
-            targets: self.manifest.tokens_per_step(),
+            loss: FixedLoss::new(0, self.manifest.tokens_per_step()),
         };
         let starts = [0].iter().chain(cuts);
         let ranges = starts.zip(cuts.iter().chain([&count])).map(|(start, end)| *start..*end);
         let gradients: Vec<_> =
             ranges.map(|range| (range.clone(), gradient[range].into())).collect();
         let Self { parameters, weights, state, manifest } = self;
-        state.apply((weights, 0), &gradients, parameters, manifest, &update).expect("whole");
+        state.apply((weights, 0), &gradients, parameters, manifest, (&update, 1.0)).expect("whole");
     }
 
     /// The largest distance of a weight's values from those of the reference, relative to their norm.

@@ -2,6 +2,7 @@
 
 mod output;
 mod state;
+mod update;
 mod workers;
 
 use std::collections::BTreeMap;
@@ -23,6 +24,7 @@ use crate::device::Device;
 use crate::error::{EngineError, Result};
 use crate::frozen::Frozen;
 use crate::gradient::Piece;
+use crate::guard::GuardState;
 use crate::held::Held;
 use crate::init::draw_weights;
 use crate::inner::InnerTrainer;
@@ -30,16 +32,14 @@ use crate::leaves::Leaf;
 use crate::loss::{Loss, LossGradients, Objective, loss_of};
 use crate::microbatch::{Labels, per_token, token_ids};
 use crate::norm::normalise;
-use crate::optimizer::{OptimizerState, Update};
+use crate::optimizer::OptimizerState;
 use crate::own_slices::OwnSlices;
-use crate::parameters::{
-    Parameter, parameters, range_in_stage, range_of, range_within, summed_elements,
-};
+use crate::parameters::{Parameter, parameters, range_in_stage, range_within, summed_elements};
 use crate::share::Share;
 use crate::shim;
 use crate::sliced_loss::SlicedHead;
 use crate::subspace::{Projection, Subspace};
-use crate::tensor::{floats, kind};
+use crate::tensor::kind;
 use crate::weights::Weights;
 use crate::weights_place::WeightsPlace;
 
@@ -69,6 +69,8 @@ pub(crate) struct StageModel {
     /// The weights of earlier versions that the run's steps read, the newest first.
     pub(crate) stale: Vec<Weights>,
     pub(crate) optimizer: OptimizerState,
+    /// What judges each step, in a run that has a guard.
+    guard: Option<GuardState>,
     /// One for each step that can run at the same time, used in turn.
     pub(crate) accumulators: Vec<Accumulator>,
     /// Forward passes without a backward pass yet.
@@ -212,6 +214,7 @@ impl StageModel {
                 device.state(),
                 device.threads,
             )?,
+            guard: GuardState::new(manifest),
             accumulators: (0..sums).map(accumulator).collect::<Result<_>>()?,
             version: manifest.first_version(),
             weights,
@@ -497,75 +500,6 @@ impl StageModel {
     ) -> Result<T> {
         let range = range_within(&self.groups[&weights], range)?;
         self.accumulators[self.turn(step)].read(range, read)
-    }
-
-    /// One optimizer update; see [`crate::Engine::apply`].
-    pub(crate) fn apply(&mut self, update: &Update<'_>) -> Result<()> {
-        self.update_own(update)?;
-        self.end_update(update.step)
-    }
-
-    /// Updates the weights that are this stage's share. Those of the others follow from
-    /// [`Self::copy_from`], and the update ends with [`Self::end_update`].
-    pub(crate) fn update_own(&mut self, update: &Update<'_>) -> Result<()> {
-        let gradients = update.gradients;
-        let _guard = tch::no_grad_guard();
-        let expected: Vec<usize> = self.groups.values().map(ExactSizeIterator::len).collect();
-        let found: Vec<usize> = gradients.iter().map(|one| one.len() / size_of::<f32>()).collect();
-        if expected != found {
-            let what = "a stage's mean gradient";
-            let [expected, found] = [expected, found].map(|lengths| lengths.iter().sum());
-            return Err(EngineError::WrongLength { what, expected, found });
-        }
-        let gradients = self.groups.values().cloned().zip(gradients.iter().copied().map(floats));
-        let gradients: Vec<_> = gradients.collect();
-        if let Some(oldest) = self.stale.pop() {
-            // Work that reads the oldest version has been accumulated, or is dropped below. Its copies follow
-            // when the update ends. Other devices, perhaps at this moment in the same memory, update the others.
-            let own = self.own_elements();
-            oldest.part(&own)?.f_copy_(&self.weights.part(&own)?)?;
-            self.stale.insert(0, std::mem::replace(&mut self.weights, oldest));
-        }
-        // Other devices may update the others in the same memory.
-        let own = self.own_elements();
-        let mut weights = self.weights.part(&own)?;
-        self.optimizer.apply(
-            (&mut weights, own.start),
-            &gradients,
-            &self.parameters[self.own.clone()],
-            &self.manifest,
-            update,
-        )?;
-        // A stage of a run of workers has one weight group.
-        self.take_carried(&gradients[0].1)?;
-        if let Some((subspace, _)) = &self.subspace {
-            subspace.constrain_tensor(own, &mut weights, self.threads)?;
-        }
-        Ok(())
-    }
-
-    /// Takes over what another device of the same island updated.
-    pub(crate) fn copy_from(&mut self, owner: &Self) -> Result<()> {
-        let _guard = tch::no_grad_guard();
-        let range = owner.own_elements();
-        self.weights.take(&range, &owner.weights.part(&range)?)
-    }
-
-    /// The elements of the weights that are updated here.
-    fn own_elements(&self) -> Range<usize> {
-        range_of(&self.parameters[self.own.clone()])
-    }
-
-    /// All weights are updated.
-    pub(crate) fn end_update(&mut self, step: Step) -> Result<()> {
-        let _guard = tch::no_grad_guard();
-        self.weights.follow()?;
-        self.version = step.next();
-        // Remaining microbatches of the step can no longer count.
-        self.forwards.retain(|key, _| key.step > step);
-        self.pending.retain(|key, _| key.step > step);
-        self.inner.iter_mut().for_each(|inner| inner.discard_through(step));
-        Ok(())
     }
 
     /// Clears an accumulator.

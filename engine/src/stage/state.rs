@@ -11,7 +11,8 @@ use crate::carried::CarriedMoments;
 use crate::checkpoint::{StageState, StartFiles, hash_tensors};
 use crate::error::{EngineError, Result};
 use crate::frozen::Frozen;
-use crate::optimizer::{Slot, SlotLayout, SlotVector, layout};
+use crate::guard::GuardState;
+use crate::optimizer::{Slot, SlotLayout, SlotVector, guard_layout, layout};
 use crate::parameters::{Parameter, range_of};
 use crate::tensor::elements;
 use crate::weights::Weights;
@@ -42,6 +43,9 @@ impl StageModel {
         if let Some(carried) = self.carried() {
             slots.extend(carried.of_weights(&own)?);
         }
+        // Of several devices the first has it.
+        let guard = self.guard.as_ref().filter(|_| self.own.start == 0);
+        slots.extend(guard.map(|guard| (Slot::Guard, guard.values())));
         Ok(StageState {
             weights: self.weights.read(&own)?,
             stale_weights: self.stale.iter().map(|one| one.read(&own)).collect::<Result<_>>()?,
@@ -57,6 +61,7 @@ impl StageModel {
         for vector in &mut self.optimizer.slots {
             vector.set(None)?;
         }
+        self.guard.iter_mut().for_each(|guard| guard.set(None));
         for accumulator in &self.accumulators {
             accumulator.clear()?;
         }
@@ -116,6 +121,8 @@ impl StageModel {
         if let Some(carried) = self.carried_mut() {
             carried.set(&state.slots)?;
         }
+        let remembered = state.slots.get(&Slot::Guard).map(Vec::as_slice);
+        self.guard.iter_mut().for_each(|guard| guard.set(remembered));
         self.version = version;
         self.has_weights = true;
         self.drop_in_flight();
@@ -133,8 +140,11 @@ impl StageModel {
             Ok((parameters, flat.f_to(tch::Device::Cpu)?))
         };
         let flat: Vec<_> = weights.chain(slots).map(host).collect::<Result<_>>()?;
-        let flat: Vec<(&[Parameter], &[f32])> =
+        let mut flat: Vec<(&[Parameter], &[f32])> =
             flat.iter().map(|(parameters, flat)| (*parameters, elements(flat))).collect();
+        let remembered = self.guard.as_ref().map(GuardState::values).unwrap_or_default();
+        let layout = guard_layout(&self.manifest);
+        flat.extend(layout.iter().map(|layout| (&layout.tensors[..], &remembered[..])));
         Ok(hash_tensors("shoal stage state v1", &flat))
     }
 }

@@ -89,6 +89,14 @@ const PANELS: &[Panel] = &[
         None,
         &[("before clipping", r#"max(shoal_gradient_norm{run="$run"})"#)],
     ),
+    curves(
+        "Outlier steps",
+        None,
+        &[(
+            "{{reason}}",
+            r#"max by (reason) (increase(shoal_outlier_steps_total{run="$run"}[$__rate_interval]))"#,
+        )],
+    ),
     curves("Learning rate", None, &[("learning rate", r#"max(shoal_learning_rate{run="$run"})"#)]),
     curves("Speed", PerSecond, &[("tokens", r#"run:shoal_tokens:rate5m{run="$run"}"#)]),
     curves(

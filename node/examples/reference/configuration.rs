@@ -36,7 +36,9 @@ pub(crate) fn text() -> String {
             text.push_str(&row(name, &format!("`{}`", value.trim()), &above, comment));
             above.clear();
         } else if let Some((name, value)) = unset {
-            text.push_str(&row(name, "none", &above, &format!("`{name} = {value}`")));
+            let (value, comment) = value.split_once(" # ").unwrap_or((value, ""));
+            let example = format!("`{name} = {}` {comment}", value.trim());
+            text.push_str(&row(name, "none", &above, example.trim_end()));
             above.clear();
         } else if let Some(comment) = line.strip_prefix("# ") {
             above.push(comment);

@@ -17,7 +17,7 @@ use shoal_engine::{AllReduce, EngineError, Island, Origin, Projected, SwapStats,
 use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Stage, Step, WeightGroup};
-use shoal_protocol::message::{Challenge, RoundCheck, RoundId, SumsPrint};
+use shoal_protocol::message::{Challenge, FixedLoss, RoundCheck, RoundId, SumsPrint};
 use shoal_scheduler::action::{DeviceIndex, Owned, Task, TaskResult};
 use tokio::sync::mpsc;
 
@@ -321,8 +321,8 @@ impl EngineWorker {
             Task::SetSumsAside { .. } | Task::PrintSums { .. } | Task::PutSumsBack { .. } => {
                 self.audit(task)
             }
-            Task::Apply { step, stage, rounds, gradient_norm, targets } => {
-                self.apply((step, stage), &rounds, gradient_norm, targets)
+            Task::Apply { step, stage, rounds, gradient_norm, loss } => {
+                self.apply((step, stage), &rounds, gradient_norm, loss)
             }
             Task::Restore { version, stage } => match self.restore(version, stage) {
                 Err(EngineError::Checkpoint(error)) => {
@@ -465,21 +465,23 @@ impl EngineWorker {
         (step, stage): (Step, Stage),
         rounds: &[RoundId],
         gradient_norm: f64,
-        targets: u64,
+        loss: FixedLoss,
     ) -> Result<TaskResult, EngineError> {
         self.resources.engine.need_update(stage)?;
         let means = rounds.iter().map(|round| newest(&self.rounds, *round).mean());
         let gradients: Vec<&[u8]> = means.collect();
-        let update =
-            Update { step, count: step.0 + 1, gradients: &gradients, gradient_norm, targets };
-        self.resources.engine.apply(stage, &update)?;
+        let update = Update { step, count: step.0 + 1, gradients: &gradients, gradient_norm, loss };
+        let verdict = self.resources.engine.apply(stage, &update)?;
         for round in rounds {
             // Twice for weights that two hosted stages share, which changes nothing.
             if let Some(reduction) = self.rounds.get_mut(&round.weights) {
-                reduction.state.commit();
+                match verdict.is_skipped() {
+                    true => reduction.state.forgo(),
+                    false => reduction.state.commit(),
+                }
             }
         }
-        Ok(TaskResult::Applied { step, stage })
+        Ok(TaskResult::Applied { step, stage, verdict })
     }
 
     /// Forgets the all-reduces of a stage's weights, with the errors that their codec left.

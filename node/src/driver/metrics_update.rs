@@ -5,13 +5,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use shoal_engine::{DeviceChoice, Footprint, PassFlops, SwapStats, pass_flops};
 use shoal_metrics::{
-    AuditResult, Direction, Fault, Label, LinkPacking, Metrics, MoveCause, NodeState, Path,
-    PeerState, Phase, PortState, Preemption, Queue, Refusal, RefusedConnection, Repeat,
-    RoundFailure, Swap, TensorKind, TrafficKind,
+    AuditResult, Direction, Fault, Label, LinkPacking, Metrics, MoveCause, NodeState,
+    OutlierReason, Path, PeerState, Phase, PortState, Preemption, Queue, Refusal,
+    RefusedConnection, Repeat, RoundFailure, Swap, TensorKind, TrafficKind,
 };
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{ClaimKey, Era, Member, PeerId, Step};
-use shoal_protocol::manifest::Manifest;
+use shoal_protocol::manifest::{Manifest, Outlier};
 use shoal_protocol::message::{MemberRecord, MoveReason, View};
 use shoal_protocol::net::admission::Reason;
 use shoal_protocol::net::transport::{Flow, Traffic, Transport};
@@ -381,6 +381,16 @@ impl MetricsUpdate {
         if let Some(loss) = report.held_out_loss {
             run.held_out_loss.set(loss);
         }
+    }
+
+    /// Counts a step that the run's guard found far out.
+    pub(crate) fn outlier(&self, outlier: &Outlier) {
+        let reason = match outlier {
+            Outlier::NotFinite { .. } => OutlierReason::NotFinite,
+            Outlier::Loss { .. } => OutlierReason::Loss,
+            Outlier::GradientNorm { .. } => OutlierReason::GradientNorm,
+        };
+        self.metrics.run.outlier_steps.of(reason).inc();
     }
 
     /// Sets the membership.

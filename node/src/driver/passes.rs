@@ -46,11 +46,15 @@ impl Passes {
             Task::Backward { key, .. } => self.backward(engine, key, inputs.first()),
             Task::Accumulate { key, .. } if wrong_work::leaves_out(key) => {
                 engine.discard(key);
-                Ok(TaskResult::Accumulated { key })
+                Ok(TaskResult::Accumulated { key, broken: false })
             }
-            Task::Accumulate { key, .. } => {
-                engine.accumulate(key).map(|()| TaskResult::Accumulated { key })
-            }
+            Task::Accumulate { key, .. } => match engine.accumulate(key) {
+                Err(EngineError::BadGradient { .. }) if engine.leaves_out_broken(key.stage) => {
+                    engine.discard(key);
+                    Ok(TaskResult::Accumulated { key, broken: true })
+                }
+                added => added.map(|()| TaskResult::Accumulated { key, broken: false }),
+            },
             Task::Discard { key, .. } => {
                 engine.discard(key);
                 Ok(TaskResult::Discarded { key })
@@ -108,7 +112,9 @@ impl Passes {
         let label_bytes = labels.as_ref().map(|labels| &labels.bytes);
         match engine.forward(key, &input.bytes, label_bytes)? {
             ForwardOutput::Loss { share, targets, padded, preferences } => {
-                Ok(loss_result(key, share, (targets, padded), preferences))
+                let trains = key.microbatch.0 < self.manifest.training.microbatches;
+                let goes_on = trains && engine.leaves_out_broken(key.stage);
+                Ok(loss_result(key, (share, goes_on), (targets, padded), preferences))
             }
             ForwardOutput::Activation(bytes) => {
                 let bytes = wrong_work::handed_on(key, bytes);
@@ -157,7 +163,7 @@ impl Passes {
         let WorkerForward { activation, note, loss } =
             engine.forward_worker(key, exchange, bytes, note)?;
         if let Some(ForwardOutput::Loss { share, targets, padded, preferences }) = loss {
-            return Ok(loss_result(key, share, (targets, padded), preferences));
+            return Ok(loss_result(key, (share, false), (targets, padded), preferences));
         }
         if key.stage == self.manifest.last_stage() {
             return Ok(TaskResult::Forwarded { key, output: None, loss: None });
@@ -200,14 +206,18 @@ impl Passes {
     }
 }
 
-/// The result of a forward pass of the last stage.
+/// The result of a forward pass of the last stage. `goes_on`: a loss that is not finite is left out of the step.
 fn loss_result(
     key: ClaimKey,
-    share: f32,
+    (share, goes_on): (f32, bool),
     (targets, padded): (u64, u64),
     Preferences { preferred, margin }: Preferences,
 ) -> TaskResult {
     // The backward pass may be queued already, and finds its inputs.
+    if !share.is_finite() && goes_on {
+        let loss = FixedLoss::from_nats(0.0, targets, padded).of_broken();
+        return TaskResult::Forwarded { key, output: None, loss: Some(loss) };
+    }
     if !share.is_finite() {
         return TaskResult::Diverged { key, reason: format!("its loss is {share}") };
     }

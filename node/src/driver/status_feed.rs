@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use shoal_metrics::{NodeState, Preemption};
 use shoal_protocol::ids::{ClaimKey, Era, Member, Stage, Step};
-use shoal_protocol::manifest::Manifest;
+use shoal_protocol::manifest::{Manifest, Verdict};
 use shoal_protocol::message::{self, CommitRecord, Conviction, FixedLoss, View, proof_of_all};
 use shoal_protocol::units::Moment;
 use shoal_scheduler::action::{AuditOutcome, CoordinatorEvent, StepCounts};
@@ -246,6 +246,17 @@ impl<'a> StatusFeed<'a> {
         self.metrics.committed(record.era, &report);
         self.note(&RunEvent::Committed(report));
         true
+    }
+}
+
+impl StatusFeed<'_> {
+    /// The run's guard found a step far out.
+    pub(super) fn judged(&mut self, step: Step, verdict: &Verdict) {
+        let Some(outlier) = &verdict.outlier else { return };
+        self.metrics.outlier(outlier);
+        let (reason, rate) = (outlier.name().to_owned(), verdict.rate);
+        let (step, text) = (step.0, outlier.to_string());
+        self.note(&RunEvent::Outlier { step, reason, rate, text });
     }
 }
 

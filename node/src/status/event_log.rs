@@ -108,6 +108,7 @@ impl EventLog {
             | RunEvent::Uploaded { .. }
             | RunEvent::UploadFailed { .. }
             | RunEvent::ScoreFailed { .. }
+            | RunEvent::Outlier { .. }
             | RunEvent::Continued { .. }
             | RunEvent::ConnectionRefused { .. }
             | RunEvent::OwnPort(_)
@@ -306,9 +307,10 @@ fn tone(event: &RunEvent) -> Tone {
         | RunEvent::Checkpoint { .. }
         | RunEvent::Scored { .. }
         | RunEvent::Finished { .. } => Tone::Good,
-        RunEvent::Paused { .. } | RunEvent::StageLost { .. } | RunEvent::Stopped { .. } => {
-            Tone::Bad
-        }
+        RunEvent::Paused { .. }
+        | RunEvent::StageLost { .. }
+        | RunEvent::Outlier { .. }
+        | RunEvent::Stopped { .. } => Tone::Bad,
         _ => Tone::Plain,
     }
 }

@@ -56,6 +56,7 @@ pub fn small() -> Manifest {
         start: None,
         inner: None,
         audit: Audit::NONE,
+        guard: None,
     }
 }
 

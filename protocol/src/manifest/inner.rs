@@ -202,7 +202,7 @@ impl Manifest {
     #[must_use]
     pub fn of_worker(&self) -> Option<Self> {
         let inner = self.inner.as_ref()?;
-        let mut manifest = Self { inner: None, start: None, ..self.clone() };
+        let mut manifest = Self { inner: None, start: None, guard: None, ..self.clone() };
         manifest.training.staleness = 0;
         manifest.training.steps = self.training.steps * u64::from(inner.steps);
         manifest.training.microbatches = inner.microbatches;

@@ -12,6 +12,7 @@ mod data;
 pub mod example;
 mod expert_layers;
 mod experts;
+mod guard;
 mod inner;
 mod lora;
 mod mixture;
@@ -42,6 +43,7 @@ pub use boundary::{Boundary, BoundaryKind};
 pub use codecs::{ChunkPacking, Codecs, GradientRounding};
 pub use data::{Data, Prepared, TokenWidth, Tokenizer, Tokens};
 pub use experts::{Balance, Experts, Router};
+pub use guard::{Guard, Outlier, Verdict};
 pub use inner::{DistanceCodec, InnerLoop, InnerMoments, NOTE};
 pub use lora::{Lora, LoraTarget, Quantisation};
 pub use mixture::{MixedSource, Mixture, MixtureError, Phase, Weight};
@@ -88,6 +90,9 @@ pub struct Manifest {
     /// Work that is computed again before it counts.
     #[serde(default)]
     pub audit: Audit,
+    /// What becomes of a step whose loss or gradient is far out; without it, every step counts.
+    #[serde(default)]
+    pub guard: Option<Guard>,
 }
 
 /// Number format of the forward and backward passes. Weights are always f32.
@@ -250,6 +255,11 @@ pub enum ManifestError {
         /// Microbatches of a step.
         microbatches: u32,
     },
+    /// A guard of gradients that are not finite, in a run of workers.
+    #[error(
+        "guard.not_finite does not go with [outer]: a worker's own updates are not in the run's sums; set it to false"
+    )]
+    GuardOfWorkers,
     /// Adapters beside a boundary, which needs all weights trained.
     #[error(
         "lora freezes the model's weights, and model.boundary needs them to be trained: take one of them out"
@@ -520,6 +530,7 @@ impl Manifest {
         self.check_evaluation()?;
         self.check_start()?;
         self.check_audit()?;
+        self.check_guard()?;
         self.check_data()?;
         self.check_loss()
     }

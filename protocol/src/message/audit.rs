@@ -120,12 +120,14 @@ impl HandoverDigest {
                 hasher.update(&hash.map_or([0; 32], |hash| hash.0));
             }
         }
-        let FixedLoss { share, targets, padded, preferred, margin } = loss.unwrap_or_default();
+        let FixedLoss { share, targets, padded, preferred, margin, broken } =
+            loss.unwrap_or_default();
         self.made.update(&share.to_le_bytes());
         self.made.update(&targets.to_le_bytes());
         self.made.update(&padded.to_le_bytes());
         self.made.update(&preferred.to_le_bytes());
         self.made.update(&margin.to_le_bytes());
+        self.made.update(&broken.to_le_bytes());
     }
 
     /// The digest of all of them, with their sums.

@@ -53,6 +53,9 @@ pub struct FixedLoss {
     pub preferred: u64,
     /// The differences of the pairs' rewards divided by the pairs of a microbatch, in the units of `share`.
     pub margin: i64,
+    /// Gradients that are not finite or beyond the range of the sums, and count for nothing: of a microbatch, one for
+    /// each stage.
+    pub broken: u32,
 }
 
 impl FixedLoss {
@@ -61,7 +64,26 @@ impl FixedLoss {
     /// A loss of so many units and targets, without padding.
     #[must_use]
     pub const fn new(share: i64, targets: u64) -> Self {
-        Self { share, targets, padded: 0, preferred: 0, margin: 0 }
+        Self { share, targets, padded: 0, preferred: 0, margin: 0, broken: 0 }
+    }
+
+    /// What a stage that computes no loss reports of a gradient that is not finite.
+    pub const BROKEN: Self = Self { broken: 1, ..Self::new(0, 0) };
+
+    /// The same loss, of a microbatch whose gradient here is not finite.
+    #[must_use]
+    pub fn of_broken(self) -> Self {
+        Self { broken: 1, ..self }
+    }
+
+    /// Whether a stage may report this of its work: the last one a loss, any other at most a broken gradient.
+    #[must_use]
+    pub fn may_be(reported: Option<Self>, is_last: bool) -> bool {
+        match (reported, is_last) {
+            (Some(loss), true) => loss.broken <= 1,
+            (None, is_last) => !is_last,
+            (Some(loss), false) => loss == Self::BROKEN,
+        }
     }
 
     /// Rounds the targets' losses divided by the tokens of a microbatch; saturates at 2^31 nats.
@@ -117,6 +139,7 @@ impl std::iter::Sum for FixedLoss {
             sum.preferred = sum.preferred.saturating_add(loss.preferred);
             sum.targets = sum.targets.saturating_add(loss.targets);
             sum.padded = sum.padded.saturating_add(loss.padded);
+            sum.broken = sum.broken.saturating_add(loss.broken);
         }
         let within = |sum: i128| sum.clamp(i64::MIN.into(), i64::MAX.into()) as i64;
         (sum.share, sum.margin) = (within(share), within(margin));

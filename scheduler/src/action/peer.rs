@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Era, Member, PeerId, Stage, StageSpan, Step};
+use shoal_protocol::manifest::Verdict;
 use shoal_protocol::message::{
     CommitRecord, FromCoordinator, LinkEstimate, MoveReason, PeerMessage, RoundId, Seal,
     SnapshotPart, StoredStage, TensorTag, ToCoordinator,
@@ -280,6 +281,13 @@ pub enum PeerEvent {
     Applied {
         /// The commit record of the step.
         record: CommitRecord,
+    },
+    /// The run's guard found the step that it applied far out.
+    Judged {
+        /// The step.
+        step: Step,
+        /// What became of it.
+        verdict: Verdict,
     },
     /// The result of a committed step did not arrive: this peer restarts from a newer snapshot.
     ResultLost {

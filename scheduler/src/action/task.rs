@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Member, Stage, Step};
+use shoal_protocol::manifest::Verdict;
 use shoal_protocol::message::{
     FixedLoss, Handed, RoundCheck, RoundId, Seal, StoredFile, SumsPrint,
 };
@@ -177,8 +178,8 @@ pub enum Task {
         rounds: Vec<RoundId>,
         /// Norm of the gradient over all stages, for the mean over targets.
         gradient_norm: f64,
-        /// Tokens of the step that count towards the loss.
-        targets: u64,
+        /// The step's loss.
+        loss: FixedLoss,
     },
     /// Load a stage's weights as fetched for this version, or its initial ones at the first version, and
     /// drop everything kept for microbatches. The stage may be new to this peer.
@@ -248,6 +249,8 @@ pub enum TaskResult {
     Accumulated {
         /// The work item.
         key: ClaimKey,
+        /// Whether its gradient is not finite or out of range, and the run's guard has it left out.
+        broken: bool,
     },
     /// `Discard`.
     Discarded {
@@ -314,6 +317,8 @@ pub enum TaskResult {
         step: Step,
         /// The stage.
         stage: Stage,
+        /// What became of the step.
+        verdict: Verdict,
     },
     /// `Restore`.
     Restored {

@@ -412,7 +412,10 @@ impl Audit {
                 out.extend(gradient.map(|payload| PeerAction::Release(payload.id)));
                 out.push(PeerAction::Compute(Task::Accumulate { key, device }));
             }
-            TaskResult::Accumulated { key } => {
+            TaskResult::Accumulated { key, broken } => {
+                if broken {
+                    self.loss = Some(self.loss.unwrap_or_default().of_broken());
+                }
                 self.release(InputId { key, input: Recalled::Activation }, out);
                 self.release(InputId { key, input: Recalled::Gradient }, out);
                 let handover = std::mem::take(&mut self.handover);
@@ -431,7 +434,7 @@ fn key_of(result: &TaskResult) -> Option<ClaimKey> {
     match result {
         TaskResult::Forwarded { key, .. }
         | TaskResult::Returned { key, .. }
-        | TaskResult::Accumulated { key }
+        | TaskResult::Accumulated { key, .. }
         | TaskResult::Discarded { key }
         | TaskResult::Diverged { key, .. } => Some(*key),
         _ => None,

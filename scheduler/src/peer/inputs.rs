@@ -315,10 +315,10 @@ impl Peer {
                     self.weights.sums_change(&ctx, key);
                 }
             }
-            TaskResult::Accumulated { key } => {
+            TaskResult::Accumulated { key, broken } => {
                 // Before a rewind the accumulator was another.
                 if self.weights.are_here(&ctx) {
-                    self.pipeline.handle_accumulated(&ctx, key, out);
+                    self.pipeline.handle_accumulated(&ctx, key, broken, out);
                 }
             }
             TaskResult::Discarded { key } => self.pipeline.handle_discarded(&ctx, key, out),
@@ -326,8 +326,8 @@ impl Peer {
                 let message = ToCoordinator::Diverged { key, reason };
                 out.push(PeerAction::ToCoordinator(message));
             }
-            TaskResult::Applied { step, stage } => {
-                self.weights.steps.handle_applied(step, stage, out);
+            TaskResult::Applied { step, stage, verdict } => {
+                self.weights.steps.handle_applied(step, stage, verdict, out);
             }
             TaskResult::Left { .. } => {}
             TaskResult::Stored { version, stage, files } => {

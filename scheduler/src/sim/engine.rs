@@ -14,7 +14,7 @@ use shoal_protocol::codec::SumCodec;
 use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, Exchange, Stage, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{Challenge, RoundId, StoredFile};
+use shoal_protocol::message::{Challenge, FixedLoss, RoundId, StoredFile};
 use shoal_protocol::units::{Bytes, Moment};
 
 use self::lanes::Lanes;
@@ -244,15 +244,19 @@ impl Engine {
                 self.backward((key, exchange), gradient, payloads)?
             }
             Task::Accumulate { key, .. } => {
+                let skips = self.manifest.skips_not_finite();
                 let state = self.stage(key.stage);
                 let part = state.waiting.remove(&key).ok_or("there is no gradient to add")?;
-                integer_model::add(state.sums(key.step), 0..part.len(), &part);
+                let broken = skips && integer_model::is_broken(&part);
+                if !broken {
+                    integer_model::add(state.sums(key.step), 0..part.len(), &part);
+                }
                 // What is computed again for an audit counts nowhere.
                 let audits = state.aside.as_ref().is_some_and(|(step, _)| *step == key.step);
                 if !audits {
                     observed = Observed::Accumulated(key);
                 }
-                TaskResult::Accumulated { key }
+                TaskResult::Accumulated { key, broken }
             }
             Task::Discard { key, .. } => {
                 let state = self.stage(key.stage);
@@ -261,9 +265,9 @@ impl Engine {
                 state.waiting.remove(&key);
                 TaskResult::Discarded { key }
             }
-            Task::Apply { step, stage, rounds, gradient_norm, .. } => {
-                observed = self.apply(step, stage, &rounds, gradient_norm)?;
-                TaskResult::Applied { step, stage }
+            Task::Apply { step, stage, rounds, gradient_norm, loss } => {
+                observed = self.apply((step, stage), &rounds, gradient_norm, loss)?;
+                TaskResult::Applied { step, stage, verdict: integer_model::verdict(loss) }
             }
             Task::FetchAhead { .. } => return Ok((None, observed)),
             Task::Store { version, stage } => {
@@ -454,10 +458,10 @@ impl Engine {
 
     fn apply(
         &mut self,
-        step: Step,
-        stage: Stage,
+        (step, stage): (Step, Stage),
         rounds: &[RoundId],
         gradient_norm: f64,
+        loss: FixedLoss,
     ) -> Result<Observed, String> {
         if !self.manifest.groups_of(stage).eq(rounds.iter().map(|round| round.weights)) {
             return Err(format!("stage {stage} is updated by the results of {rounds:?}"));
@@ -472,7 +476,7 @@ impl Engine {
         if state.version != step || waits {
             return Err(format!("step {step} is applied to version {}", state.version));
         }
-        state.weights = state.weights.updated(&sums, gradient_norm);
+        state.weights = state.weights.updated(&sums, gradient_norm, loss);
         state.version = step.next();
         let weights = state.weights;
         Ok(Observed::Applied { step, stage, sums, weights })
@@ -489,7 +493,7 @@ impl Engine {
         let mut stages = self.manifest.stages_of(round.weights);
         let stage = stages.find(|stage| rounds_of(*stage).iter().all(is_here))?;
         let rounds = rounds_of(stage);
-        Some(Task::Apply { step, stage, rounds, gradient_norm: 1.0, targets: 1 })
+        Some(Task::Apply { step, stage, rounds, gradient_norm: 1.0, loss: FixedLoss::new(0, 1) })
     }
 
     fn result(&mut self, round: RoundId) -> &mut RoundResult {

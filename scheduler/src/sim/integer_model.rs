@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use shoal_protocol::ids::{ClaimKey, ContentHash, Exchange, Stage, Step};
 use shoal_protocol::limits;
-use shoal_protocol::manifest::Manifest;
+use shoal_protocol::manifest::{Manifest, Outlier, Verdict};
 use shoal_protocol::message::{Challenge, FixedLoss, RoundCheck};
 
 use crate::action::Owned;
@@ -45,9 +45,12 @@ impl Weights {
         Self { newest, before }
     }
 
-    /// The weights after an update.
-    pub(super) fn updated(self, sums: &[i64], gradient_norm: f64) -> Self {
-        let newest = updated(self.newest, sums, gradient_norm);
+    /// The weights after a step, which changes nothing if a gradient of it was broken.
+    pub(super) fn updated(self, sums: &[i64], gradient_norm: f64, loss: FixedLoss) -> Self {
+        let newest = match verdict(loss).is_skipped() {
+            true => self.newest,
+            false => updated(self.newest, sums, gradient_norm),
+        };
         let mut before = self.before;
         let mut newer = self.newest;
         for held in before.iter_mut().flatten() {
@@ -158,6 +161,20 @@ pub(super) fn weight_gradient(
 ) -> Vec<i64> {
     let state = mix(&[7, weights, input, gradient]);
     (0..elements as u64).map(|index| (mix(&[state, index]) % 2001) as i64 - 1000).collect()
+}
+
+/// Whether a stage's weight gradient stands for one that is not finite: one in thirty-two does.
+pub(super) fn is_broken(part: &[i64]) -> bool {
+    let words: Vec<u64> = part.iter().map(|number| *number as u64).collect();
+    mix(&[12, mix(&words)]).is_multiple_of(32)
+}
+
+/// What becomes of a step with this loss.
+pub(super) fn verdict(loss: FixedLoss) -> Verdict {
+    match loss.broken {
+        0 => Verdict::WHOLE,
+        gradients => Verdict { rate: 0.0, outlier: Some(Outlier::NotFinite { gradients }) },
+    }
 }
 
 /// Hash of a reduced gradient, and the sum of its squares in the order of its elements.

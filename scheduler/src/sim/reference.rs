@@ -109,12 +109,13 @@ fn one_step(
     let mut losses = BTreeMap::new();
     for microbatch in (0..manifest.microbatches_of(step.0)).map(Microbatch) {
         let key = ClaimKey { step, stage: Stage(0), microbatch };
-        let (loss, parts) = one_microbatch(manifest, elements, key, held);
-        losses.insert(microbatch, loss);
-        if microbatch.0 >= manifest.training.microbatches {
-            continue;
-        }
-        for (stage, part) in manifest.stages().zip(&parts) {
+        let (mut loss, parts) = one_microbatch(manifest, elements, key, held);
+        let trains = microbatch.0 < manifest.training.microbatches;
+        for (stage, part) in manifest.stages().zip(&parts).filter(|_| trains) {
+            if manifest.skips_not_finite() && integer_model::is_broken(part) {
+                loss.broken += 1;
+                continue;
+            }
             let mut part = &part[..];
             for weights in manifest.groups_of(stage) {
                 let (own, rest) = part.split_at(elements[&weights]);
@@ -123,13 +124,14 @@ fn one_step(
                 part = rest;
             }
         }
+        losses.insert(microbatch, loss);
     }
     let held_out = losses.split_off(&Microbatch(manifest.training.microbatches));
     let square_norm = sums.values().fold(0.0, |sum, sums| sum + integer_model::summary(sums).1);
     let loss: FixedLoss = losses.into_values().sum();
     let gradient_norm = square_norm.sqrt() * manifest.gradient_scale(loss.targets);
     let update = |(held, stage): (&Weights, Stage)| {
-        held.updated(&stage_sums(manifest, &sums, stage), gradient_norm)
+        held.updated(&stage_sums(manifest, &sums, stage), gradient_norm, loss)
     };
     ReferenceStep {
         weights: held.iter().zip(manifest.stages()).map(update).collect(),

@@ -8,8 +8,8 @@ use shoal_protocol::codec::{Codec, SumCodec};
 use shoal_protocol::ids::{ContentHash, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{
-    Audit, DistanceCodec, Evaluation, InnerLoop, InnerMoments, Manifest, Model, Start, Training,
-    example,
+    Audit, DistanceCodec, Evaluation, Guard, InnerLoop, InnerMoments, Manifest, Model, Start,
+    Training, example,
 };
 use shoal_protocol::message::{StageChoice, StageRoom};
 use shoal_protocol::units::Bytes;
@@ -511,8 +511,17 @@ fn manifest(rng: &mut Rng, stages: u16) -> Manifest {
     let mut timed = Rng::new(manifest.training.seed ^ 0x7469_6d65_0000_0000);
     manifest.checkpoint.interval = timed.chance(300).into();
     train_workers(&mut manifest);
+    guard(&mut manifest);
     assert_eq!(manifest.check(), Ok(()), "a scenario has a valid manifest");
     manifest
+}
+
+/// Some runs leave out gradients that are not finite, and skip their steps.
+fn guard(manifest: &mut Manifest) {
+    let mut rng = Rng::new(manifest.training.seed ^ 0x6775_6172_6400_0000);
+    if manifest.inner.is_none() && rng.chance(150) {
+        manifest.guard = Some(Guard::default());
+    }
 }
 
 /// Makes of some runs one of virtual workers: of those of several stages, and of one whose workers join meetings on

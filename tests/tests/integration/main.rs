@@ -13,6 +13,7 @@ mod disks;
 mod doctor;
 #[cfg(debug_assertions)]
 mod fault_points;
+mod guard;
 mod hostile;
 mod import_check;
 mod islands;

@@ -28,6 +28,7 @@ use shoal_protocol::manifest::{
     Adafactor, Adam, Data, DistanceCodec, InnerLoop, InnerMoments, Manifest, Model, Muon,
     Optimizer, RateScale, Rule, Schedule, Sgd, Tokenizer,
 };
+use shoal_protocol::message::FixedLoss;
 use shoal_protocol::units;
 
 /// The small run of the crate's own tests, a little larger.
@@ -390,7 +391,16 @@ pub(crate) fn each_update(
         let gradients: Vec<&[u8]> =
             groups.map(|weights| &gradients[usize::from(weights.0)][..]).collect();
         let (step, count) = (Step(step), step + 1);
-        apply(stage, &Update { step, count, gradients: &gradients, gradient_norm, targets });
+        apply(
+            stage,
+            &Update {
+                step,
+                count,
+                gradients: &gradients,
+                gradient_norm,
+                loss: FixedLoss::new(0, targets),
+            },
+        );
     }
     gradient_norm
 }

@@ -110,6 +110,7 @@ impl Driver<'_> {
                 let (context, background) = (&self.context, &self.background);
                 self.checkpoints.completed(context, background, (version, stages), oldest);
             }
+            PeerEvent::Judged { step, verdict } => self.status.judged(step, &verdict),
             PeerEvent::Applied { record } => self.committed(&record, None),
             PeerEvent::Counted { key } => self.status.counted(&self.context, key),
             PeerEvent::MoveBegun { to, reason } => {

@@ -150,7 +150,7 @@ impl Ledger {
         let place = (key.stage, key.microbatch);
         let exists = key.stage.0 < self.stages && key.microbatch.0 < self.microbatches;
         let last = key.stage.0 + 1 == self.stages;
-        let sound = !done || last == loss.is_some();
+        let sound = !done || FixedLoss::may_be(loss, last);
         if key.step != self.step || !exists || !sound || self.claims.contains_key(&place) {
             return false;
         }
@@ -181,7 +181,7 @@ impl Ledger {
                 if claim.done {
                     return DoneAnswer::Repeated;
                 }
-                if last != loss.is_some() {
+                if !FixedLoss::may_be(loss, last) {
                     return DoneAnswer::Refused;
                 }
                 claim.done = true;
@@ -268,10 +268,12 @@ impl Ledger {
 
     /// The sum of the training microbatches' losses and, if the step has any, of the held-out ones'.
     pub(crate) fn losses(&self) -> (FixedLoss, Option<FixedLoss>) {
-        let last = Stage(self.stages - 1);
+        // Other stages than the last report gradients that are not finite.
         let losses = |from: u32, to: u32| {
+            let is_of = |(_, microbatch): &(Stage, Microbatch)| (from..to).contains(&microbatch.0);
             self.claims
-                .range((last, Microbatch(from))..(last, Microbatch(to)))
+                .iter()
+                .filter(|(key, _)| is_of(key))
                 .filter_map(|(_, claim)| claim.loss)
                 .sum()
         };

@@ -394,10 +394,20 @@ impl Pipeline {
     }
 
     /// A gradient was added to its accumulator.
-    pub(super) fn handle_accumulated(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
+    pub(super) fn handle_accumulated(
+        &mut self,
+        ctx: &Context<'_>,
+        key: ClaimKey,
+        broken: bool,
+        out: &mut Out,
+    ) {
         // A peer that left the stage before this step dropped the job: that accumulator counts nowhere.
         if !self.jobs.contains(key) {
             return;
+        }
+        if broken {
+            let job = self.jobs.existing(key);
+            job.loss = Some(job.loss.unwrap_or_default().of_broken());
         }
         self.stages.existing(key.stage).count(key);
         out.push(PeerAction::Event(PeerEvent::Counted { key }));

@@ -60,7 +60,10 @@ fn nothing_is_counted_without_its_claim_and_a_report_repeats_until_it_is_acknowl
     probe.done(TaskResult::Returned { key, gradient: Some(payload(2)) });
     let report = done(key, grant(0), Some(FixedLoss::new(7, 1)));
     let counted = PeerAction::Event(PeerEvent::Counted { key });
-    assert_eq!(probe.done(TaskResult::Accumulated { key }), [counted, report.clone()]);
+    assert_eq!(
+        probe.done(TaskResult::Accumulated { key, broken: false }),
+        [counted, report.clone()]
+    );
     probe.now = probe.peer.next_timeout().expect("it waits for an answer");
     assert_eq!(probe.input(PeerInput::Tick), [report]);
     probe.receive_from_coordinator(FromCoordinator::Noted { key, grant: grant(0) });
@@ -157,7 +160,7 @@ fn finished_work_is_never_late() {
     probe.offer(1, 0);
     probe.complete(0);
     let (key, grant) = (key(1, 0), grant(0));
-    probe.done(TaskResult::Accumulated { key });
+    probe.done(TaskResult::Accumulated { key, broken: false });
     let reclaim = FromCoordinator::Reclaim { key, grant, patience: PassTimes::default() };
     let working = PeerAction::ToCoordinator(ToCoordinator::Working { key, grant });
     assert_eq!(probe.receive_from_coordinator(reclaim), [working], "its report was sent");

@@ -78,7 +78,7 @@ pub(super) enum NextCommit {
     /// It does not fit the weights.
     Unusable,
     /// It may be applied to these stages, with results for these weights.
-    Ready { stages: Vec<Stage>, weights: BTreeSet<WeightGroup>, record: CommitRecord },
+    Ready { stages: Vec<Stage>, weights: BTreeSet<WeightGroup>, record: Box<CommitRecord> },
 }
 
 impl Migration {
@@ -265,7 +265,7 @@ impl Migration {
             return NextCommit::Unusable;
         }
         let (stages, weights) = (current.fetched.clone(), current.weights.clone());
-        NextCommit::Ready { stages, weights, record: record.clone() }
+        NextCommit::Ready { stages, weights, record: Box::new(record.clone()) }
     }
 
     /// The next commit is applied: the weights are one version further.

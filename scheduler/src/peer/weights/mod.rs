@@ -584,12 +584,12 @@ fn apply_at(
     record: &CommitRecord,
     out: &mut Out,
 ) {
-    let (step, gradient_norm, targets) = (record.step, record.gradient_norm, record.loss.targets);
+    let (step, gradient_norm, loss) = (record.step, record.gradient_norm, record.loss);
     for stage in stages.iter().copied() {
         let groups = ctx.groups_of(&[stage]);
         let is_its = |round: &&RoundId| groups.contains(&round.weights);
         let rounds = rounds.iter().filter(is_its).copied().collect();
-        let task = Task::Apply { step, stage, rounds, gradient_norm, targets };
+        let task = Task::Apply { step, stage, rounds, gradient_norm, loss };
         out.push(PeerAction::Compute(task));
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use shoal_protocol::ids::{Microbatch, Stage, Step, Term, WeightGroup};
+use shoal_protocol::manifest::Verdict;
 use shoal_protocol::message::{CommitRecord, Round, RoundId};
 use shoal_protocol::units::Moment;
 
@@ -145,12 +146,21 @@ impl StepQueue {
 
     /// The engine updated one stage. Updates from before a rewind and those for a migration have no
     /// commit here.
-    pub(in crate::peer) fn handle_applied(&mut self, step: Step, stage: Stage, out: &mut Out) {
+    pub(in crate::peer) fn handle_applied(
+        &mut self,
+        step: Step,
+        stage: Stage,
+        verdict: Verdict,
+        out: &mut Out,
+    ) {
         let Some((record, missing)) = self.applying.front_mut() else { return };
         if record.step == step {
             missing.remove(&stage);
         }
         if missing.is_empty() {
+            if verdict.outlier.is_some() {
+                out.push(PeerAction::Event(PeerEvent::Judged { step, verdict }));
+            }
             let (record, _) = self.applying.pop_front().expect("it was just there");
             out.push(PeerAction::Event(PeerEvent::Applied { record }));
         }

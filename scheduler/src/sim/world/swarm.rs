@@ -284,6 +284,7 @@ impl<'a> Swarm<'a> {
                 }
             }
             PeerEvent::Applied { .. }
+            | PeerEvent::Judged { .. }
             | PeerEvent::Serving { .. }
             | PeerEvent::Rewound { .. }
             | PeerEvent::ResultLost { .. }
