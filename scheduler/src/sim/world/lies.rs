@@ -18,6 +18,7 @@ use super::event::Cargo;
 use super::swarm::Swarm;
 use crate::rng::Rng;
 use crate::sim::hash_keys::HashKeys;
+use crate::sim::marks::Mark;
 use crate::sim::omitted_rules::Omit;
 use crate::sim::payloads::Content;
 
@@ -59,7 +60,7 @@ impl Swarm<'_> {
             term = Term(term.0 + rng.within(0..=1));
             era = Era(era.0 + rng.within(0..=1) as u32);
         }
-        self.observation.report.lies += 1;
+        self.observation.mark(Mark::Lied);
         self.traffic.send(from, to, (era, term), cargo, &mut self.queue);
     }
 
