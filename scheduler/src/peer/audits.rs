@@ -452,7 +452,7 @@ pub(super) fn send_recalled(
 ) {
     let payload = match input {
         Recalled::Activation => {
-            key.upstream().and_then(|before| pipeline.downstream.logged_output(before))
+            key.upstream().and_then(|before| pipeline.jobs.logged_output(before))
         }
         Recalled::Gradient => pipeline.jobs.logged_gradient(key.downstream()),
     };

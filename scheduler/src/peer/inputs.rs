@@ -48,7 +48,7 @@ impl Peer {
             }
             PeerInput::Done { result, busy } => self.handle_task_result(now, result, busy, out),
             PeerInput::Disconnected { member } => {
-                self.pipeline.downstream.handle_disconnected(&context_of!(self, now), member, out);
+                self.pipeline.handle_disconnected(&context_of!(self, now), member, out);
             }
             PeerInput::Unreachable { member } => {
                 self.membership.report_unreachable(member, self.contact.current(), out);
@@ -66,7 +66,7 @@ impl Peer {
             }
             PeerInput::Links(measured) => {
                 let link_estimates = self.links.update(measured);
-                self.pipeline.downstream.update_links(&context_of!(self, now));
+                self.pipeline.update_links(&context_of!(self, now));
                 let by_speed = self.config.routing == Routing::BySpeed;
                 if !link_estimates.is_empty() && by_speed && self.status == Status::Member {
                     out.push(PeerAction::ToCoordinator(ToCoordinator::LinkEstimates {
@@ -156,7 +156,7 @@ impl Peer {
         let pipeline = &mut self.pipeline;
         match message {
             FromCoordinator::Replay { keys } => {
-                pipeline.downstream.handle_replay(&ctx, &keys, out);
+                pipeline.handle_replay(&ctx, &keys, out);
             }
             FromCoordinator::Work { step, grants } => {
                 pipeline.handle_work(&ctx, step, &grants, out);
@@ -200,19 +200,19 @@ impl Peer {
                     return Some(message);
                 };
                 let key = (key, wanted);
-                pipeline.downstream.handle_accepted(&ctx, host, key, service_time, out);
+                pipeline.handle_accepted(&ctx, host, key, service_time, out);
             }
             PeerMessage::Busy { key, service_time } => {
-                pipeline.downstream.handle_busy(&ctx, sender, key, service_time, out);
+                pipeline.handle_busy(&ctx, sender, key, service_time, out);
             }
             PeerMessage::HeldBy { key, holder } => {
                 if let Some(asked) = key.upstream().and_then(|key| pipeline.asked(sender, key, out))
                 {
-                    pipeline.downstream.handle_redirect(&ctx, asked, holder, out);
+                    pipeline.handle_redirect(&ctx, asked, holder, out);
                 }
             }
             PeerMessage::Free { stage } => {
-                pipeline.downstream.handle_free(&ctx, sender, stage, out);
+                pipeline.handle_free(&ctx, sender, stage, out);
             }
             PeerMessage::Withdrawn { key } => pipeline.handle_withdrawn(&ctx, sender, key, out),
             PeerMessage::Recall { key, input } => {
@@ -403,7 +403,7 @@ impl Peer {
     /// Members joined, left or changed.
     fn handle_view_change(&mut self, now: Moment, change: &ViewChange, out: &mut Out) {
         let view = self.membership.view();
-        let reroutes = self.pipeline.downstream.is_rerouted_by(view, change);
+        let reroutes = self.pipeline.is_rerouted_by(view, change);
         let retry = self.config.limits.retry;
         if let Some(departed) = self.membership.apply(now, retry, change, out) {
             self.follow_view(now, &departed, reroutes, out);
@@ -419,7 +419,7 @@ impl Peer {
         out: &mut Out,
     ) {
         if reroutes {
-            self.pipeline.downstream.update_routes(&context_of!(self, now));
+            self.pipeline.update_routes(&context_of!(self, now));
         }
         out.push(PeerAction::Event(PeerEvent::View));
         self.serve_when_listed(now, out);

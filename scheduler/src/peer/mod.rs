@@ -225,7 +225,7 @@ impl Peer {
         let ctx = context_of!(self, now);
         self.weights.rounds.repeat_group_requests(&ctx, out);
         self.pipeline.jobs.repeat_reports(now, retry, out);
-        self.pipeline.downstream.retry(&ctx, out);
+        self.pipeline.repeat_offers(&ctx, out);
         self.audits.repeat(&ctx, out);
         self.pipeline.repeat_acceptances(&ctx, out);
         self.weights.retry(&ctx, out);

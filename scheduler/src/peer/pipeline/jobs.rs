@@ -1,7 +1,7 @@
 //! The jobs of a peer: every microbatch at a hosted stage, with the bytes that they keep.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::{Iter, Keys};
+use std::collections::btree_map::{Iter, IterMut, Keys};
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Exchange, Grant, Microbatch, Stage, Step};
@@ -19,7 +19,7 @@ pub(in crate::peer) struct Jobs {
     by_key: BTreeMap<ClaimKey, Job>,
     /// Bytes of received activations and gradients that wait or are in use.
     in_flight: Bytes,
-    /// Bytes of the gradients in the output log.
+    /// Bytes of the activations and gradients in the output log.
     logged: Bytes,
 }
 
@@ -107,6 +107,10 @@ impl Jobs {
         self.by_key.iter()
     }
 
+    pub(super) fn iter_mut(&mut self) -> IterMut<'_, ClaimKey, Job> {
+        self.by_key.iter_mut()
+    }
+
     /// The sender of a job's activations; `None` if the job is not here, or took no offer of this member.
     pub(in crate::peer) fn feeder(
         &self,
@@ -178,13 +182,19 @@ impl Jobs {
         self.logged += gradient.size;
     }
 
-    /// Removes a job and its gradients. Returns it with the tensors that the engine is using; all others
+    /// Puts a job's next activation into the output log.
+    pub(super) fn log_output(&mut self, key: ClaimKey, output: Payload) {
+        self.existing(key).delivery.outputs.push(output);
+        self.logged += output.size;
+    }
+
+    /// Removes a job and its output log. Returns it with the tensors that the engine is using; all others
     /// are released.
     pub(super) fn remove(&mut self, key: ClaimKey, out: &mut Out) -> Removed {
         let job = self.by_key.remove(&key).expect("the caller knows that the job exists");
-        for gradient in job.input_gradients {
-            self.logged = self.logged - gradient.size;
-            out.push(PeerAction::Release(gradient.id));
+        for logged in job.delivery.outputs.into_iter().chain(job.input_gradients) {
+            self.logged = self.logged - logged.size;
+            out.push(PeerAction::Release(logged.id));
         }
         let exchanges = &job.exchanges;
         let (running, has_graph) =
@@ -204,6 +214,11 @@ impl Jobs {
     /// The gradient of a microbatch's input in the output log.
     pub(in crate::peer) fn logged_gradient(&self, key: ClaimKey) -> Option<Payload> {
         self.by_key.get(&key)?.input_gradients.first().copied()
+    }
+
+    /// The activation of a microbatch in the output log.
+    pub(in crate::peer) fn logged_output(&self, key: ClaimKey) -> Option<Payload> {
+        self.by_key.get(&key)?.delivery.outputs.first().copied()
     }
 
     /// The jobs of the steps up to this one.

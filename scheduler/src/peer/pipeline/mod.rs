@@ -1,8 +1,7 @@
 //! The pipeline at one peer: the microbatches at its hosted stages.
 //!
 //! A microbatch at one stage is a [`job::Job`]. This file has the hosted stages, the engine's passes and
-//! the end of jobs. `upstream` handles offers and claims. [`Downstream`] delivers activations to the
-//! next stage.
+//! the end of jobs. `upstream` handles offers and claims, `downstream` delivers activations to the next stage.
 
 mod claims;
 mod compute_queue;
@@ -19,25 +18,24 @@ mod upstream;
 mod visits;
 mod work_request;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use shoal_protocol::ids::{ClaimKey, Exchange, Member, Stage, StageSpan, Step};
+use shoal_protocol::ids::{ClaimKey, Member, Stage, StageSpan, Step};
 use shoal_protocol::message::{FixedLoss, InputId, PeerMessage, Recalled};
 use shoal_protocol::units::Moment;
 
 use self::claims::ReleasedClaims;
 use self::compute_queue::{ComputeQueue, Dropped};
-use self::downstream::Downstream;
 use self::job::{Job, Pass};
 use self::jobs::Jobs;
+use self::next_stage::NextStage;
 pub(super) use self::stage::Counted;
 use self::stage::PassTimes;
 use self::stages::HostedStages;
 use self::work_request::WorkRequests;
+use super::Out;
 use super::context::Context;
-use super::senders::{Asked, Listed};
-use super::{Out, report_unentitled};
 use crate::action::{DeviceIndex, Payload, PeerAction, PeerEvent, PeerLoad, Task};
 
 /// The hosted stages and the microbatches at them.
@@ -48,7 +46,8 @@ pub(super) struct Pipeline {
     queue: ComputeQueue,
     pub(super) released: ReleasedClaims,
     pub(super) requests: WorkRequests,
-    pub(super) downstream: Downstream,
+    /// The next stage of each hosted stage.
+    next: BTreeMap<Stage, NextStage>,
     /// Senders of offers that came before this peer served their stage.
     early_senders: BTreeSet<(Stage, Member)>,
 }
@@ -63,7 +62,7 @@ impl Pipeline {
             queue: ComputeQueue::new(devices),
             released: ReleasedClaims::default(),
             requests: WorkRequests::default(),
-            downstream: Downstream::default(),
+            next: BTreeMap::new(),
             early_senders: BTreeSet::new(),
         }
     }
@@ -82,17 +81,17 @@ impl Pipeline {
     /// Hosts the stages of a span and leaves all others.
     pub(super) fn host(&mut self, ctx: &Context<'_>, span: StageSpan, out: &mut Out) {
         for stage in self.stages.remove_outside(span) {
-            self.downstream.remove_stage(stage);
+            self.next.remove(&stage);
             out.push(PeerAction::Compute(Task::Leave { stage }));
         }
         let count = span.stages().count();
         for stage in span.stages() {
             if self.stages.add(ctx.config, stage, count) {
-                self.downstream.add_stage(ctx, stage);
+                self.next.insert(stage, NextStage::new(ctx.config, stage));
             }
         }
         self.stages.set_span(ctx.config, span);
-        self.downstream.update_routes(ctx);
+        self.update_routes(ctx);
     }
 
     /// Hosts these stages beside the others.
@@ -103,9 +102,9 @@ impl Pipeline {
             self.stages.add(ctx.config, *stage, count);
         }
         for stage in stages {
-            self.downstream.add_stage(ctx, *stage);
+            self.next.insert(*stage, NextStage::new(ctx.config, *stage));
         }
-        self.downstream.update_routes(ctx);
+        self.update_routes(ctx);
         self.notify_early_senders(out);
     }
 
@@ -122,7 +121,7 @@ impl Pipeline {
     pub(super) fn load(&self) -> PeerLoad {
         PeerLoad {
             in_flight: self.jobs.in_flight(),
-            logged: self.jobs.logged() + self.downstream.logged(),
+            logged: self.jobs.logged(),
             ..self.stages.load()
         }
     }
@@ -133,7 +132,7 @@ impl Pipeline {
             self.stages.vacate(key);
         }
         self.stages.forget_work();
-        self.downstream.restart();
+        self.next.values_mut().for_each(NextStage::clear);
         self.released.clear();
         self.early_senders.clear();
         self.requests.forget();
@@ -276,7 +275,8 @@ impl Pipeline {
             self.jobs.release(input, out);
         }
         if let Some(output) = output {
-            self.downstream.add_output(ctx.now, key, output, out);
+            self.jobs.log_output(key, output);
+            self.jobs.existing(key).send_outputs(ctx.now, key, out);
         }
         self.advance(ctx, key, out);
     }
@@ -442,57 +442,6 @@ fn more_comes(
     jobs.at(step, stage).any(awaits) || from_below && hosted.room(step) > 0 && fewer()
 }
 
-/// Answers of the next stage.
-impl Pipeline {
-    /// The member of the next stage that a job was offered to; `None` if the job is not here, or was offered to
-    /// others only.
-    pub(super) fn asked(&self, from: Listed, key: ClaimKey, out: &mut Out) -> Option<Asked> {
-        let asked = self.downstream.asked(from, key);
-        if asked.is_none() && self.jobs.contains(key) {
-            report_unentitled(from.member(), "an answer that was not asked for", out);
-        }
-        asked
-    }
-
-    /// The gradient of a stage's output arrived.
-    pub(super) fn handle_gradient(
-        &mut self,
-        ctx: &Context<'_>,
-        from: Asked,
-        exchange: Exchange,
-        payload: Payload,
-        out: &mut Out,
-    ) {
-        let key = from.key();
-        if ctx.is_held_out(key) {
-            return out.push(PeerAction::Release(payload.id));
-        }
-        if self.jobs.receive_gradient(ctx.now, (from, exchange), payload, out) {
-            self.queue_passes(ctx, key);
-            let unanswered = self.jobs.existing(key).exchanges.unanswered();
-            self.downstream.note_answer(ctx.now, key, unanswered);
-        } else {
-            self.downstream.cancel_replay(key);
-        }
-        self.downstream.note_progress(ctx.now, (from, exchange), out);
-    }
-
-    /// A held-out microbatch reached the last stage.
-    pub(super) fn handle_evaluated(&mut self, ctx: &Context<'_>, from: Asked, out: &mut Out) {
-        let key = from.key();
-        if !ctx.is_held_out(key) {
-            return;
-        }
-        let Some(job) = self.jobs.get_mut(key) else { return };
-        if job.exchanges.evaluate() {
-            self.downstream.note_answer(ctx.now, key, Exchange(1));
-            self.advance(ctx, key, out);
-        } else {
-            self.downstream.cancel_replay(key);
-        }
-    }
-}
-
 /// The end of jobs, by an answer or without one.
 impl Pipeline {
     /// Answers all senders of a job, and releases its room.
@@ -524,7 +473,9 @@ impl Pipeline {
     /// Drops a job. The engine's part of it is discarded later.
     fn drop_job(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
         self.queue.remove(key);
-        self.downstream.remove(key, out);
+        if let Some(next) = self.next.get_mut(&key.stage) {
+            next.unblock(key);
+        }
         let removed = self.jobs.remove(key, out);
         let hosted = self.stages.existing(key.stage);
         let running = removed.running;
@@ -545,7 +496,7 @@ impl Pipeline {
 
     /// Drops work that cannot go on here: withdraws the offer of its activation and releases its claim.
     fn abandon(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
-        self.downstream.withdraw(key, out);
+        self.withdraw(key, out);
         if let Some(grant) = self.jobs.existing(key).grant() {
             self.released.release(key, grant, out);
         }
@@ -592,7 +543,7 @@ impl Pipeline {
                 self.abandon(ctx, key, out);
             }
         }
-        self.downstream.remove_members(ctx, departed, out);
+        self.reroute(ctx, departed, out);
         self.admit_all(ctx, out);
     }
 

@@ -5,7 +5,6 @@ use shoal_protocol::message::{PassTimes, PeerMessage, ToCoordinator};
 use shoal_protocol::units::Moment;
 
 use super::Pipeline;
-use super::delivery::{Delivery, Progress};
 use super::downstream::UNANSWERED;
 use super::exchanges::Exchanges;
 use super::job::{Claim, Job, Report};
@@ -184,27 +183,15 @@ impl Pipeline {
         out.push(PeerAction::ToCoordinator(ToCoordinator::Claim { key }));
         let mut job = Job::new(key, Some(to), claim, exchanges_of(ctx, key));
         job.upstream.accepted_at = ctx.now;
-        self.insert(ctx, key, job, contested, out);
+        job.delivery.is_contested = contested;
+        self.insert(ctx, key, job, out);
     }
 
     /// Adds a job, which occupies room from here on.
-    fn insert(
-        &mut self,
-        ctx: &Context<'_>,
-        key: ClaimKey,
-        job: Job,
-        contested: bool,
-        out: &mut Out,
-    ) {
+    fn insert(&mut self, ctx: &Context<'_>, key: ClaimKey, job: Job, out: &mut Out) {
         self.stages.existing(key.stage).occupy(key.step);
-        let delivery = if ctx.is_last(key) {
-            Delivery::none()
-        } else {
-            let exchanges = Progress::new(numbers(ctx, key));
-            Delivery::new(contested, job.grant().is_some(), exchanges)
-        };
         self.jobs.insert(key, job);
-        self.downstream.insert(ctx, key, delivery, out);
+        self.offer_early(ctx, key, out);
         self.advance(ctx, key, out);
     }
 
@@ -283,7 +270,7 @@ impl Pipeline {
             } else if !is_here {
                 let claim = Claim::Granted(*grant);
                 let job = Job::new(key, None, claim, exchanges_of(ctx, key));
-                self.insert(ctx, key, Job { ready_at: ctx.now, ..job }, false, out);
+                self.insert(ctx, key, Job { ready_at: ctx.now, ..job }, out);
             }
         }
     }
@@ -330,7 +317,8 @@ impl Pipeline {
             return;
         }
         job.claim = Claim::Granted(grant);
-        self.downstream.grant(ctx, key, next_holder, out);
+        job.delivery.next_holder = job.delivery.next_holder.or(next_holder);
+        self.offer_early(ctx, key, out);
         self.advance(ctx, key, out);
     }
 
@@ -413,13 +401,9 @@ impl Pipeline {
     }
 }
 
-/// The number of exchanges of a microbatch, and of those that may be under way together.
-fn numbers(ctx: &Context<'_>, key: ClaimKey) -> (u32, u32) {
-    let manifest = &ctx.config.manifest;
-    (manifest.exchanges_of(key.microbatch), manifest.exchanges_at_once())
-}
-
 /// The exchanges of a microbatch that begins at a stage.
 fn exchanges_of(ctx: &Context<'_>, key: ClaimKey) -> Exchanges {
-    Exchanges::new(numbers(ctx, key), key.stage == Stage(0), ctx.is_last(key))
+    let manifest = &ctx.config.manifest;
+    let numbers = (manifest.exchanges_of(key.microbatch), manifest.exchanges_at_once());
+    Exchanges::new(numbers, key.stage == Stage(0), ctx.is_last(key))
 }
