@@ -327,7 +327,7 @@ impl Peer {
                 out.push(PeerAction::ToCoordinator(message));
             }
             TaskResult::Applied { step, stage } => {
-                self.weights.steps.handle_applied(step, stage, out);
+                self.weights.applying.end(step, stage, out);
             }
             TaskResult::Left { .. } => {}
             TaskResult::Stored { version, stage, files } => {
@@ -393,7 +393,7 @@ impl Peer {
         self.position.era = era.max(self.position.era);
         self.position.span = Some(span);
         self.position.version = version;
-        self.weights.catch_up.admit(version, self.config.manifest.is_initial(version));
+        self.weights.admit(version, self.config.manifest.is_initial(version));
         self.pipeline.host(&context_of!(self, now), span, out);
         out.push(PeerAction::Event(PeerEvent::Admitted { span, version }));
         self.serve_when_listed(now, out);

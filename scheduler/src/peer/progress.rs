@@ -1,10 +1,10 @@
 //! Progress: hands over between the weights and the microbatches, from step to step.
 
 use shoal_protocol::ids::{Era, Microbatch, Stage, StageSpan, Step};
-use shoal_protocol::message::{CommitRecord, Round, RoundId, SnapshotPart};
+use shoal_protocol::message::{CommitRecord, Followed, Round, RoundId, SnapshotPart};
 use shoal_protocol::units::Moment;
 
-use super::weights::{Close, Decision, NextStep, Piece, Started, StepMessage};
+use super::weights::{Close, Decision, NextStep, Piece, StepMessage};
 use super::{Out, Peer, Status, context_of};
 use crate::action::{Fault, PeerAction, PeerEvent, Task, TaskResult};
 
@@ -28,17 +28,22 @@ impl Peer {
             }
         } else {
             let close = Close { round, counted, outdated: false };
-            self.weights.queue(&ctx, StepMessage::Close(close), out);
+            self.weights.queue(&ctx, Followed::Own, StepMessage::Close(close), out);
         }
         self.catch_up(now, out);
     }
 
     /// A step is committed.
     pub(super) fn handle_commit(&mut self, now: Moment, record: CommitRecord, out: &mut Out) {
-        if self.weights.queue_migration_commit(&record, out) {
-            self.catch_up_migration(now, out);
+        let ctx = context_of!(self, now);
+        if ctx.target.is_some() {
+            let message = StepMessage::Commit(record.clone());
+            if self.weights.queue(&ctx, Followed::Destination, message, out) {
+                self.catch_up_migration(now, out);
+            }
         }
-        self.weights.queue(&context_of!(self, now), StepMessage::Commit(record), out);
+        let message = StepMessage::Commit(record);
+        self.weights.queue(&context_of!(self, now), Followed::Own, message, out);
         self.catch_up(now, out);
     }
 
@@ -141,15 +146,11 @@ impl Peer {
     ) {
         let hosted = self.pipeline.stages.list();
         let start = (version, view);
-        match self.weights.start_from(&context_of!(self, now), hosted, start, parts, out) {
-            None => {}
-            Some(Started::Migration) => self.catch_up_migration(now, out),
-            Some(Started::Own) => {
-                self.position.version = version;
-                self.catch_up(now, out);
-                self.weights.report_ready(&context_of!(self, now), out);
-            }
+        let started = self.weights.start_from(&context_of!(self, now), hosted, start, parts, out);
+        if started == Some(Followed::Own) {
+            self.position.version = version;
         }
+        self.follow(now, started, out);
     }
 
     /// The engine holds a stage at a version.
@@ -160,10 +161,16 @@ impl Peer {
         stage: Stage,
         out: &mut Out,
     ) {
-        match self.weights.handle_restored(version, stage) {
+        let restored = self.weights.handle_restored(version, stage);
+        self.follow(now, restored, out);
+    }
+
+    /// Goes on with weights that have a start, or of which the engine holds more.
+    fn follow(&mut self, now: Moment, of: Option<Followed>, out: &mut Out) {
+        match of {
             None => {}
-            Some(Started::Migration) => self.catch_up_migration(now, out),
-            Some(Started::Own) => {
+            Some(Followed::Destination) => self.catch_up_migration(now, out),
+            Some(Followed::Own) => {
                 self.weights.write_snapshots(&context_of!(self, now), out);
                 self.catch_up(now, out);
                 self.weights.report_ready(&context_of!(self, now), out);

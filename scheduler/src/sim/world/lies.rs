@@ -9,8 +9,8 @@ use shoal_protocol::ids::{
     StageSpan, Step, Term, WeightGroup,
 };
 use shoal_protocol::message::{
-    AnchorGroup, FromCoordinator, Handover, HeldClaim, PassTimes, PeerMessage, Recalled, RoundId,
-    RoundOutcome, StoredFile, TensorTag, TermProof, TermVote, ToCoordinator, ViewChange,
+    AnchorGroup, Followed, FromCoordinator, Handover, HeldClaim, PassTimes, PeerMessage, Recalled,
+    RoundId, RoundOutcome, StoredFile, TensorTag, TermProof, TermVote, ToCoordinator, ViewChange,
 };
 use shoal_protocol::units::Bytes;
 
@@ -194,7 +194,10 @@ fn reported(rng: &mut Rng, About { key, round, grant, other }: About) -> ToCoord
         8 => ToCoordinator::Kept { version, stage, whole: rng.chance(500) },
         9 => ToCoordinator::Archived { version },
         10 => ToCoordinator::Ready { version, view: rng.within(0..=9) },
-        11 => ToCoordinator::Stale { there: rng.chance(500) },
+        11 => ToCoordinator::Behind(match rng.chance(500) {
+            true => Followed::Destination,
+            false => Followed::Own,
+        }),
         12 => ToCoordinator::CannotReach { member: other },
         13 => {
             let claim = HeldClaim {

@@ -183,7 +183,7 @@ impl Observation<'_> {
         match message {
             ToCoordinator::Released { .. } => self.mark(Mark::ClaimReleased),
             ToCoordinator::Stored { files, .. } if files.is_empty() => self.mark(Mark::NotStored),
-            ToCoordinator::Stale { .. } => self.mark(Mark::FellBehind),
+            ToCoordinator::Behind(_) => self.mark(Mark::FellBehind),
             _ => {}
         }
     }

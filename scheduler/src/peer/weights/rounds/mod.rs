@@ -25,7 +25,7 @@ use crate::peer::context::Context;
 use crate::peer::links::LinkEstimates;
 use crate::peer::pipeline::Counted;
 use crate::peer::senders::Host;
-use crate::peer::weights::step_queue::Close;
+use crate::peer::weights::follower::Close;
 use crate::peer::{Out, report_invalid, report_unentitled};
 use crate::round::{
     AHEAD, Layout, Reduction, ahead, is_next, most_ahead, packed, piece_bytes, place_in,
