@@ -13,12 +13,10 @@ use shoal_protocol::message::{
 use shoal_protocol::units::Moment;
 
 use super::senders::{Host, Listed};
+use super::weights::Piece;
 use super::{Out, Peer, Status, audits, context_of, report_unentitled};
 use crate::action::{Payload, PeerAction, PeerEvent, PeerInput, TaskResult};
 use crate::router::Routing;
-
-/// Claims in one message of a census, far below the size limit of a message.
-const CLAIMS: usize = 256;
 
 /// The position of the run, as a new coordinator reports it.
 struct RunPosition {
@@ -128,52 +126,26 @@ impl Peer {
             | FromCoordinator::Held { .. }
             | FromCoordinator::NotOpen { .. }
             | FromCoordinator::Reclaim { .. }
-            | FromCoordinator::Noted { .. }) => self.handle_claims(now, claims, out),
+            | FromCoordinator::Noted { .. }) => self.pipeline.handle_claims(&ctx, claims, out),
             FromCoordinator::Close { round, group, mended, counted } => {
-                if let Some(round) = self.weights.rounds.close(&ctx, round, &group, mended, out) {
-                    self.handle_close(now, round, counted, out);
-                }
+                let hosts = |stage| self.pipeline.hosts(stage);
+                let close = (round, &group, mended);
+                let listens = self.weights.handle_close(&ctx, close, counted, hosts, out);
+                self.follow_close(now, listens, out);
             }
             FromCoordinator::RoundGroup { weights, number, part, here } => {
-                self.weights.rounds.take_group_page(&ctx, weights, number, part, here);
+                self.weights.take_group_page(&ctx, weights, number, part, here);
             }
             FromCoordinator::Audit(order) => self.audits.order(&ctx, order, out),
             FromCoordinator::Commit(record) => self.handle_commit(now, record, out),
             FromCoordinator::Store { version, stage } => {
-                let is_hosted = self.pipeline.stages.contains(stage);
+                let is_hosted = self.pipeline.hosts(stage);
                 self.weights.handle_snapshot_request(&ctx, (version, stage), is_hosted, out);
             }
             FromCoordinator::Finished => self.end(now, PeerEvent::Finished, out),
             FromCoordinator::Stopped { reason } => {
                 self.end(now, PeerEvent::Stopped { reason }, out);
             }
-        }
-    }
-
-    /// Handles a message about claims. Work whose step is not open is dropped by its commit.
-    fn handle_claims(&mut self, now: Moment, message: FromCoordinator, out: &mut Out) {
-        let ctx = context_of!(self, now);
-        let pipeline = &mut self.pipeline;
-        match message {
-            FromCoordinator::Replay { keys } => {
-                pipeline.handle_replay(&ctx, &keys, out);
-            }
-            FromCoordinator::Work { step, grants } => {
-                pipeline.handle_work(&ctx, step, &grants, out);
-            }
-            FromCoordinator::Granted { key, grant, next_holder } => {
-                pipeline.handle_granted(&ctx, key, grant, next_holder, out);
-            }
-            FromCoordinator::Held { key, holder } => {
-                pipeline.handle_held(&ctx, key, holder, out);
-            }
-            FromCoordinator::Reclaim { key, grant, patience } => {
-                pipeline.handle_reclaim(&ctx, key, grant, patience, out);
-            }
-            FromCoordinator::Noted { key, grant } => {
-                pipeline.jobs.acknowledge_report(key, grant);
-            }
-            _ => {}
         }
     }
 
@@ -220,7 +192,7 @@ impl Peer {
                     return Some(message);
                 };
                 if ctx.config.manifest.audit.is_on() {
-                    audits::send_recalled(pipeline, host, (key, input), out);
+                    audits::send_recalled(pipeline, host, InputId { key, input }, out);
                 } else {
                     report_unentitled(from, "an audit in a run without audits", out);
                 }
@@ -264,7 +236,7 @@ impl Peer {
         }
         let taken = match tag {
             TensorTag::Activation { key, exchange } => {
-                let feeder = sender.and_then(|sender| self.pipeline.jobs.feeder(sender, key, out));
+                let feeder = sender.and_then(|sender| self.pipeline.feeder(sender, key, out));
                 feeder.map(|feeder| {
                     self.pipeline.handle_activation(&ctx, feeder, exchange, payload, out);
                 })
@@ -285,7 +257,7 @@ impl Peer {
             }
             // A round knows its members.
             TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => {
-                return self.handle_round_piece(now, (from, tag, payload), out);
+                return self.handle_round_piece(now, Piece { from, tag, payload }, out);
             }
         };
         if taken.is_none() {
@@ -327,14 +299,14 @@ impl Peer {
                 out.push(PeerAction::ToCoordinator(message));
             }
             TaskResult::Applied { step, stage } => {
-                self.weights.applying.end(step, stage, out);
+                self.weights.handle_applied(step, stage, out);
             }
             TaskResult::Left { .. } => {}
             TaskResult::Stored { version, stage, files } => {
-                self.weights.snapshots.finish(version, stage, files, out);
+                self.weights.handle_stored(version, stage, Some(files), out);
             }
             TaskResult::NotStored { version, stage } => {
-                self.weights.snapshots.fail(version, stage, out);
+                self.weights.handle_stored(version, stage, None, out);
             }
             TaskResult::Exported { .. }
             | TaskResult::Reduced { .. }
@@ -463,27 +435,15 @@ impl Peer {
             if let Some(commit) = run.commit.filter(|_| !self.weights.is_newcomer()) {
                 self.handle_commit(now, commit, out);
             }
-            self.pipeline.requests.forget();
+            self.pipeline.forget_work_request();
             self.links.forget_reports();
         }
-        self.report_claims(out);
-    }
-
-    fn report_claims(&mut self, out: &mut Out) {
-        let claims = self.pipeline.jobs.held_claims();
-        let parts = claims.len().div_ceil(CLAIMS).max(1);
-        let mut claims = claims.into_iter();
-        for part in 0..parts {
-            let claims = claims.by_ref().take(CLAIMS).collect();
-            let last = part + 1 == parts;
-            let message = ToCoordinator::Held { claims, part: part as u32, last };
-            out.push(PeerAction::ToCoordinator(message));
-        }
+        self.pipeline.report_claims(out);
     }
 
     /// The new coordinator completed its census: repeats everything that waits for its answer.
     fn handle_takeover(&mut self, now: Moment, out: &mut Out) {
-        self.pipeline.jobs.repeat_claims(now, out);
+        self.pipeline.repeat_claims(now, out);
         self.report_draining(out);
         self.weights.repeat_behind(out);
         self.weights.report_ready(&context_of!(self, now), out);

@@ -311,7 +311,8 @@ impl Pipeline {
 /// Losses and retries.
 impl Pipeline {
     /// Repeats what has no answer for long.
-    pub(in crate::peer) fn repeat_offers(&mut self, ctx: &Context<'_>, out: &mut Out) {
+    pub(in crate::peer) fn retry(&mut self, ctx: &Context<'_>, out: &mut Out) {
+        self.jobs.repeat_reports(ctx.now, ctx.retry(), out);
         self.retry_blocked(ctx, out);
         self.retry_unanswered(ctx, out);
     }
@@ -397,12 +398,7 @@ impl Pipeline {
     }
 
     /// The next stage's claims have no holder any more: offers the logged activations again.
-    pub(in crate::peer) fn handle_replay(
-        &mut self,
-        ctx: &Context<'_>,
-        keys: &[ClaimKey],
-        out: &mut Out,
-    ) {
+    pub(super) fn handle_replay(&mut self, ctx: &Context<'_>, keys: &[ClaimKey], out: &mut Out) {
         for key in keys.iter().copied() {
             let job = self.jobs.get_mut(key).filter(|job| job.grant().is_some());
             let Some(job) = job.filter(|job| !job.exchanges.turn_round()) else { continue };

@@ -13,7 +13,7 @@ const APPLYING: usize = 1 << 10;
 
 /// Applied commits, each with the stages of which the engine still has tasks.
 #[derive(Debug, Default)]
-pub(in crate::peer) struct Applying {
+pub(super) struct Applying {
     commits: VecDeque<(CommitRecord, BTreeSet<Stage>)>,
 }
 
@@ -31,7 +31,7 @@ impl Applying {
 
     /// The engine updated one stage. Updates from before a rewind and those for a migration have no
     /// commit here.
-    pub(in crate::peer) fn end(&mut self, step: Step, stage: Stage, out: &mut Out) {
+    pub(super) fn end(&mut self, step: Step, stage: Stage, out: &mut Out) {
         let Some((record, missing)) = self.commits.front_mut() else { return };
         if record.step == step {
             missing.remove(&stage);

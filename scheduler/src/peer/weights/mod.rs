@@ -7,6 +7,7 @@
 
 mod applying;
 mod behind;
+mod closing;
 mod follower;
 mod migration;
 mod rounds;
@@ -14,9 +15,9 @@ mod snapshot_writer;
 
 use std::collections::BTreeSet;
 
-use shoal_protocol::ids::{ClaimKey, Era, Member, Stage, Step, Term};
+use shoal_protocol::ids::{Era, Member, Stage, Step, Term};
 use shoal_protocol::message::{
-    CommitRecord, Followed, Round, RoundId, SnapshotPart, ToCoordinator,
+    CommitRecord, Followed, RoundId, SnapshotPart, StoredFile, ToCoordinator,
 };
 
 use self::applying::Applying;
@@ -26,8 +27,7 @@ pub(super) use self::follower::{Close, StepMessage};
 pub(super) use self::migration::Decision;
 use self::migration::Migration;
 pub(in crate::peer) use self::rounds::Piece;
-pub(super) use self::rounds::Rounds;
-use self::rounds::{Received, Results, round_of};
+use self::rounds::{Results, Rounds};
 use self::snapshot_writer::SnapshotWriter;
 use super::Out;
 use super::context::Context;
@@ -42,15 +42,15 @@ const FOLLOWED: [Followed; 2] = [Followed::Own, Followed::Destination];
 /// Everything that brings the weights of the hosted stages forward.
 #[derive(Debug, Default)]
 pub(super) struct Weights {
-    pub(super) rounds: Rounds,
+    rounds: Rounds,
     /// Follows the hosted stages.
     own: Follower,
     /// Whether the peer serves: before, it is a newcomer.
     serves: bool,
-    pub(super) migration: Migration,
+    migration: Migration,
     behind: BehindReports,
-    pub(super) applying: Applying,
-    pub(super) snapshots: SnapshotWriter,
+    applying: Applying,
+    snapshots: SnapshotWriter,
 }
 
 /// The next queued message that can be handled.
@@ -119,7 +119,7 @@ impl Weights {
     fn follower_mut(&mut self, of: Followed) -> Option<&mut Follower> {
         match of {
             Followed::Own => Some(&mut self.own),
-            Followed::Destination => self.migration.fetched().map(|(follower, ..)| follower),
+            Followed::Destination => self.migration.ongoing().map(|ongoing| &mut ongoing.follower),
         }
     }
 }
@@ -145,15 +145,6 @@ impl Weights {
             self.fall_behind(ctx, of, out);
         }
         fits
-    }
-
-    /// A microbatch is about to be added to a step's sums: neither its rounds nor those that wait to begin may read
-    /// them until they are mended.
-    pub(super) fn sums_change(&mut self, ctx: &Context<'_>, key: ClaimKey) {
-        for weights in ctx.config.manifest.groups_of(key.stage) {
-            self.rounds.sums_change(key.step, weights);
-            self.own.sums_change(key.step, weights);
-        }
     }
 
     /// Takes the next queued message that can be handled. `hosted` are the stages that this peer serves
@@ -218,57 +209,9 @@ impl Weights {
         self.applying.begin(record, hosted.iter().copied().collect(), out);
     }
 
-    /// Listens to a round's result. Returns whether the round is new.
-    pub(super) fn listen(
-        &mut self,
-        ctx: &Context<'_>,
-        round: Round,
-        is_hosted: bool,
-        out: &mut Out,
-    ) -> bool {
-        let id = round.id;
-        let needed = self.migration.needs(id.weights, id.step);
-        let is_old = match needed {
-            Some(needed) => !needed,
-            None => self.is_newcomer() && self.own.is_past(id.step),
-        };
-        (needed.is_some() || is_hosted) && !is_old && self.rounds.listen(ctx, round, out)
-    }
-
-    /// Takes a piece of a round. Returns whether it completed a received result.
-    #[must_use]
-    pub(super) fn receive_piece(&mut self, ctx: &Context<'_>, piece: Piece, out: &mut Out) -> bool {
-        let round = round_of(&piece.1).map(|(round, _)| round);
-        let useful = round.is_some_and(|round| self.is_useful(ctx, round));
-        match self.rounds.receive(ctx, piece, useful, out) {
-            Received::Done => false,
-            Received::Result { weights, whole } => {
-                self.own.note_progress(ctx.now);
-                let fetched = self.migration.fetched();
-                if let Some((follower, ..)) = fetched.filter(|(_, _, of)| of.contains(&weights)) {
-                    follower.note_progress(ctx.now);
-                }
-                whole
-            }
-            Received::Overflow { weights } => {
-                let is_fetched = ctx.is_moving_to_weights(weights);
-                let of = if is_fetched { Followed::Destination } else { Followed::Own };
-                self.fall_behind(ctx, of, out);
-                false
-            }
-        }
-    }
-
-    /// Whether a piece of an unknown round may be useful. The rewind to a new era may arrive after its
-    /// first pieces, and a newcomer without a start needs every step.
-    fn is_useful(&self, ctx: &Context<'_>, round: RoundId) -> bool {
-        if ctx.is_over() || round.era != ctx.position.era {
-            return !ctx.is_over() && round.era > ctx.position.era;
-        }
-        if self.migration.needs(round.weights, round.step) == Some(true) {
-            return true;
-        }
-        if self.is_newcomer() { !self.own.is_past(round.step) } else { ctx.is_open(round.step) }
+    /// The engine applied a commit at one stage.
+    pub(super) fn handle_applied(&mut self, step: Step, stage: Stage, out: &mut Out) {
+        self.applying.end(step, stage, out);
     }
 
     /// Starts over where no piece of a committed result arrived for long: the pieces are lost, and the
@@ -295,14 +238,15 @@ impl Weights {
         out: &mut Out,
     ) {
         let moving_to = |weights| ctx.is_moving_to_weights(weights);
-        let lacks = |of| {
-            self.follower(of).is_some_and(|follower| {
-                let is_its = |weights| moving_to(weights) == (of == Followed::Destination);
+        let lacks = |of: &Followed| {
+            self.follower(*of).is_some_and(|follower| {
+                let is_its = |weights| moving_to(weights) == (*of == Followed::Destination);
                 let waits = |step, weights| is_its(weights) && follower.commits(step);
                 self.rounds.awaits(departed, waits)
             })
         };
-        for of in FOLLOWED.map(|of| lacks(of).then_some(of)).into_iter().flatten().rev() {
+        let behind: Vec<Followed> = FOLLOWED.into_iter().rev().filter(lacks).collect();
+        for of in behind {
             self.fall_behind(ctx, of, out);
         }
     }
@@ -328,8 +272,8 @@ impl Weights {
         if !accepts {
             return None;
         }
-        let fetched = self.migration.fetched().filter(|_| of == Followed::Destination);
-        let stages = fetched.map_or(hosted, |(_, stages, _)| stages.to_vec());
+        let ongoing = self.migration.ongoing().filter(|_| of == Followed::Destination);
+        let stages = ongoing.map_or(hosted, |ongoing| ongoing.fetched.clone());
         let stages: BTreeSet<Stage> = stages.into_iter().collect();
         let named: BTreeSet<Stage> = parts.iter().map(|part| part.stage).collect();
         let is_initial = ctx.config.manifest.is_initial(version);
@@ -356,8 +300,8 @@ impl Weights {
                 self.rounds.drop_early_through(ctx.position.era, step, out);
             }
             Followed::Destination => {
-                if let Some((_, _, weights)) = self.migration.fetched() {
-                    self.rounds.forget_results_of(weights, step, out);
+                if let Some(ongoing) = self.migration.ongoing() {
+                    self.rounds.forget_results_of(&ongoing.weights, step, out);
                 }
             }
         }
@@ -412,6 +356,17 @@ impl Weights {
         if self.snapshots.request((version, stage), current, out) {
             self.write_snapshots(ctx, out);
         }
+    }
+
+    /// The engine wrote a snapshot, or failed to.
+    pub(super) fn handle_stored(
+        &mut self,
+        version: Step,
+        stage: Stage,
+        files: Option<Vec<StoredFile>>,
+        out: &mut Out,
+    ) {
+        self.snapshots.finish(version, stage, files, out);
     }
 
     /// Gives the engine the snapshots of the current version.
@@ -514,64 +469,6 @@ impl Weights {
         self.migration.end();
         self.stop_listening(out);
         self.rounds.abort_all(out);
-    }
-}
-
-/// Migrations.
-impl Weights {
-    /// Ends the migration without a change. Returns the stages of which the engine may hold weights for it.
-    #[must_use]
-    pub(super) fn cancel_migration(&mut self, out: &mut Out) -> Vec<Stage> {
-        let Some(ended) = self.migration.end() else { return Vec::new() };
-        self.rounds.forget_results_of(&ended.weights, Step(u64::MAX), out);
-        self.rounds.drop_early_of(&ended.weights, out);
-        if ended.has_start { ended.stages } else { Vec::new() }
-    }
-
-    /// Applies commits to the weights that the migration fetches, as far as their results are here. Returns whether no
-    /// commit is left that could be applied.
-    #[must_use]
-    pub(super) fn catch_up_migration(&mut self, ctx: &Context<'_>, out: &mut Out) -> bool {
-        loop {
-            let can_start_over = self.migration.undecided().is_some();
-            let Some((follower, stages, weights)) = self.migration.fetched() else { return true };
-            let (Some(version), Some(next)) = (follower.version(), follower.first()) else {
-                return true;
-            };
-            if next.step() > version && can_start_over {
-                // A commit was lost, or it is one from before this start: the received results may fit
-                // the next snapshot.
-                follower.forget_start();
-                self.behind.report(Followed::Destination, self.serves, out);
-                return false;
-            }
-            let is_next = next.step() == version;
-            let results =
-                is_next.then(|| follower.results(ctx.now, &mut self.rounds, weights, out));
-            let rounds = match results {
-                Some(Results::Here(rounds)) => rounds,
-                Some(Results::Missing | Results::Assembling) => return false,
-                Some(Results::Differ) | None => {
-                    self.fall_behind(ctx, Followed::Destination, out);
-                    return false;
-                }
-            };
-            if let Some(StepMessage::Commit(record)) = follower.pop() {
-                apply_at(ctx, stages, &rounds, &record, out);
-                follower.note_applied();
-                self.rounds.forget_results_of(weights, record.step, out);
-            }
-        }
-    }
-
-    /// Forgets the weights that the migration fetched, and waits for a newer snapshot.
-    fn reset_migration(&mut self, out: &mut Out) {
-        if let Some((follower, _, weights)) = self.migration.fetched() {
-            follower.forget_start();
-            follower.clear();
-            self.rounds.forget_results_of(weights, Step(u64::MAX), out);
-            self.rounds.drop_early_of(weights, out);
-        }
     }
 }
 
