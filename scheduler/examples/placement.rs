@@ -8,7 +8,7 @@ use shoal_protocol::units::Bytes;
 use shoal_scheduler::planner::cases::{CASES, Case, STAGES, TRAFFIC};
 use shoal_scheduler::planner::{Cost, CostModel, Effort, PlanError, random_groups, search};
 use shoal_scheduler::rng::Rng;
-use shoal_scheduler::sim::{self, Regional};
+use shoal_scheduler::sim::{self, Mark, Regional};
 
 /// Number of random placements in the mean.
 const RANDOM: u32 = 1000;
@@ -78,7 +78,7 @@ fn print_regional(cases: &[Case], orders: u64) -> Result<(), Box<dyn std::error:
                 for (time, near) in times.iter_mut().zip([false, true]) {
                     let report = sim::run(&regional.scenario(seed, near))?;
                     *time += report.step_time().as_secs_f64() / orders as f64;
-                    moves += report.moves;
+                    moves += report.marks[Mark::Moved];
                 }
             }
             let [without, with] = times;

@@ -317,7 +317,7 @@ bandwidth = 2e7
 
 #[cfg(test)]
 mod tests {
-    use shoal_scheduler::sim;
+    use shoal_scheduler::sim::{self, Mark};
 
     use super::*;
 
@@ -331,7 +331,7 @@ mod tests {
         let scenario = described.scenario(1);
         assert_eq!(scenario.peers.len(), 1 + 2 + 1 + 3);
         let report = sim::run(&scenario).expect("every oracle holds");
-        assert!(report.finished && report.recovery.crashes == 1, "{report:?}");
+        assert!(report.finished && report.marks[Mark::Died] == 1, "{report:?}");
     }
 
     #[test]

@@ -351,7 +351,7 @@ pub(crate) const DECODER: Decoder = Decoder {
 
 #[cfg(test)]
 mod tests {
-    use shoal_scheduler::sim;
+    use shoal_scheduler::sim::{self, Mark};
 
     use super::*;
 
@@ -361,7 +361,7 @@ mod tests {
         assert!(described.check().is_ok());
         let scenario = described.scenario(1);
         let report = sim::run(&scenario).expect("every oracle holds");
-        assert!(report.finished && report.recovery.crashes > 0, "{report:?}");
+        assert!(report.finished && report.marks[Mark::Died] > 0, "{report:?}");
         assert_eq!(sim::run(&described.scenario(1)), Ok(report));
     }
 

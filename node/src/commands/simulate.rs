@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use shoal_protocol::limits;
 use shoal_protocol::units::Bytes;
-use shoal_scheduler::sim::{self, Report, Scenario, Timeline};
+use shoal_scheduler::sim::{self, Mark, Report, Scenario, Timeline};
 
 use super::groups;
 use super::scenario::Described;
@@ -77,7 +77,7 @@ fn print_report(seed: u64, scenario: &Scenario, report: &Report) {
     let busy = report.busy.as_secs_f64() / (all.as_secs_f64() * scenario.peers.len() as f64);
     let median = steps.get(steps.len() / 2).copied().unwrap_or_default();
     let longest = steps.last().copied().unwrap_or_default();
-    let recovery = &report.recovery;
+    let marks = &report.marks;
     outln!(
         "seed {seed}: {} steps in {:.1} s of simulated time, engines busy {:.0}%; a step took \
          {:.2} s (median), {:.2} s (longest)",
@@ -90,15 +90,15 @@ fn print_report(seed: u64, scenario: &Scenario, report: &Report) {
     outln!(
         "  {} deaths, {} expelled, {} caught up later; {} claims revoked, {} released late, {} activations \
          requested again, {} rounds repaired, {} retried, {} rewinds",
-        recovery.crashes,
-        recovery.lost,
-        recovery.joined,
-        recovery.claims.revoked,
-        recovery.claims.reclaimed,
-        recovery.claims.replays,
-        recovery.rounds.mended,
-        recovery.rounds.aborted,
-        recovery.rewinds
+        marks[Mark::Died],
+        marks[Mark::Expelled],
+        marks[Mark::CaughtUp],
+        marks[Mark::ClaimRevoked],
+        marks[Mark::ClaimReclaimed],
+        marks[Mark::Replayed],
+        marks[Mark::RoundMended],
+        marks[Mark::RoundAborted],
+        marks[Mark::Rewound]
     );
     if report.swapped.loaded > Bytes(0) {
         outln!(

@@ -287,6 +287,15 @@ pub struct Move {
     pub reason: MoveReason,
 }
 
+/// The stages whose weights a member follows from a snapshot on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum Followed {
+    /// Its own. If it serves, and lacks a result of these, it cannot continue.
+    Own,
+    /// Those that its migration fetches.
+    Destination,
+}
+
 /// Why a member changes its stage.
 #[derive(
     Debug,

@@ -35,8 +35,8 @@ pub use self::log::{
     CommitRecord, Founding, LogRecord, SavedCheckpoint, SnapshotPart, StoredFile, StoredStage,
 };
 pub use self::membership::{
-    Candidate, Duties, MemberRecord, Move, MoveReason, StageChoice, StageRoom, View, ViewChange,
-    is_stopped,
+    Candidate, Duties, Followed, MemberRecord, Move, MoveReason, StageChoice, StageRoom, View,
+    ViewChange, is_stopped,
 };
 pub use self::peer::{PeerMessage, TensorHeader, TensorTag};
 pub use self::round::{
@@ -269,12 +269,8 @@ pub enum ToCoordinator {
         view: u64,
     },
     /// The sender does not serve yet or is to move, and cannot use the snapshot it was given, or
-    /// lacks results since then: it needs a newer snapshot.
-    Stale {
-        /// Whether this concerns the destination of its migration. If a serving member lacks a
-        /// result of its own stage, it cannot continue.
-        there: bool,
-    },
+    /// lacks results since then: it needs a newer snapshot of these stages.
+    Behind(Followed),
     /// Measured links to other peers: new ones, and those that changed by much.
     LinkEstimates {
         /// The other peers, each with the estimate.

@@ -12,7 +12,8 @@ use shoal_protocol::message::StageChoice;
 use shoal_protocol::units::{Bytes, Moment};
 use shoal_scheduler::coordinator::placing::rebalance::Rebalance;
 use shoal_scheduler::sim::{
-    self, ComputeScenario, Fault, NetworkScenario, PeerScenario, Scenario, SpotTrace, SpotUnit,
+    self, ComputeScenario, Fault, Mark, NetworkScenario, PeerScenario, Scenario, SpotTrace,
+    SpotUnit,
 };
 
 use self::fleet::{Account, Fleet};
@@ -167,9 +168,9 @@ fn measure(
         whole: fleet.whole(),
         first: hour(0),
         last: hour(last),
-        moves: report.moves,
+        moves: report.marks[Mark::Moved],
         deaths: fleet.deaths,
-        rewinds: report.recovery.rewinds,
+        rewinds: report.marks[Mark::Rewound],
     })
 }
 

@@ -35,7 +35,9 @@ pub(crate) mod work;
 pub use config::{CoordinatorConfig, round_patience};
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{Era, Member, Term};
-use shoal_protocol::message::{FromCoordinator, LogRecord, Round, RoundId, ToCoordinator};
+use shoal_protocol::message::{
+    Followed, FromCoordinator, LogRecord, Round, RoundId, ToCoordinator,
+};
 use shoal_protocol::units::Moment;
 
 use self::alarms::Alarms;
@@ -296,7 +298,7 @@ impl Coordinator {
                 self.work.release(&self.context, from, (key, grant), out);
             }
             ToCoordinator::Ready { version, view } => self.ready(from, version, view, out),
-            ToCoordinator::Stale { there } => self.stale(from, there, out),
+            ToCoordinator::Behind(of) => self.stale(from, of == Followed::Destination, out),
             ToCoordinator::CannotReach { member } => self.unreachable(from, member, out),
             ToCoordinator::LinkEstimates { link_estimates } => {
                 self.context.members.measure_links(from.peer, &link_estimates)

@@ -18,7 +18,7 @@ use super::Out;
 use super::context::Context;
 use super::pipeline::Pipeline;
 use super::senders::{Host, Keeper, Listed};
-use super::weights::Rounds;
+use super::weights::Weights;
 use crate::action::{DeviceIndex, Payload, PeerAction, Task, TaskResult};
 
 /// Orders that wait at most; the coordinator repeats others.
@@ -168,13 +168,13 @@ impl Audits {
     pub(super) fn advance(
         &mut self,
         ctx: &Context<'_>,
-        (pipeline, rounds): (&Pipeline, &Rounds),
+        (pipeline, weights): (&Pipeline, &Weights),
         out: &mut Out,
     ) {
         // Its own sums are needed while a round goes on.
         let is_possible = |order: &AuditOrder| {
-            !pipeline.jobs.has_granted(ctx.version(), order.id.stage)
-                && rounds.are_over(&order.rounds)
+            !pipeline.has_granted(ctx.version(), order.id.stage)
+                && weights.have_results(&order.rounds)
         };
         if let Some(present) = &self.present {
             if !is_possible(&present.order) {
@@ -227,7 +227,7 @@ impl Audits {
         };
         let is_here = audit.inputs_of(audit.at).all(|(of, _)| audit.inputs.contains_key(&of));
         // Passes of its own work may have the same name, where it was to do it or has done it again.
-        if is_here && !pipeline.is_dropping(key) && !pipeline.jobs.is_open(key) {
+        if is_here && !pipeline.has_passes(key) {
             let activation = audit.inputs.get(&InputId { key, input: Recalled::Activation });
             let activation = activation.map(|payload| payload.id);
             let (exchange, device) = (Exchange(0), DeviceIndex::default());
@@ -446,19 +446,7 @@ fn answer(id: AuditId, finding: Finding, out: &mut Out) {
 }
 
 /// A replica of the work's stage audits it: sends it the input from the output log, if it is there.
-pub(super) fn send_recalled(
-    pipeline: &Pipeline,
-    to: Host,
-    (key, input): (ClaimKey, Recalled),
-    out: &mut Out,
-) {
-    let payload = match input {
-        Recalled::Activation => {
-            key.upstream().and_then(|before| pipeline.downstream.logged_output(before))
-        }
-        Recalled::Gradient => pipeline.jobs.logged_gradient(key.downstream()),
-    };
-    let tag = TensorTag::Recalled { key, input };
-    let to = to.member();
-    out.extend(payload.map(|payload| PeerAction::send_tensor(to, tag, &payload)));
+pub(super) fn send_recalled(pipeline: &Pipeline, to: Host, of: InputId, out: &mut Out) {
+    let (logged, tag) = (pipeline.logged(of), TensorTag::Recalled { key: of.key, input: of.input });
+    out.extend(logged.map(|payload| PeerAction::send_tensor(to.member(), tag, &payload)));
 }

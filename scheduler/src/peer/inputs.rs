@@ -13,12 +13,10 @@ use shoal_protocol::message::{
 use shoal_protocol::units::Moment;
 
 use super::senders::{Host, Listed};
+use super::weights::Piece;
 use super::{Out, Peer, Status, audits, context_of, report_unentitled};
 use crate::action::{Payload, PeerAction, PeerEvent, PeerInput, TaskResult};
 use crate::router::Routing;
-
-/// Claims in one message of a census, far below the size limit of a message.
-const CLAIMS: usize = 256;
 
 /// The position of the run, as a new coordinator reports it.
 struct RunPosition {
@@ -48,7 +46,7 @@ impl Peer {
             }
             PeerInput::Done { result, busy } => self.handle_task_result(now, result, busy, out),
             PeerInput::Disconnected { member } => {
-                self.pipeline.downstream.handle_disconnected(&context_of!(self, now), member, out);
+                self.pipeline.handle_disconnected(&context_of!(self, now), member, out);
             }
             PeerInput::Unreachable { member } => {
                 self.membership.report_unreachable(member, self.contact.current(), out);
@@ -66,7 +64,7 @@ impl Peer {
             }
             PeerInput::Links(measured) => {
                 let link_estimates = self.links.update(measured);
-                self.pipeline.downstream.update_links(&context_of!(self, now));
+                self.pipeline.update_links(&context_of!(self, now));
                 let by_speed = self.config.routing == Routing::BySpeed;
                 if !link_estimates.is_empty() && by_speed && self.status == Status::Member {
                     out.push(PeerAction::ToCoordinator(ToCoordinator::LinkEstimates {
@@ -128,52 +126,26 @@ impl Peer {
             | FromCoordinator::Held { .. }
             | FromCoordinator::NotOpen { .. }
             | FromCoordinator::Reclaim { .. }
-            | FromCoordinator::Noted { .. }) => self.handle_claims(now, claims, out),
+            | FromCoordinator::Noted { .. }) => self.pipeline.handle_claims(&ctx, claims, out),
             FromCoordinator::Close { round, group, mended, counted } => {
-                if let Some(round) = self.weights.rounds.close(&ctx, round, &group, mended, out) {
-                    self.handle_close(now, round, counted, out);
-                }
+                let hosts = |stage| self.pipeline.hosts(stage);
+                let close = (round, &group, mended);
+                let listens = self.weights.handle_close(&ctx, close, counted, hosts, out);
+                self.follow_close(now, listens, out);
             }
             FromCoordinator::RoundGroup { weights, number, part, here } => {
-                self.weights.rounds.take_group_page(&ctx, weights, number, part, here);
+                self.weights.take_group_page(&ctx, weights, number, part, here);
             }
             FromCoordinator::Audit(order) => self.audits.order(&ctx, order, out),
             FromCoordinator::Commit(record) => self.handle_commit(now, record, out),
             FromCoordinator::Store { version, stage } => {
-                let is_hosted = self.pipeline.stages.contains(stage);
+                let is_hosted = self.pipeline.hosts(stage);
                 self.weights.handle_snapshot_request(&ctx, (version, stage), is_hosted, out);
             }
             FromCoordinator::Finished => self.end(now, PeerEvent::Finished, out),
             FromCoordinator::Stopped { reason } => {
                 self.end(now, PeerEvent::Stopped { reason }, out);
             }
-        }
-    }
-
-    /// Handles a message about claims. Work whose step is not open is dropped by its commit.
-    fn handle_claims(&mut self, now: Moment, message: FromCoordinator, out: &mut Out) {
-        let ctx = context_of!(self, now);
-        let pipeline = &mut self.pipeline;
-        match message {
-            FromCoordinator::Replay { keys } => {
-                pipeline.downstream.handle_replay(&ctx, &keys, out);
-            }
-            FromCoordinator::Work { step, grants } => {
-                pipeline.handle_work(&ctx, step, &grants, out);
-            }
-            FromCoordinator::Granted { key, grant, next_holder } => {
-                pipeline.handle_granted(&ctx, key, grant, next_holder, out);
-            }
-            FromCoordinator::Held { key, holder } => {
-                pipeline.handle_held(&ctx, key, holder, out);
-            }
-            FromCoordinator::Reclaim { key, grant, patience } => {
-                pipeline.handle_reclaim(&ctx, key, grant, patience, out);
-            }
-            FromCoordinator::Noted { key, grant } => {
-                pipeline.jobs.acknowledge_report(key, grant);
-            }
-            _ => {}
         }
     }
 
@@ -200,19 +172,19 @@ impl Peer {
                     return Some(message);
                 };
                 let key = (key, wanted);
-                pipeline.downstream.handle_accepted(&ctx, host, key, service_time, out);
+                pipeline.handle_accepted(&ctx, host, key, service_time, out);
             }
             PeerMessage::Busy { key, service_time } => {
-                pipeline.downstream.handle_busy(&ctx, sender, key, service_time, out);
+                pipeline.handle_busy(&ctx, sender, key, service_time, out);
             }
             PeerMessage::HeldBy { key, holder } => {
                 if let Some(asked) = key.upstream().and_then(|key| pipeline.asked(sender, key, out))
                 {
-                    pipeline.downstream.handle_redirect(&ctx, asked, holder, out);
+                    pipeline.handle_redirect(&ctx, asked, holder, out);
                 }
             }
             PeerMessage::Free { stage } => {
-                pipeline.downstream.handle_free(&ctx, sender, stage, out);
+                pipeline.handle_free(&ctx, sender, stage, out);
             }
             PeerMessage::Withdrawn { key } => pipeline.handle_withdrawn(&ctx, sender, key, out),
             PeerMessage::Recall { key, input } => {
@@ -220,7 +192,7 @@ impl Peer {
                     return Some(message);
                 };
                 if ctx.config.manifest.audit.is_on() {
-                    audits::send_recalled(pipeline, host, (key, input), out);
+                    audits::send_recalled(pipeline, host, InputId { key, input }, out);
                 } else {
                     report_unentitled(from, "an audit in a run without audits", out);
                 }
@@ -264,7 +236,7 @@ impl Peer {
         }
         let taken = match tag {
             TensorTag::Activation { key, exchange } => {
-                let feeder = sender.and_then(|sender| self.pipeline.jobs.feeder(sender, key, out));
+                let feeder = sender.and_then(|sender| self.pipeline.feeder(sender, key, out));
                 feeder.map(|feeder| {
                     self.pipeline.handle_activation(&ctx, feeder, exchange, payload, out);
                 })
@@ -285,7 +257,7 @@ impl Peer {
             }
             // A round knows its members.
             TensorTag::RoundPart { .. } | TensorTag::RoundResult { .. } => {
-                return self.handle_round_piece(now, (from, tag, payload), out);
+                return self.handle_round_piece(now, Piece { from, tag, payload }, out);
             }
         };
         if taken.is_none() {
@@ -327,14 +299,14 @@ impl Peer {
                 out.push(PeerAction::ToCoordinator(message));
             }
             TaskResult::Applied { step, stage, verdict } => {
-                self.weights.steps.handle_applied(step, stage, verdict, out);
+                self.weights.handle_applied(step, stage, verdict, out);
             }
             TaskResult::Left { .. } => {}
             TaskResult::Stored { version, stage, files } => {
-                self.weights.snapshots.finish(version, stage, files, out);
+                self.weights.handle_stored(version, stage, Some(files), out);
             }
             TaskResult::NotStored { version, stage } => {
-                self.weights.snapshots.fail(version, stage, out);
+                self.weights.handle_stored(version, stage, None, out);
             }
             TaskResult::Exported { .. }
             | TaskResult::Reduced { .. }
@@ -393,7 +365,7 @@ impl Peer {
         self.position.era = era.max(self.position.era);
         self.position.span = Some(span);
         self.position.version = version;
-        self.weights.catch_up.admit(version, self.config.manifest.is_initial(version));
+        self.weights.admit(version, self.config.manifest.is_initial(version));
         self.pipeline.host(&context_of!(self, now), span, out);
         out.push(PeerAction::Event(PeerEvent::Admitted { span, version }));
         self.serve_when_listed(now, out);
@@ -403,7 +375,7 @@ impl Peer {
     /// Members joined, left or changed.
     fn handle_view_change(&mut self, now: Moment, change: &ViewChange, out: &mut Out) {
         let view = self.membership.view();
-        let reroutes = self.pipeline.downstream.is_rerouted_by(view, change);
+        let reroutes = self.pipeline.is_rerouted_by(view, change);
         let retry = self.config.limits.retry;
         if let Some(departed) = self.membership.apply(now, retry, change, out) {
             self.follow_view(now, &departed, reroutes, out);
@@ -419,7 +391,7 @@ impl Peer {
         out: &mut Out,
     ) {
         if reroutes {
-            self.pipeline.downstream.update_routes(&context_of!(self, now));
+            self.pipeline.update_routes(&context_of!(self, now));
         }
         out.push(PeerAction::Event(PeerEvent::View));
         self.serve_when_listed(now, out);
@@ -463,27 +435,15 @@ impl Peer {
             if let Some(commit) = run.commit.filter(|_| !self.weights.is_newcomer()) {
                 self.handle_commit(now, commit, out);
             }
-            self.pipeline.requests.forget();
+            self.pipeline.forget_work_request();
             self.links.forget_reports();
         }
-        self.report_claims(out);
-    }
-
-    fn report_claims(&mut self, out: &mut Out) {
-        let claims = self.pipeline.jobs.held_claims();
-        let parts = claims.len().div_ceil(CLAIMS).max(1);
-        let mut claims = claims.into_iter();
-        for part in 0..parts {
-            let claims = claims.by_ref().take(CLAIMS).collect();
-            let last = part + 1 == parts;
-            let message = ToCoordinator::Held { claims, part: part as u32, last };
-            out.push(PeerAction::ToCoordinator(message));
-        }
+        self.pipeline.report_claims(out);
     }
 
     /// The new coordinator completed its census: repeats everything that waits for its answer.
     fn handle_takeover(&mut self, now: Moment, out: &mut Out) {
-        self.pipeline.jobs.repeat_claims(now, out);
+        self.pipeline.repeat_claims(now, out);
         self.report_draining(out);
         self.weights.repeat_behind(out);
         self.weights.report_ready(&context_of!(self, now), out);

@@ -93,7 +93,7 @@ macro_rules! context_of {
             view: $peer.membership.view(),
             links: &$peer.links,
             position: $peer.position,
-            target: $peer.weights.migration.target(),
+            target: $peer.weights.target(),
             status: $peer.status,
             is_serving: $peer.status == $crate::peer::Status::Member
                 && !$peer.weights.is_newcomer(),
@@ -144,7 +144,7 @@ impl Peer {
         self.handle_input(now, input, out);
         if self.is_serving() {
             let ctx = context_of!(self, now);
-            self.audits.advance(&ctx, (&self.pipeline, &self.weights.rounds), out);
+            self.audits.advance(&ctx, (&self.pipeline, &self.weights), out);
             // The sums are those of audited work meanwhile.
             if !self.audits.are_busy() {
                 self.pipeline.dispatch(&ctx, out);
@@ -186,12 +186,12 @@ impl Peer {
     /// The resources that the peer holds.
     #[must_use]
     pub fn load(&self) -> PeerLoad {
-        let pipeline = self.pipeline.load();
+        let (pipeline, weights) = (self.pipeline.load(), self.weights.load());
         PeerLoad {
             in_flight: pipeline.in_flight + self.audits.held(),
             computing: self.tasks,
-            rounds: self.weights.rounds.held(),
-            heard: self.weights.rounds.result_bytes(),
+            rounds: weights.rounds,
+            heard: weights.heard,
             ..pipeline
         }
     }
@@ -223,9 +223,8 @@ impl Peer {
         let retry = self.config.limits.retry;
         self.membership.repeat_request(now, retry, out);
         let ctx = context_of!(self, now);
-        self.weights.rounds.repeat_group_requests(&ctx, out);
-        self.pipeline.jobs.repeat_reports(now, retry, out);
-        self.pipeline.downstream.retry(&ctx, out);
+        self.weights.repeat_group_requests(&ctx, out);
+        self.pipeline.retry(&ctx, out);
         self.audits.repeat(&ctx, out);
         self.pipeline.repeat_acceptances(&ctx, out);
         self.weights.retry(&ctx, out);

@@ -1,44 +1,34 @@
 //! Progress: hands over between the weights and the microbatches, from step to step.
 
-use shoal_protocol::ids::{Era, Microbatch, Stage, StageSpan, Step};
-use shoal_protocol::message::{CommitRecord, Round, RoundId, SnapshotPart};
+use shoal_protocol::ids::{Era, Stage, StageSpan, Step};
+use shoal_protocol::message::{CommitRecord, Followed, RoundId, SnapshotPart};
 use shoal_protocol::units::Moment;
 
-use super::weights::{Close, Decision, NextStep, Piece, Started, StepMessage};
+use super::weights::{Close, Decision, NextStep, Piece, StepMessage};
 use super::{Out, Peer, Status, context_of};
 use crate::action::{Fault, PeerAction, PeerEvent, Task, TaskResult};
 
 /// Rounds and commits.
 impl Peer {
-    /// A step is closed at the stages of some of this peer's weights.
-    pub(super) fn handle_close(
-        &mut self,
-        now: Moment,
-        round: Round,
-        counted: Vec<(Stage, Microbatch)>,
-        out: &mut Out,
-    ) {
-        let ctx = context_of!(self, now);
-        if round.group.listeners.contains(&self.config.me) {
-            let id = round.id;
-            let mut stages = self.config.manifest.stages_of(id.weights);
-            let is_hosted = stages.any(|stage| self.pipeline.stages.contains(stage));
-            if self.weights.listen(&ctx, round, is_hosted, out) {
-                self.handle_early_pieces(now, id, out);
-            }
-        } else {
-            let close = Close { round, counted, outdated: false };
-            self.weights.queue(&ctx, StepMessage::Close(close), out);
+    /// A step is closed for some weights: takes the pieces of a round that came before this peer listened to it.
+    pub(super) fn follow_close(&mut self, now: Moment, listens: Option<RoundId>, out: &mut Out) {
+        if let Some(round) = listens {
+            self.handle_early_pieces(now, round, out);
         }
         self.catch_up(now, out);
     }
 
     /// A step is committed.
     pub(super) fn handle_commit(&mut self, now: Moment, record: CommitRecord, out: &mut Out) {
-        if self.weights.queue_migration_commit(&record, out) {
-            self.catch_up_migration(now, out);
+        let ctx = context_of!(self, now);
+        if ctx.target.is_some() {
+            let message = StepMessage::Commit(record.clone());
+            if self.weights.queue(&ctx, Followed::Destination, message, out) {
+                self.catch_up_migration(now, out);
+            }
         }
-        self.weights.queue(&context_of!(self, now), StepMessage::Commit(record), out);
+        let message = StepMessage::Commit(record);
+        self.weights.queue(&context_of!(self, now), Followed::Own, message, out);
         self.catch_up(now, out);
     }
 
@@ -62,11 +52,11 @@ impl Peer {
     fn reduce(&mut self, now: Moment, close: Close, out: &mut Out) {
         let id = close.round.id;
         let stages = self.config.manifest.stages_of(id.weights);
-        let Some(own) = self.pipeline.stages.counted(stages, id.step) else { return };
+        let Some(own) = self.pipeline.counted(stages, id.step) else { return };
         // The round reads this peer's own sums.
         self.audits.give_up(out);
         let ctx = context_of!(self, now);
-        match self.weights.rounds.begin(&ctx, close, &own, out) {
+        match self.weights.begin_round(&ctx, close, &own, out) {
             Ok(true) => self.handle_early_pieces(now, id, out),
             Ok(false) => {}
             Err(fault) => self.leave(now, fault, out),
@@ -75,7 +65,7 @@ impl Peer {
 
     /// Handles the pieces that came before the close of their round.
     fn handle_early_pieces(&mut self, now: Moment, round: RoundId, out: &mut Out) {
-        for piece in self.weights.rounds.take_early(round) {
+        for piece in self.weights.take_early(round) {
             self.handle_round_piece(now, piece, out);
         }
     }
@@ -89,7 +79,7 @@ impl Peer {
 
     /// A task of a round ended.
     pub(super) fn handle_round_task(&mut self, now: Moment, result: TaskResult, out: &mut Out) {
-        if self.weights.rounds.handle_task(result, &self.links, out) {
+        if self.weights.handle_round_task(result, &self.links, out) {
             self.follow_result(now, out);
         }
     }
@@ -117,9 +107,8 @@ impl Peer {
         self.pipeline.drop_through(&ctx, step, out);
         self.weights.await_applied(&ctx, record, hosted, out);
         self.position.version = next;
-        self.pipeline.released.forget_before(next);
         self.change_over(now, out);
-        self.pipeline.stages.forget_before(next);
+        self.pipeline.forget_before(next);
         let ctx = context_of!(self, now);
         self.weights.write_snapshots(&ctx, out);
         self.pipeline.join_newest(&ctx);
@@ -139,17 +128,13 @@ impl Peer {
         parts: Vec<SnapshotPart>,
         out: &mut Out,
     ) {
-        let hosted = self.pipeline.stages.list();
+        let hosted = self.pipeline.hosted();
         let start = (version, view);
-        match self.weights.start_from(&context_of!(self, now), hosted, start, parts, out) {
-            None => {}
-            Some(Started::Migration) => self.catch_up_migration(now, out),
-            Some(Started::Own) => {
-                self.position.version = version;
-                self.catch_up(now, out);
-                self.weights.report_ready(&context_of!(self, now), out);
-            }
+        let started = self.weights.start_from(&context_of!(self, now), hosted, start, parts, out);
+        if started == Some(Followed::Own) {
+            self.position.version = version;
         }
+        self.follow(now, started, out);
     }
 
     /// The engine holds a stage at a version.
@@ -160,10 +145,16 @@ impl Peer {
         stage: Stage,
         out: &mut Out,
     ) {
-        match self.weights.handle_restored(version, stage) {
+        let restored = self.weights.handle_restored(version, stage);
+        self.follow(now, restored, out);
+    }
+
+    /// Goes on with weights that have a start, or of which the engine holds more.
+    fn follow(&mut self, now: Moment, of: Option<Followed>, out: &mut Out) {
+        match of {
             None => {}
-            Some(Started::Migration) => self.catch_up_migration(now, out),
-            Some(Started::Own) => {
+            Some(Followed::Destination) => self.catch_up_migration(now, out),
+            Some(Followed::Own) => {
                 self.weights.write_snapshots(&context_of!(self, now), out);
                 self.catch_up(now, out);
                 self.weights.report_ready(&context_of!(self, now), out);
@@ -212,11 +203,9 @@ impl Peer {
 impl Peer {
     /// Follows the membership's assignment of this peer to another span.
     pub(super) fn follow_assignment(&mut self, now: Moment, out: &mut Out) {
-        match self.weights.migration.decision(&context_of!(self, now)) {
+        match self.weights.follow_decision(&context_of!(self, now)) {
             Decision::Pending => {}
-            Decision::From(step) => {
-                self.weights.migration.decide(step);
-                let to = self.weights.migration.target().expect("it was just decided").span;
+            Decision::From(step, to) => {
                 self.pipeline.leave_from(&context_of!(self, now), step, to, out);
                 self.open_target(now, out);
             }
@@ -226,14 +215,14 @@ impl Peer {
             }
         }
         if self.is_serving() {
-            self.weights.migration.begin_assigned(&context_of!(self, now), out);
+            self.weights.begin_migration(&context_of!(self, now), out);
         }
     }
 
     /// Accepts work of the fetched stages as soon as their weights are as new as the served ones.
     fn open_target(&mut self, now: Moment, out: &mut Out) {
-        let mut stages = self.weights.migration.stages_to_open(self.position.version);
-        stages.retain(|stage| !self.pipeline.stages.contains(*stage));
+        let mut stages = self.weights.stages_to_open(self.position.version);
+        stages.retain(|stage| !self.pipeline.hosts(*stage));
         if !stages.is_empty() {
             self.pipeline.open_stages(&context_of!(self, now), &stages, out);
         }
@@ -243,15 +232,10 @@ impl Peer {
     /// Changes to the other span as soon as its first step is reached and all of its stages are open.
     fn change_over(&mut self, now: Moment, out: &mut Out) {
         let at = self.position.version;
-        let Some(to) = self.weights.migration.span_due(at) else { return };
-        if !to.stages().all(|stage| self.pipeline.stages.contains(stage)) {
-            return;
-        }
-        self.weights.migration.end();
+        let is_open = |stage| self.pipeline.hosts(stage);
+        let own = self.position.span.unwrap_or(StageSpan::none());
+        let Some(to) = self.weights.change_over(at, own, is_open, out) else { return };
         let from = self.position.span.replace(to).expect("members host stages");
-        for stage in from.outside(to) {
-            self.weights.snapshots.leave(stage, out);
-        }
         self.pipeline.host(&context_of!(self, now), to, out);
         out.push(PeerAction::Event(PeerEvent::Moved { from, to, at }));
         // The membership may assign the next stage already.
@@ -269,7 +253,7 @@ impl Peer {
     /// Ends the migration without a change, and leaves the fetched stages unless they are open.
     fn cancel_migration(&mut self, out: &mut Out) {
         for stage in self.weights.cancel_migration(out) {
-            if !self.pipeline.stages.contains(stage) {
+            if !self.pipeline.hosts(stage) {
                 out.push(PeerAction::Compute(Task::Leave { stage }));
             }
         }

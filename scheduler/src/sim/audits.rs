@@ -7,7 +7,7 @@ use shoal_protocol::manifest::{Audit, Manifest};
 use shoal_protocol::message::StageChoice;
 
 use super::corruption::{ComputeError, Corruption, HandoverLie};
-use super::tests::{all_hold, checked, on_all, reached, seeds};
+use super::tests::{all_hold, checked, marked, on_all, reached, seeds};
 use super::world::World;
 use super::*;
 
@@ -35,8 +35,8 @@ fn audited_swarms_with_faults_satisfy_every_oracle() {
     };
     let results = on_all(seeds(AUDITED), |seed| checked(seed, "audited_swarms", audited));
     let reports = all_hold(results);
-    reached(&reports, "sound audits", |report| report.audits.sound);
-    reached(&reports, "work that nobody could audit", |report| report.audits.not_made);
+    marked(&reports, Mark::AuditedSound);
+    marked(&reports, Mark::NotAudited);
     reached(&reports, "completed runs", |report| u64::from(report.finished));
 }
 
@@ -95,8 +95,8 @@ fn wrong_work_is_found_and_taken_back() {
         let reports = all_hold(results);
         println!("{error:?}");
         reached(&reports, "convictions", |report| report.convictions.len() as u64);
-        reached(&reports, "rewinds", |report| report.recovery.rewinds);
-        reached(&reports, "sound audits", |report| report.audits.sound);
+        marked(&reports, Mark::Rewound);
+        marked(&reports, Mark::AuditedSound);
         reached(&reports, "completed runs", |report| u64::from(report.finished));
     }
 }
@@ -119,7 +119,7 @@ fn wrong_handovers_are_found_and_taken_back() {
         let reports = all_hold(results);
         println!("{lie:?}");
         reached(&reports, "convictions", |report| report.convictions.len() as u64);
-        reached(&reports, "rewinds", |report| report.recovery.rewinds);
+        marked(&reports, Mark::Rewound);
         reached(&reports, "completed runs", |report| u64::from(report.finished));
     }
 }

@@ -2,7 +2,7 @@
 
 mod audit;
 mod lanes;
-mod round_result;
+mod rounds;
 mod swapping;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,14 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shoal_protocol::codec::SumCodec;
-use shoal_protocol::frame::Element;
 use shoal_protocol::ids::{ClaimKey, Exchange, Stage, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
-use shoal_protocol::message::{Challenge, FixedLoss, RoundId, StoredFile};
+use shoal_protocol::message::{FixedLoss, RoundId, StoredFile};
 use shoal_protocol::units::{Bytes, Moment};
 
 use self::lanes::Lanes;
-use self::round_result::RoundResult;
+use self::rounds::RoundResult;
 use super::corruption::{ComputeError, SumLie, lies_about};
 use super::integer_model::{self, Weights, Worker};
 use super::omitted_rules::Omit;
@@ -410,52 +409,6 @@ impl Engine {
         Ok(TaskResult::Returned { key, gradient })
     }
 
-    fn round_task(&mut self, task: Task, payloads: &mut Payloads) -> Result<TaskResult, String> {
-        let codec = self.sizes.sums;
-        match task {
-            Task::Export { round, to, piece, range, parts } => {
-                let sums = self.sums_with(round, &range, parts, payloads)?;
-                let payload = keep_sums(payloads, sums, codec.part());
-                Ok(TaskResult::Exported { round, to, piece, payload })
-            }
-            Task::Reduce { round, piece, range, parts } => {
-                // Who adds nothing up for others computes wrongly, which no sum shows.
-                let lies = self.sum_lie == Some(SumLie::Results) && !parts.is_empty();
-                let mut sums = self.sums_with(round, &range, parts, payloads)?;
-                if lies {
-                    sums[0] += 1;
-                }
-                self.install(round, range.start, &sums)?;
-                let payload = keep_sums(payloads, sums, codec.result());
-                Ok(TaskResult::Reduced { round, piece, payload })
-            }
-            Task::Install { round, range, payload } => {
-                let sums = content_sums(payloads, payload)?;
-                if sums.len() != range.len() {
-                    return Err("a piece of a wrong size".to_owned());
-                }
-                self.install(round, range.start, &sums)?;
-                Ok(TaskResult::Installed { round, range })
-            }
-            Task::Summarise { round, owned } => {
-                let result = self.result(round).whole(round)?;
-                let (hash, square_norm) = integer_model::summary(&result);
-                let sums = self.own_sums(round, &(0..result.len()));
-                let challenge = Challenge::of(round, hash);
-                let mut checks = integer_model::checks(&challenge, &owned, &sums, &result);
-                let lies = match self.sum_lie {
-                    Some(SumLie::GaveAll) => checks.len(),
-                    Some(SumLie::GaveFirst) => 1.min(checks.len()),
-                    Some(SumLie::Results) | None => 0,
-                };
-                checks[..lies].iter_mut().for_each(|check| check.own[0] += 1e9);
-                let sums = self.own_prints(round, hash);
-                Ok(TaskResult::Summarised { round, hash, square_norm, checks, sums })
-            }
-            other => Err(format!("not a task of a round: {other:?}")),
-        }
-    }
-
     fn apply(
         &mut self,
         (step, stage): (Step, Stage),
@@ -480,57 +433,6 @@ impl Engine {
         state.version = step.next();
         let weights = state.weights;
         Ok(Observed::Applied { step, stage, sums, weights })
-    }
-
-    /// The update of a stage by this round and its others, if all their results are here.
-    pub(super) fn possible_update(&self, round: RoundId) -> Option<Task> {
-        let step = round.step;
-        let rounds_of = |stage| -> Vec<RoundId> {
-            let groups = self.manifest.groups_of(stage);
-            groups.map(|weights| RoundId { weights, ..round }).collect()
-        };
-        let is_here = |round: &RoundId| self.results[&round.weights].whole(*round).is_ok();
-        let mut stages = self.manifest.stages_of(round.weights);
-        let stage = stages.find(|stage| rounds_of(*stage).iter().all(is_here))?;
-        let rounds = rounds_of(stage);
-        Some(Task::Apply { step, stage, rounds, gradient_norm: 1.0, loss: FixedLoss::new(0, 1) })
-    }
-
-    fn result(&mut self, round: RoundId) -> &mut RoundResult {
-        self.results.get_mut(&round.weights).expect("the run has the weights")
-    }
-
-    fn install(&mut self, round: RoundId, start: usize, sums: &[i64]) -> Result<(), String> {
-        let may_differ = self.others_err;
-        self.result(round).install(round, (start, may_differ), sums)
-    }
-
-    /// The sums of a range of a weight group and of other members' integers.
-    fn sums_with(
-        &mut self,
-        round: RoundId,
-        range: &Range<usize>,
-        parts: Vec<PayloadId>,
-        payloads: &Payloads,
-    ) -> Result<Vec<i64>, String> {
-        let mut sums = self.own_sums(round, range);
-        for part in parts {
-            let part = content_sums(payloads, part)?;
-            integer_model::add(&mut sums, 0..part.len(), &part);
-        }
-        Ok(sums)
-    }
-
-    /// The sums of a range of a weight group, over all stages that have it.
-    fn own_sums(&mut self, round: RoundId, range: &Range<usize>) -> Vec<i64> {
-        let mut all = vec![0; range.len()];
-        for state in self.stages.values_mut() {
-            if let Some(place) = state.groups.get(&round.weights).cloned() {
-                let sums = &state.sums(round.step)[place][range.clone()];
-                integer_model::add(&mut all, 0..range.len(), sums);
-            }
-        }
-        all
     }
 
     fn copy(&mut self, version: Step, stage: Stage) -> Result<Observed, String> {
@@ -606,17 +508,4 @@ fn word(payloads: &Payloads, id: PayloadId) -> Result<u64, String> {
         (Content::Word(word), _) => Ok(*word),
         (Content::Sums(_), _) => Err(format!("{id:?} is no activation")),
     }
-}
-
-fn content_sums(payloads: &Payloads, id: PayloadId) -> Result<Vec<i64>, String> {
-    match payloads.get(id)? {
-        (Content::Sums(sums), _) => Ok(sums.clone()),
-        (Content::Word(_), _) => Err(format!("{id:?} holds no integers")),
-    }
-}
-
-/// Keeps integers that travel as elements of this kind.
-fn keep_sums(payloads: &mut Payloads, sums: Vec<i64>, element: Element) -> crate::action::Payload {
-    let size = element.bytes_of(sums.len() as u64).expect("few");
-    payloads.keep(Content::Sums(sums), Bytes(size))
 }

@@ -6,7 +6,7 @@ use shoal_protocol::message::StageChoice;
 
 use super::peer_scenario::{ComputeScenario, PeerScenario};
 use super::scenario::{Fault, NetworkScenario};
-use super::{Report, Scenario, run};
+use super::{Mark, Report, Scenario, run};
 
 const REPLICAS: usize = 8;
 
@@ -50,7 +50,7 @@ fn assert_cheap(undisturbed: &Scenario, most: u32) {
         scenario.faults.happen = vec![(begins + whole * percent / 100, crash)];
         let mended = run(&scenario).expect("no oracle objects");
         assert_eq!(mended.checkpoint, report.checkpoint);
-        assert_eq!((mended.recovery.rounds.mended, mended.recovery.rounds.aborted), (1, 0));
+        assert_eq!((mended.marks[Mark::RoundMended], mended.marks[Mark::RoundAborted]), (1, 0));
         let longer = round(&mended).1.saturating_sub(ends);
         println!("a round of {whole:?}, interrupted after {percent}%, takes {longer:?} longer");
         assert!(longer < whole * most / 100, "{longer:?} of {whole:?} at {percent}%");

@@ -8,7 +8,7 @@ use shoal_protocol::message::{MoveReason, StageChoice, StageRoom};
 use shoal_protocol::units::{Bytes, Rate};
 
 use super::{
-    ComputeScenario, ElementBytes, Fault, Migrations, NetworkScenario, PeerScenario, Report,
+    ComputeScenario, ElementBytes, Fault, Mark, Migrations, NetworkScenario, PeerScenario, Report,
     Scenario, TierScenario, run,
 };
 use crate::coordinator::placing::rebalance::Rebalance;
@@ -56,7 +56,7 @@ fn lost_members_are_replaced() {
     scenario.faults.happen = at(32, [3, 4].map(|peer| Fault::Leave { peer }));
     let report = run_whole(&scenario);
     assert_eq!(report.migrations, one_done(MoveReason::MembersGone));
-    assert_eq!(report.moves, 1);
+    assert_eq!(report.marks[Mark::Moved], 1);
 }
 
 /// Two members of a stage leave: one replaces them, once.
@@ -89,7 +89,7 @@ fn a_lost_stage_gets_another_member() {
     scenario.faults.happen = at(30, [Fault::Leave { peer: 3 }]);
     let report = run_whole(&scenario);
     assert_eq!(report.migrations, one_done(MoveReason::StageLost));
-    assert_eq!(report.recovery.rewinds, 1);
+    assert_eq!(report.marks[Mark::Rewound], 1);
 }
 
 #[test]
@@ -139,7 +139,12 @@ fn unequal_members_reach_the_optimum_from_any_placement() {
         let (shares, report) = shares_of_last_steps(&unequal(begin(number), 64, 40), 8);
         let mean = 8.0 / shares.iter().map(|share| 1.0 / share).sum::<f64>();
         // A little is lost at the beginning and end of a step.
-        assert!(mean >= 0.88, "{:?}: {mean:.3}, {} moves", begin(number), report.moves);
+        assert!(
+            mean >= 0.88,
+            "{:?}: {mean:.3}, {} moves",
+            begin(number),
+            report.marks[Mark::Moved]
+        );
     }
 }
 
@@ -179,7 +184,7 @@ fn a_lost_stage_is_taken_beside_another_and_swapped() {
     scenario.faults.happen = at(30, [Fault::Leave { peer: 1 }]);
     let report = run_whole(&scenario);
     assert_eq!(report.migrations, one_done(MoveReason::StageLost));
-    assert_eq!(report.recovery.extended, 1);
+    assert_eq!(report.marks[Mark::Extended], 1);
     assert!(report.swapped.loaded > Bytes(0));
     // Without its patience the run would not end.
     scenario.extend_after = super::scenario::NO_EXTENSION;
@@ -196,7 +201,7 @@ fn a_lone_peer_swaps_until_another_comes() {
     scenario.peers[1].start = None;
     scenario.faults.happen = at(60, [Fault::Join { peer: 1 }]);
     let report = run_whole(&scenario);
-    assert_eq!(report.recovery.extended, 1);
+    assert_eq!(report.marks[Mark::Extended], 1);
     assert_eq!(report.migrations[&MoveReason::Span].done, 1, "{:?}", report.migrations);
     let times: Vec<_> = report.steps.values().map(|step| step.last.since(step.first)).collect();
     let [alone, both] = [times[1], times[times.len() - 1]];

@@ -15,6 +15,7 @@ mod flows;
 mod founded;
 mod hash_keys;
 mod integer_model;
+mod marks;
 #[cfg(test)]
 mod mending;
 #[cfg(test)]
@@ -50,15 +51,13 @@ pub use self::all_reduce::{RoundTime, all_reduces, between_sites};
 use self::corruption::Corruption;
 pub use self::flows::{Port, Sites};
 pub use self::hash_keys::HashKeys;
+pub use self::marks::{Mark, Marks};
 #[cfg(test)]
 pub(crate) use self::omitted_rules::Omit;
 pub use self::oracle::Violation;
 pub use self::peer_scenario::{Clock, ComputeScenario, PeerScenario};
 pub use self::regions::Regional;
-pub use self::report::{
-    AuditCounts, ClaimRecovery, LinkRecovery, Migrations, Rare, RareClaims, RareLog, RareRounds,
-    Recovery, Report, RoundRecovery, StepTime, Swapped, Work,
-};
+pub use self::report::{Migrations, Report, StepTime, Swapped};
 pub use self::scenario::{Fault, Faults, NetworkScenario, Scenario, SnapshotScenario};
 pub use self::spot::{SpotError, SpotTrace, SpotUnit};
 pub use self::tiers::{ElementBytes, TierScenario};

@@ -99,7 +99,7 @@ impl Report {
 mod tests {
     use super::*;
     use crate::planner::cases::CASES;
-    use crate::sim::run;
+    use crate::sim::{Mark, run};
 
     const SEEDS: u64 = 4;
 
@@ -188,8 +188,8 @@ mod tests {
             assert!(report.finished);
             report
         });
-        assert_eq!(alone.rare.rounds.collected, 0);
-        assert!(measured.rare.rounds.collected > 0);
+        assert_eq!(alone.marks[Mark::Collected], 0);
+        assert!(measured.marks[Mark::Collected] > 0);
         assert_eq!(measured.checkpoint, alone.checkpoint);
     }
 }

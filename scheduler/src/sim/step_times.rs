@@ -193,7 +193,7 @@ fn end_of(scenario: &Scenario, omit: Omit) -> (Duration, u64) {
     let alone = run(&scenario.alone()).expect("a peer alone");
     assert_eq!(report.checkpoint, alone.checkpoint);
     let (_, step) = report.steps.last_key_value().expect("the run has steps");
-    (step.last.since(Moment::default()), report.recovery.claims.reclaimed)
+    (step.last.since(Moment::default()), report.marks[Mark::ClaimReclaimed])
 }
 
 /// A running pass cannot be cancelled, and its peer's counted microbatches are needed at the step's

@@ -26,6 +26,15 @@ const LIARS: u64 = 600;
 /// Number of swarms with injected errors.
 const SOME: u64 = 100;
 
+/// Marks that take a liar, audits or changes that do not arrive.
+const NOT_BY_FAULTS: [Mark; 5] = [
+    Mark::RoundForged,
+    Mark::RoundGroupRequested,
+    Mark::Lied,
+    Mark::AuditedSound,
+    Mark::NotAudited,
+];
+
 /// `count` seeds, or those that SHOAL_SIM_SEED names: one, or a range such as 0..10000.
 pub(super) fn seeds(count: u64) -> std::ops::Range<u64> {
     let Ok(text) = std::env::var("SHOAL_SIM_SEED") else { return 0..count };
@@ -113,9 +122,6 @@ pub(super) fn all_hold(results: Vec<Result<Report, String>>) -> Vec<Report> {
     results.into_iter().flatten().collect()
 }
 
-/// A path that the seeds must reach, and a count of it in a report.
-type Mark = (&'static str, fn(&Report) -> u64);
-
 /// Asserts that the seeds reach a path.
 pub(super) fn reached(reports: &[Report], what: &str, count: impl Fn(&Report) -> u64) {
     let sum: u64 = reports.iter().map(count).sum();
@@ -124,15 +130,20 @@ pub(super) fn reached(reports: &[Report], what: &str, count: impl Fn(&Report) ->
     assert!(chosen || sum > 0, "no seed reaches: {what}");
 }
 
+/// Asserts that the seeds reach what a mark counts.
+pub(super) fn marked(reports: &[Report], mark: Mark) {
+    reached(reports, &format!("{mark:?}"), |report| report.marks[mark]);
+}
+
 #[test]
 fn swarms_of_all_seeds_satisfy_every_oracle_and_repeat() {
     let results = on_all(seeds(SEEDS), |seed| checked(seed, "swarms_of_all", without_faults));
     let reports = all_hold(results);
     reached(&reports, "commits", |report| report.commits);
-    reached(&reports, "offers answered busy", |report| report.work.refused);
-    reached(&reports, "work redirected to its holder", |report| report.work.redirected);
-    reached(&reports, "repeated reports", |report| report.work.repeated);
-    reached(&reports, "windows that grew", |report| u64::from(report.work.widest_window > 17));
+    for mark in [Mark::OfferRefused, Mark::OfferRedirected, Mark::ReportedAgain] {
+        marked(&reports, mark);
+    }
+    reached(&reports, "windows that grew", |report| u64::from(report.widest_window > 17));
     let largest = (0..SEEDS).map(|seed| Scenario::from_seed(seed).peers.len()).max();
     assert_eq!(largest, Some(64));
 }
@@ -158,7 +169,7 @@ fn swarms_with_a_liar_satisfy_every_oracle() {
     };
     let results = on_all(seeds(LIARS), |seed| checked(seed, "swarms_with_a_liar", with_liar));
     let reports = all_hold(results);
-    reached(&reports, "lies", |report| report.lies);
+    marked(&reports, Mark::Lied);
     reached(&reports, "completed runs", |report| u64::from(report.finished));
     let stopped = reports.iter().filter(|report| report.stopped.is_some()).count();
     println!("stopped by a host: {stopped} of {}", reports.len());
@@ -173,69 +184,25 @@ fn moved(report: &Report, reason: MoveReason) -> u64 {
 fn faulty_swarms_of_all_seeds_satisfy_every_oracle() {
     let results = on_all(seeds(FAULTY), |seed| checked(seed, "faulty_swarms", with_faults));
     let reports = all_hold(results);
-    let marks: [Mark; 51] = [
-        ("commits", |report| report.commits),
-        ("completed runs that lost members", |report| {
-            u64::from(report.finished && report.recovery.lost > 0)
-        }),
-        ("peers that died", |report| report.recovery.crashes),
-        ("members expelled", |report| report.recovery.lost),
-        ("claims revoked", |report| report.recovery.claims.revoked),
-        ("activations requested again", |report| report.recovery.claims.replays),
-        ("claims released", |report| report.recovery.claims.released),
-        ("rounds aborted", |report| report.recovery.rounds.aborted),
-        ("rounds mended", |report| report.recovery.rounds.mended),
-        ("newcomers that caught up", |report| report.recovery.joined),
-        ("changes of a stage", |report| report.moves),
-        ("newcomers that started over", |report| report.recovery.behind),
-        ("results lost in transit", |report| report.recovery.rounds.results_lost),
-        ("returns to an earlier version", |report| report.recovery.rewinds),
-        ("checkpoints abandoned", |report| report.recovery.checkpoints_abandoned),
-        ("cuts", |report| report.recovery.links.cuts),
-        ("messages to unreachable peers", |report| report.recovery.links.unreached),
-        ("snapshots that a disk failed to write", |report| report.recovery.not_stored),
-        ("done work replayed", |report| report.rare.claims.replayed_done),
-        ("work re-routed again", |report| report.rare.claims.rerouted_again),
-        ("rounds mended before a result", |report| report.rare.rounds.mended_before_result),
-        ("rounds mended after a result", |report| report.rare.rounds.mended_after_result),
-        ("rounds mended with unchanged sums", |report| report.rare.rounds.mended_unchanged),
-        ("rounds mended without several members", |report| report.rare.rounds.mended_without_many),
-        ("rounds of shared weights mended", |report| report.rare.rounds.mended_shared),
-        ("sums of islands", |report| report.rare.rounds.collected),
-        ("sums of islands after a mend", |report| report.rare.rounds.collected_again),
-        ("claims released while granted", |report| report.rare.claims.released_in_flight),
-        ("messages of earlier incarnations", |report| report.rare.old_lives),
-        ("newcomers that serve during a round", |report| report.rare.rounds.promoted),
-        ("microbatches done during an earlier all-reduce", |report| report.rare.rounds.overlapped),
-        ("overdue claims released", |report| report.recovery.claims.reclaimed),
-        ("messages about others' claims", |report| report.recovery.claims.refused),
-        ("claims requested back when done", |report| report.rare.claims.reclaimed_done),
-        ("claims requested back that were not overdue", |report| {
-            report.rare.claims.reclaimed_early
-        }),
-        ("claims requested back again", |report| report.rare.claims.reclaimed_again),
-        ("exchanges of workers sent again", |report| report.rare.claims.exchanges_again),
-        ("workers given up half way", |report| report.rare.claims.workers_given_up),
-        ("workers that waited for a meeting", |report| report.rare.claims.joined),
-        ("coordinators after the first", |report| report.recovery.terms - 1),
-        ("claims taken over", |report| report.rare.claims.taken_over),
-        ("records logged after their coordinator was deposed", |report| {
-            report.rare.log.durable_after_deposal
-        }),
-        ("records appended too late", |report| report.rare.log.appended_after_deposal),
-        ("whole views requested", |report| report.rare.members_wanted),
-        ("stages lost during a commit", |report| report.rare.log.lost_in_commit),
-        ("moves because members were lost", |report| moved(report, MoveReason::MembersGone)),
-        ("moves because of uneven throughput", |report| moved(report, MoveReason::Uneven)),
-        ("moves because a stage was lost", |report| moved(report, MoveReason::StageLost)),
-        ("stages taken beside others", |report| report.recovery.extended),
-        ("bytes of stages loaded onto devices", |report| report.swapped.loaded.0),
-        ("cancelled moves", |report| {
-            report.migrations.values().map(|counts| counts.given_up).sum()
-        }),
-    ];
-    for (what, count) in marks {
-        reached(&reports, what, count);
+    reached(&reports, "commits", |report| report.commits);
+    reached(&reports, "completed runs that lost members", |report| {
+        u64::from(report.finished && report.marks[Mark::Expelled] > 0)
+    });
+    reached(&reports, "moves because members were lost", |report| {
+        moved(report, MoveReason::MembersGone)
+    });
+    reached(&reports, "moves because of uneven throughput", |report| {
+        moved(report, MoveReason::Uneven)
+    });
+    reached(&reports, "moves because a stage was lost", |report| {
+        moved(report, MoveReason::StageLost)
+    });
+    reached(&reports, "cancelled moves", |report| {
+        report.migrations.values().map(|counts| counts.given_up).sum()
+    });
+    reached(&reports, "bytes of stages loaded onto devices", |report| report.swapped.loaded.0);
+    for mark in Mark::ALL.iter().filter(|mark| !NOT_BY_FAULTS.contains(mark)) {
+        marked(&reports, *mark);
     }
 }
 
@@ -304,7 +271,7 @@ fn a_member_that_lies_about_sums_changes_nothing() {
         };
         let reports = all_hold(on_all(seeds(count), lying));
         if let Corruption::Forge { .. } = corruption {
-            reached(&reports, "forged rounds", |report| report.recovery.rounds.forged);
+            marked(&reports, Mark::RoundForged);
         }
     }
 }
@@ -339,8 +306,8 @@ fn a_member_without_the_base_of_a_change_requests_the_whole() {
         report.map_err(|violation| format!("seed {seed}: {violation}"))
     };
     let reports = all_hold((0..SOME).map(broken).collect());
-    reached(&reports, "views requested", |report| report.rare.members_wanted);
-    reached(&reports, "round groups requested", |report| report.rare.round_groups_requested);
+    marked(&reports, Mark::ViewRequested);
+    marked(&reports, Mark::RoundGroupRequested);
 }
 
 #[test]
@@ -490,5 +457,5 @@ fn moves_that_begin_from_a_checkpoint_end() {
     scenario.rebalance = Rebalance::Restless { every };
     let report = run(&scenario).expect("a run without faults");
     // One move at a time, and each takes a few rebalancing intervals.
-    assert!(report.moves >= 4, "{} moves", report.moves);
+    assert!(report.marks[Mark::Moved] >= 4, "{} moves", report.marks[Mark::Moved]);
 }

@@ -14,7 +14,6 @@
 //! hostile member.
 
 mod coordination;
-mod coverage_marks;
 mod deviations;
 mod event;
 mod faults;
@@ -25,6 +24,7 @@ mod nodes;
 mod observation;
 mod peer_index;
 mod queue;
+mod rare_paths;
 mod swarm;
 mod trace;
 mod traffic;

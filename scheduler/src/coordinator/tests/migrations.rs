@@ -1,6 +1,6 @@
 //! Migrations: whether they pay before any fetch was measured, and members that are about to leave.
 
-use shoal_protocol::message::{LinkEstimate, MoveReason, StageRoom};
+use shoal_protocol::message::{Followed, LinkEstimate, MoveReason, StageRoom};
 use shoal_protocol::units::Rate;
 
 use super::*;
@@ -195,12 +195,12 @@ fn the_last_member_that_stays_at_a_stage_does_not_change_over() {
 
 #[test]
 fn a_member_that_lacks_a_result_of_its_own_stage_is_expelled_although_it_migrates() {
-    for (there, goes) in [(true, false), (false, true)] {
+    for (of, goes) in [(Followed::Destination, false), (Followed::Own, true)] {
         let mut run = uneven(3, None);
         assert_eq!(run.begun(60), to_first(1, MoveReason::Uneven));
         run.coordinator.weights.newcomers_mut().forget(member(1));
         run.coordinator.weights.newcomers_mut().queue(member(1));
-        let reported = events(&run.receive(1, ToCoordinator::Stale { there }));
+        let reported = events(&run.receive(1, ToCoordinator::Behind(of)));
         let lost = |event: &CoordinatorEvent| matches!(event, CoordinatorEvent::Lost { .. });
         assert_eq!(reported.iter().any(lost), goes);
     }

@@ -10,7 +10,7 @@ use crate::peer::Out;
 
 /// The last released grant of each piece of work. That grant and all earlier ones are void.
 #[derive(Debug, Default)]
-pub(in crate::peer) struct ReleasedClaims {
+pub(super) struct ReleasedClaims {
     last: BTreeMap<ClaimKey, Grant>,
 }
 
@@ -33,7 +33,7 @@ impl ReleasedClaims {
     }
 
     /// Forgets the grants of earlier steps.
-    pub(in crate::peer) fn forget_before(&mut self, step: Step) {
+    pub(super) fn forget_before(&mut self, step: Step) {
         self.last.retain(|key, _| key.step >= step);
     }
 

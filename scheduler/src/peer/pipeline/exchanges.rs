@@ -90,9 +90,19 @@ impl Exchanges {
         self.count > 1
     }
 
+    /// The last exchange.
+    pub(super) fn last(&self) -> Exchange {
+        Exchange(self.count - 1)
+    }
+
     /// The first exchange that must wait for gradients of the ones before.
     fn end_of_update(&self) -> u32 {
-        end_of_update(self.at_once, self.backward.ended).min(self.count)
+        self.end_of_update_after(self.backward.ended)
+    }
+
+    /// The first exchange that waits until more than `returned` have their gradients.
+    pub(super) fn end_of_update_after(&self, returned: u32) -> u32 {
+        (returned / self.at_once).saturating_add(1).saturating_mul(self.at_once).min(self.count)
     }
 
     /// Whether the next forward pass can run.
@@ -199,6 +209,11 @@ impl Exchanges {
         next
     }
 
+    /// Whether every answer of the next stage arrived, or none is due.
+    pub(super) fn are_answered(&self) -> bool {
+        self.answer != Answer::Downstream || self.unanswered().0 == self.count
+    }
+
     /// Begins the next forward pass. Returns it with the activation that it reads.
     pub(super) fn start_forward(&mut self) -> (Exchange, Option<Payload>) {
         assert!(self.can_run_forward(), "only a pass that can run begins");
@@ -253,11 +268,6 @@ fn receive(
         here.insert(exchange, payload);
     }
     takes
-}
-
-/// The first exchange that waits until more than `returned` have their gradients.
-pub(super) fn end_of_update(at_once: u32, returned: u32) -> u32 {
-    (returned / at_once).saturating_add(1).saturating_mul(at_once)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use shoal_protocol::message::{
 };
 use shoal_protocol::units::Moment;
 
+use super::delivery::Delivery;
 use super::exchanges::Exchanges;
 use crate::action::{DeviceIndex, Payload, PeerAction};
 
@@ -27,6 +28,7 @@ pub(super) struct Job {
     /// The device that has its passes, once a forward pass is given out.
     pub(super) device: Option<DeviceIndex>,
     pub(super) exchanges: Exchanges,
+    pub(super) delivery: Delivery,
     /// The gradient of each exchange's input, in the output log.
     pub(super) input_gradients: Vec<Payload>,
     pub(super) loss: Option<FixedLoss>,
@@ -83,6 +85,7 @@ impl Job {
             holds_room: true,
             device: None,
             exchanges,
+            delivery: Delivery::default(),
             input_gradients: Vec::new(),
             loss: None,
             handover: Handover::default(),

@@ -1,7 +1,7 @@
 //! The jobs of a peer: every microbatch at a hosted stage, with the bytes that they keep.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::{Iter, Keys};
+use std::collections::btree_map::{Iter, IterMut, Keys};
 use std::time::Duration;
 
 use shoal_protocol::ids::{ClaimKey, Exchange, Grant, Microbatch, Stage, Step};
@@ -10,16 +10,16 @@ use shoal_protocol::units::{Bytes, Moment};
 
 use super::job::{Claim, Job, Report};
 use crate::action::{DeviceIndex, Payload, PeerAction};
-use crate::peer::senders::{Asked, Feeder, Listed};
-use crate::peer::{Out, report_unentitled};
+use crate::peer::Out;
+use crate::peer::senders::{Asked, Feeder};
 
 /// All jobs, by step, stage and microbatch.
 #[derive(Debug, Default)]
-pub(in crate::peer) struct Jobs {
+pub(super) struct Jobs {
     by_key: BTreeMap<ClaimKey, Job>,
     /// Bytes of received activations and gradients that wait or are in use.
     in_flight: Bytes,
-    /// Bytes of the gradients in the output log.
+    /// Bytes of the activations and gradients in the output log.
     logged: Bytes,
 }
 
@@ -51,7 +51,7 @@ impl Jobs {
     }
 
     /// Whether there is a job of this key that is not done.
-    pub(in crate::peer) fn is_open(&self, key: ClaimKey) -> bool {
+    pub(super) fn is_open(&self, key: ClaimKey) -> bool {
         self.by_key.get(&key).is_some_and(|job| job.report == Report::NotDone)
     }
 
@@ -107,19 +107,8 @@ impl Jobs {
         self.by_key.iter()
     }
 
-    /// The sender of a job's activations; `None` if the job is not here, or took no offer of this member.
-    pub(in crate::peer) fn feeder(
-        &self,
-        from: Listed,
-        key: ClaimKey,
-        out: &mut Out,
-    ) -> Option<Feeder> {
-        let job = self.by_key.get(&key)?;
-        let feeder = Feeder::of(&job.upstream.senders, from, key);
-        if feeder.is_none() {
-            report_unentitled(from.member(), "an activation that was not accepted", out);
-        }
-        feeder
+    pub(super) fn iter_mut(&mut self) -> IterMut<'_, ClaimKey, Job> {
+        self.by_key.iter_mut()
     }
 
     /// Takes an activation that a job expects. Returns whether a job expects it; otherwise releases it.
@@ -178,13 +167,19 @@ impl Jobs {
         self.logged += gradient.size;
     }
 
-    /// Removes a job and its gradients. Returns it with the tensors that the engine is using; all others
+    /// Puts a job's next activation into the output log.
+    pub(super) fn log_output(&mut self, key: ClaimKey, output: Payload) {
+        self.existing(key).delivery.outputs.push(output);
+        self.logged += output.size;
+    }
+
+    /// Removes a job and its output log. Returns it with the tensors that the engine is using; all others
     /// are released.
     pub(super) fn remove(&mut self, key: ClaimKey, out: &mut Out) -> Removed {
         let job = self.by_key.remove(&key).expect("the caller knows that the job exists");
-        for gradient in job.input_gradients {
-            self.logged = self.logged - gradient.size;
-            out.push(PeerAction::Release(gradient.id));
+        for logged in job.delivery.outputs.into_iter().chain(job.input_gradients) {
+            self.logged = self.logged - logged.size;
+            out.push(PeerAction::Release(logged.id));
         }
         let exchanges = &job.exchanges;
         let (running, has_graph) =
@@ -197,13 +192,18 @@ impl Jobs {
     }
 
     /// Whether work of a step at a stage was granted here and is not done.
-    pub(in crate::peer) fn has_granted(&self, step: Step, stage: Stage) -> bool {
+    pub(super) fn has_granted(&self, step: Step, stage: Stage) -> bool {
         self.at(step, stage).any(|job| job.grant().is_some() && job.report == Report::NotDone)
     }
 
     /// The gradient of a microbatch's input in the output log.
-    pub(in crate::peer) fn logged_gradient(&self, key: ClaimKey) -> Option<Payload> {
+    pub(super) fn logged_gradient(&self, key: ClaimKey) -> Option<Payload> {
         self.by_key.get(&key)?.input_gradients.first().copied()
+    }
+
+    /// The activation of a microbatch in the output log.
+    pub(super) fn logged_output(&self, key: ClaimKey) -> Option<Payload> {
+        self.by_key.get(&key)?.delivery.outputs.first().copied()
     }
 
     /// The jobs of the steps up to this one.
@@ -212,7 +212,7 @@ impl Jobs {
     }
 
     /// Marks a report as acknowledged by the coordinator.
-    pub(in crate::peer) fn acknowledge_report(&mut self, key: ClaimKey, grant: Grant) {
+    pub(super) fn acknowledge_report(&mut self, key: ClaimKey, grant: Grant) {
         if let Some(job) = self.by_key.get_mut(&key)
             && job.grant() == Some(grant)
             && matches!(job.report, Report::Sent { .. })
@@ -230,7 +230,7 @@ impl Jobs {
     }
 
     /// Repeats claim requests and reports without an answer.
-    pub(in crate::peer) fn repeat_reports(&mut self, now: Moment, retry: Duration, out: &mut Out) {
+    pub(super) fn repeat_reports(&mut self, now: Moment, retry: Duration, out: &mut Out) {
         for (key, job) in &mut self.by_key {
             if let Claim::Requested { at } = &mut job.claim
                 && now.since(*at) >= retry
@@ -248,7 +248,7 @@ impl Jobs {
     }
 
     /// Requests every pending claim again, of a new coordinator.
-    pub(in crate::peer) fn repeat_claims(&mut self, now: Moment, out: &mut Out) {
+    pub(super) fn repeat_claims(&mut self, now: Moment, out: &mut Out) {
         for (key, job) in &mut self.by_key {
             if let Claim::Requested { at } = &mut job.claim {
                 *at = now;
@@ -258,7 +258,7 @@ impl Jobs {
     }
 
     /// The granted claims, for a census. Work that is listed as done needs no further report.
-    pub(in crate::peer) fn held_claims(&mut self) -> Vec<HeldClaim> {
+    pub(super) fn held_claims(&mut self) -> Vec<HeldClaim> {
         let held = self.by_key.iter_mut().filter_map(|(key, job)| {
             let grant = job.grant()?;
             let done = job.report != Report::NotDone;

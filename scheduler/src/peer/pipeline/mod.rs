@@ -1,8 +1,7 @@
 //! The pipeline at one peer: the microbatches at its hosted stages.
 //!
-//! A microbatch at one stage is a [`job::Job`]. This file has the hosted stages, the engine's passes and
-//! the end of jobs. `upstream` handles offers and claims. [`Downstream`] delivers activations to the
-//! next stage.
+//! A microbatch at one stage is a [`job::Job`]. This file has the hosted stages and the end of jobs, `passes` what the
+//! engine does. `upstream` handles offers and claims, `downstream` delivers activations to the next stage.
 
 mod claims;
 mod compute_queue;
@@ -12,6 +11,7 @@ mod exchanges;
 mod job;
 mod jobs;
 mod next_stage;
+mod passes;
 mod residency;
 mod stage;
 mod stages;
@@ -19,36 +19,32 @@ mod upstream;
 mod visits;
 mod work_request;
 
-use std::collections::BTreeSet;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_protocol::ids::{ClaimKey, Exchange, Member, Stage, StageSpan, Step};
-use shoal_protocol::message::{FixedLoss, InputId, PeerMessage, Recalled};
-use shoal_protocol::units::Moment;
+use shoal_protocol::ids::{ClaimKey, Member, Stage, StageSpan, Step};
+use shoal_protocol::message::{InputId, PeerMessage, Recalled};
 
 use self::claims::ReleasedClaims;
 use self::compute_queue::{ComputeQueue, Dropped};
-use self::downstream::Downstream;
-use self::job::{Job, Pass};
 use self::jobs::Jobs;
+use self::next_stage::NextStage;
 pub(super) use self::stage::Counted;
-use self::stage::PassTimes;
 use self::stages::HostedStages;
 use self::work_request::WorkRequests;
+use super::Out;
 use super::context::Context;
-use super::senders::{Asked, Listed};
-use super::{Out, report_unentitled};
-use crate::action::{DeviceIndex, Payload, PeerAction, PeerEvent, PeerLoad, Task};
+use crate::action::{Payload, PeerAction, PeerLoad, Task};
 
 /// The hosted stages and the microbatches at them.
 #[derive(Debug)]
 pub(super) struct Pipeline {
-    pub(super) stages: HostedStages,
-    pub(super) jobs: Jobs,
+    stages: HostedStages,
+    jobs: Jobs,
     queue: ComputeQueue,
-    pub(super) released: ReleasedClaims,
-    pub(super) requests: WorkRequests,
-    pub(super) downstream: Downstream,
+    released: ReleasedClaims,
+    requests: WorkRequests,
+    /// The next stage of each hosted stage.
+    next: BTreeMap<Stage, NextStage>,
     /// Senders of offers that came before this peer served their stage.
     early_senders: BTreeSet<(Stage, Member)>,
 }
@@ -63,9 +59,29 @@ impl Pipeline {
             queue: ComputeQueue::new(devices),
             released: ReleasedClaims::default(),
             requests: WorkRequests::default(),
-            downstream: Downstream::default(),
+            next: BTreeMap::new(),
             early_senders: BTreeSet::new(),
         }
+    }
+
+    /// Whether this peer hosts a stage.
+    pub(super) fn hosts(&self, stage: Stage) -> bool {
+        self.stages.contains(stage)
+    }
+
+    /// The hosted stages.
+    pub(super) fn hosted(&self) -> Vec<Stage> {
+        self.stages.list()
+    }
+
+    /// The contents of a step's accumulators at the hosted ones of these stages; `None` if there are
+    /// none.
+    pub(super) fn counted(
+        &self,
+        stages: impl Iterator<Item = Stage>,
+        step: Step,
+    ) -> Option<Counted> {
+        self.stages.counted(stages, step)
     }
 
     /// Whether this peer serves a stage in a step.
@@ -82,17 +98,17 @@ impl Pipeline {
     /// Hosts the stages of a span and leaves all others.
     pub(super) fn host(&mut self, ctx: &Context<'_>, span: StageSpan, out: &mut Out) {
         for stage in self.stages.remove_outside(span) {
-            self.downstream.remove_stage(stage);
+            self.next.remove(&stage);
             out.push(PeerAction::Compute(Task::Leave { stage }));
         }
         let count = span.stages().count();
         for stage in span.stages() {
             if self.stages.add(ctx.config, stage, count) {
-                self.downstream.add_stage(ctx, stage);
+                self.next.insert(stage, NextStage::new(ctx.config, stage));
             }
         }
         self.stages.set_span(ctx.config, span);
-        self.downstream.update_routes(ctx);
+        self.update_routes(ctx);
     }
 
     /// Hosts these stages beside the others.
@@ -103,9 +119,9 @@ impl Pipeline {
             self.stages.add(ctx.config, *stage, count);
         }
         for stage in stages {
-            self.downstream.add_stage(ctx, *stage);
+            self.next.insert(*stage, NextStage::new(ctx.config, *stage));
         }
-        self.downstream.update_routes(ctx);
+        self.update_routes(ctx);
         self.notify_early_senders(out);
     }
 
@@ -122,9 +138,15 @@ impl Pipeline {
     pub(super) fn load(&self) -> PeerLoad {
         PeerLoad {
             in_flight: self.jobs.in_flight(),
-            logged: self.jobs.logged() + self.downstream.logged(),
+            logged: self.jobs.logged(),
             ..self.stages.load()
         }
+    }
+
+    /// Forgets earlier steps, whose jobs are dropped already.
+    pub(super) fn forget_before(&mut self, step: Step) {
+        self.released.forget_before(step);
+        self.stages.forget_before(step);
     }
 
     /// Forgets everything about work, for a rewind. All jobs are dropped before.
@@ -133,373 +155,10 @@ impl Pipeline {
             self.stages.vacate(key);
         }
         self.stages.forget_work();
-        self.downstream.restart();
+        self.next.values_mut().for_each(NextStage::clear);
         self.released.clear();
         self.early_senders.clear();
         self.requests.forget();
-    }
-}
-
-/// The engine's passes and their results.
-impl Pipeline {
-    /// Gives the engine the next passes if it has too few. At the last stage the backward pass comes along
-    /// with the forward pass that it follows.
-    pub(super) fn dispatch(&mut self, ctx: &Context<'_>, out: &mut Out) {
-        while let Some((pass, device)) = self.next_pass(ctx, out) {
-            match pass {
-                Pass::Backward(key) => {
-                    assert!(self.jobs.existing(key).can_run_backward(), "queued passes can run");
-                    self.start_backward(key, device, out);
-                }
-                Pass::Forward(key) => {
-                    let held_out = ctx.is_held_out(key);
-                    let job = self.jobs.existing(key);
-                    job.device = Some(device);
-                    let (exchange, activation) = job.exchanges.start_forward();
-                    let activation = activation.map(|payload| payload.id);
-                    let turns = job.exchanges.turn_round() && job.grant().is_some() && !held_out;
-                    let task = Task::Forward { key, exchange, activation, held_out, device };
-                    out.push(PeerAction::Compute(task));
-                    if turns {
-                        self.queue.note_extra_pass(device);
-                        self.start_backward(key, device, out);
-                    }
-                }
-            }
-            let (Pass::Forward(key) | Pass::Backward(key)) = pass;
-            self.queue_passes(ctx, key);
-        }
-    }
-
-    fn start_backward(&mut self, key: ClaimKey, device: DeviceIndex, out: &mut Out) {
-        let job = self.jobs.existing(key);
-        assert!(job.grant().is_some(), "no backward pass without its claim");
-        let (exchange, gradient) = job.exchanges.start_backward();
-        let gradient = gradient.map(|payload| payload.id);
-        out.push(PeerAction::Compute(Task::Backward { key, exchange, gradient, device }));
-    }
-
-    /// The next pass for a device. Where stages are swapped and a visit begins with it, the stage of the next
-    /// visit is loaded meanwhile.
-    fn next_pass(&mut self, ctx: &Context<'_>, out: &mut Out) -> Option<(Pass, DeviceIndex)> {
-        if !self.stages.are_swapped(ctx.config) {
-            self.queue.visits.rest();
-            return self.queue.next(ctx.newest_runnable(), &self.jobs);
-        }
-        let (stages, jobs) = (&self.stages, &self.jobs);
-        let comes = |step, stage| more_comes(ctx, stages, jobs, step, stage);
-        let (pass, visit) = self.queue.next_by_visit(ctx.now, ctx.newest_runnable(), comes)?;
-        let hosted = self.stages.list().into_iter().collect();
-        if let Some(next) = visit.and_then(|visit| visit.next(&hosted)) {
-            let (Pass::Forward(key) | Pass::Backward(key)) = pass;
-            let sums = (!next.upwards).then_some(key.step);
-            out.push(PeerAction::Compute(Task::FetchAhead { stage: next.stage, sums }));
-        }
-        Some((pass, DeviceIndex::default()))
-    }
-
-    /// The time at which the engine waits no longer for more work of the stage that it has in memory.
-    pub(super) fn wait_ends_at(&self) -> Option<Moment> {
-        self.queue.visits.until()
-    }
-
-    /// Widens a stage's window by one when the engine idles and the window keeps work out: over a slow
-    /// link more work must be in flight. Widens it by half where the engine waits for loads: more
-    /// microbatches in a visit hide longer ones.
-    pub(super) fn widen_when_idle(&mut self, ctx: &Context<'_>, out: &mut Out) {
-        let (idle, exposed) = (self.queue.take_idle(), self.queue.visits.take_exposed());
-        if !idle && !exposed {
-            return;
-        }
-        let (oldest, newest) = (ctx.version(), ctx.newest_runnable());
-        for stage in self.stages.list() {
-            let hosted = self.stages.existing(stage);
-            let has_more = stage == Stage(0) || hosted.has_waiting();
-            let mut runnable = (oldest.0..=newest.0).map(Step);
-            let more = if exposed { hosted.window().div_ceil(2) } else { 1 };
-            if has_more && runnable.any(|step| hosted.is_full(step)) && hosted.widen(more) {
-                self.admit(ctx, stage, out);
-            }
-        }
-    }
-
-    /// Queues the passes of a job that can run.
-    fn queue_passes(&mut self, ctx: &Context<'_>, key: ClaimKey) {
-        let job = self.jobs.existing(key);
-        // The first pass waits in the queue for its weights, and one on the way of a virtual worker outside of it.
-        let is_next = !job.exchanges.have_begun() || ctx.has_weights(key, job.exchanges.next());
-        self.queue.queue(key, job, is_next, ctx.is_held_out(key));
-    }
-
-    /// A version of the weights arrived: queues the passes on the way of virtual workers that waited for it.
-    pub(super) fn join_newest(&mut self, ctx: &Context<'_>) {
-        for key in self.jobs.keys_through(ctx.version()) {
-            self.queue_passes(ctx, key);
-        }
-    }
-
-    /// Does the next possible thing for a job: queues its passes, or ends its evaluation.
-    fn advance(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
-        self.queue_passes(ctx, key);
-        if ctx.is_held_out(key) && self.jobs.existing(key).can_be_evaluated() {
-            self.answer_senders(ctx, key, out);
-            self.jobs.report(ctx.now, key, out);
-        }
-    }
-
-    /// A forward pass ended.
-    pub(super) fn handle_forward(
-        &mut self,
-        ctx: &Context<'_>,
-        key: ClaimKey,
-        busy: Duration,
-        (output, loss): (Option<Payload>, Option<FixedLoss>),
-        out: &mut Out,
-    ) {
-        self.queue.visits.end(Pass::Forward(key), busy);
-        let took = self.end_pass(ctx, key, busy, PassTimes::add_forward, out);
-        if self.queue.is_dropping(key) {
-            return self.drop_result(key, output, out);
-        }
-        assert!(ctx.is_last(key) || loss.is_none(), "a loss comes from the last stage");
-        assert_eq!(ctx.is_last(key), output.is_none(), "all other stages have an activation");
-        let job = self.jobs.existing(key);
-        job.pass_times.forward = job.pass_times.forward.max(took);
-        job.ready_at = ctx.now;
-        job.loss = job.loss.or(loss);
-        let (_, input) = job.exchanges.end_forward();
-        let of = InputId { key: key.downstream(), input: Recalled::Activation };
-        let output = output.map(|output| ctx.sealed(of, output));
-        job.handover.activation = input.and_then(|input| input.handed());
-        job.handover.output = output.and_then(|output| output.handed());
-        if let Some(input) = input {
-            self.jobs.release(input, out);
-        }
-        if let Some(output) = output {
-            self.downstream.add_output(ctx.now, key, output, out);
-        }
-        self.advance(ctx, key, out);
-    }
-
-    /// A backward pass ended. Returns whether its gradient is about to be added to the accumulator.
-    #[must_use]
-    pub(super) fn handle_backward(
-        &mut self,
-        ctx: &Context<'_>,
-        key: ClaimKey,
-        busy: Duration,
-        gradient: Option<Payload>,
-        out: &mut Out,
-    ) -> bool {
-        self.queue.visits.end(Pass::Backward(key), busy);
-        let took = self.end_pass(ctx, key, busy, PassTimes::add_backward, out);
-        if self.queue.is_dropping(key) {
-            self.drop_result(key, gradient, out);
-            return false;
-        }
-        let job = self.jobs.existing(key);
-        assert!(job.grant().is_some(), "nothing is added without its claim");
-        assert_eq!(gradient.is_none(), key.stage == Stage(0), "the first stage has no upstream");
-        job.pass_times.backward = job.pass_times.backward.max(took);
-        job.ready_at = ctx.now;
-        let (exchange, used) = job.exchanges.end_backward();
-        let of = key.upstream().map(|key| InputId { key, input: Recalled::Gradient });
-        let gradient = of.zip(gradient).map(|(of, gradient)| ctx.sealed(of, gradient));
-        job.handover.gradient = used.and_then(|used| used.handed());
-        job.handover.returned = gradient.and_then(|gradient| gradient.handed());
-        let is_over = job.exchanges.are_over();
-        if let Some(used) = used {
-            self.jobs.release(used, out);
-        }
-        if is_over {
-            assert!(
-                !ctx.is_last(key) || self.jobs.existing(key).loss.is_some(),
-                "it ends in a loss"
-            );
-            let device = self.jobs.device_of(key);
-            out.push(PeerAction::Compute(Task::Accumulate { key, device }));
-        }
-        if let Some(gradient) = gradient {
-            self.jobs.log_gradient(key, gradient);
-            let job = self.jobs.existing(key);
-            for to in &job.upstream.senders {
-                job.answer_exchange(*to, key, exchange, out);
-            }
-            if is_over {
-                job.upstream.answered = true;
-                self.release_room(ctx, key, out);
-            }
-        }
-        if !is_over {
-            self.go_on(ctx, key, out);
-        }
-        is_over
-    }
-
-    /// Goes on with the next exchange of a job, unless nobody is left to send it.
-    fn go_on(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
-        if self.jobs.existing(key).is_deserted() {
-            self.abandon(ctx, key, out);
-            self.admit(ctx, key.stage, out);
-        } else {
-            self.queue_passes(ctx, key);
-        }
-    }
-
-    /// Measures a pass. Returns the time since it could have begun.
-    fn end_pass(
-        &mut self,
-        ctx: &Context<'_>,
-        key: ClaimKey,
-        busy: Duration,
-        measure: impl Fn(&mut PassTimes, Duration),
-        out: &mut Out,
-    ) -> Duration {
-        let job = self.jobs.get(key);
-        let began = job.map_or(ctx.now, |job| self.available_at(ctx, key, job));
-        let device = job.and_then(|job| job.device).or(self.queue.device_of_dropped(key));
-        self.queue.note_end(ctx.now, device.expect("a pass has a device"));
-        // A virtual worker makes many passes, and a held-out microbatch one.
-        let manifest = &ctx.config.manifest;
-        let is_usual = manifest.passes_of(key.microbatch) == manifest.passes();
-        if let Some(hosted) = self.stages.get_mut(key.stage).filter(|_| is_usual) {
-            // The other devices run as many passes meanwhile, and the microbatch has all its exchanges.
-            let exchanges = manifest.exchanges_of(key.microbatch);
-            let each = busy * exchanges / u32::from(ctx.config.candidate.devices.get());
-            measure(&mut hosted.times, each);
-            // The pass of released late work counts twice, since its length is no accident.
-            if hosted.has_late(key) {
-                measure(&mut hosted.times, each);
-            }
-        }
-        self.stages.notify_late_senders(out);
-        ctx.now.since(began)
-    }
-
-    /// Releases the result of work that was dropped meanwhile, and the tensors that it used.
-    fn drop_result(&mut self, key: ClaimKey, result: Option<Payload>, out: &mut Out) {
-        out.extend(result.map(|payload| PeerAction::Release(payload.id)));
-        for payload in self.queue.take_in_use(key) {
-            self.jobs.release(payload, out);
-        }
-    }
-
-    /// Releases the result of a pass that ends after the peer left the run.
-    pub(super) fn release_result(&mut self, key: ClaimKey, result: Option<Payload>, out: &mut Out) {
-        if self.queue.is_dropping(key) {
-            self.drop_result(key, result, out);
-        } else {
-            out.extend(result.map(|payload| PeerAction::Release(payload.id)));
-        }
-    }
-
-    /// A gradient was added to its accumulator.
-    pub(super) fn handle_accumulated(
-        &mut self,
-        ctx: &Context<'_>,
-        key: ClaimKey,
-        broken: bool,
-        out: &mut Out,
-    ) {
-        // A peer that left the stage before this step dropped the job: that accumulator counts nowhere.
-        if !self.jobs.contains(key) {
-            return;
-        }
-        if broken {
-            let job = self.jobs.existing(key);
-            job.loss = Some(job.loss.unwrap_or_default().of_broken());
-        }
-        self.stages.existing(key.stage).count(key);
-        out.push(PeerAction::Event(PeerEvent::Counted { key }));
-        self.release_room(ctx, key, out);
-        self.jobs.report(ctx.now, key, out);
-    }
-
-    /// The engine discarded dropped work.
-    pub(super) fn handle_discarded(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
-        let dropped = self.queue.discarded(key);
-        // Of passes that found numbers out of range.
-        for payload in dropped.in_use {
-            self.jobs.release(payload, out);
-        }
-        if dropped.holds_room {
-            self.stages.vacate(key);
-        }
-        if self.stages.contains(key.stage) {
-            self.admit(ctx, key.stage, out);
-        }
-    }
-}
-
-/// Whether other peers may send more work of a hosted stage in a step: inputs for which it has room, or
-/// gradients.
-fn more_comes(
-    ctx: &Context<'_>,
-    stages: &HostedStages,
-    jobs: &Jobs,
-    step: Step,
-    stage: Stage,
-) -> bool {
-    let Some(hosted) = stages.get(stage) else { return false };
-    let from_below = stage.0.checked_sub(1).is_none_or(|below| !stages.contains(Stage(below)));
-    let from_above = stage != ctx.config.manifest.last_stage() && !stages.contains(stage.next());
-    let training = &ctx.config.manifest.training;
-    let fewer = || jobs.at(step, stage).count() < training.microbatches as usize;
-    let awaits = |job: &Job| {
-        let exchanges = &job.exchanges;
-        from_below && exchanges.awaits_input() || from_above && exchanges.awaits_answer()
-    };
-    jobs.at(step, stage).any(awaits) || from_below && hosted.room(step) > 0 && fewer()
-}
-
-/// Answers of the next stage.
-impl Pipeline {
-    /// The member of the next stage that a job was offered to; `None` if the job is not here, or was offered to
-    /// others only.
-    pub(super) fn asked(&self, from: Listed, key: ClaimKey, out: &mut Out) -> Option<Asked> {
-        let asked = self.downstream.asked(from, key);
-        if asked.is_none() && self.jobs.contains(key) {
-            report_unentitled(from.member(), "an answer that was not asked for", out);
-        }
-        asked
-    }
-
-    /// The gradient of a stage's output arrived.
-    pub(super) fn handle_gradient(
-        &mut self,
-        ctx: &Context<'_>,
-        from: Asked,
-        exchange: Exchange,
-        payload: Payload,
-        out: &mut Out,
-    ) {
-        let key = from.key();
-        if ctx.is_held_out(key) {
-            return out.push(PeerAction::Release(payload.id));
-        }
-        if self.jobs.receive_gradient(ctx.now, (from, exchange), payload, out) {
-            self.queue_passes(ctx, key);
-            let unanswered = self.jobs.existing(key).exchanges.unanswered();
-            self.downstream.note_answer(ctx.now, key, unanswered);
-        } else {
-            self.downstream.cancel_replay(key);
-        }
-        self.downstream.note_progress(ctx.now, (from, exchange), out);
-    }
-
-    /// A held-out microbatch reached the last stage.
-    pub(super) fn handle_evaluated(&mut self, ctx: &Context<'_>, from: Asked, out: &mut Out) {
-        let key = from.key();
-        if !ctx.is_held_out(key) {
-            return;
-        }
-        let Some(job) = self.jobs.get_mut(key) else { return };
-        if job.exchanges.evaluate() {
-            self.downstream.note_answer(ctx.now, key, Exchange(1));
-            self.advance(ctx, key, out);
-        } else {
-            self.downstream.cancel_replay(key);
-        }
     }
 }
 
@@ -534,7 +193,9 @@ impl Pipeline {
     /// Drops a job. The engine's part of it is discarded later.
     fn drop_job(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
         self.queue.remove(key);
-        self.downstream.remove(key, out);
+        if let Some(next) = self.next.get_mut(&key.stage) {
+            next.unblock(key);
+        }
         let removed = self.jobs.remove(key, out);
         let hosted = self.stages.existing(key.stage);
         let running = removed.running;
@@ -555,7 +216,7 @@ impl Pipeline {
 
     /// Drops work that cannot go on here: withdraws the offer of its activation and releases its claim.
     fn abandon(&mut self, ctx: &Context<'_>, key: ClaimKey, out: &mut Out) {
-        self.downstream.withdraw(key, out);
+        self.withdraw(key, out);
         if let Some(grant) = self.jobs.existing(key).grant() {
             self.released.release(key, grant, out);
         }
@@ -602,13 +263,26 @@ impl Pipeline {
                 self.abandon(ctx, key, out);
             }
         }
-        self.downstream.remove_members(ctx, departed, out);
+        self.reroute(ctx, departed, out);
         self.admit_all(ctx, out);
     }
 
-    /// Whether the engine still has passes of dropped work.
-    pub(super) fn is_dropping(&self, key: ClaimKey) -> bool {
-        self.queue.is_dropping(key)
+    /// Whether passes of this work may run, or be still to come.
+    pub(super) fn has_passes(&self, key: ClaimKey) -> bool {
+        self.queue.is_dropping(key) || self.jobs.is_open(key)
+    }
+
+    /// Whether work of a step at a stage was granted here and is not done.
+    pub(super) fn has_granted(&self, step: Step, stage: Stage) -> bool {
+        self.jobs.has_granted(step, stage)
+    }
+
+    /// An input of other work in the output log.
+    pub(super) fn logged(&self, of: InputId) -> Option<Payload> {
+        match of.input {
+            Recalled::Activation => self.jobs.logged_output(of.key.upstream()?),
+            Recalled::Gradient => self.jobs.logged_gradient(of.key.downstream()),
+        }
     }
 
     /// Whether there is work of the steps up to this one.

@@ -12,18 +12,18 @@ use crate::peer::config::PeerConfig;
 
 /// The hosted stages.
 #[derive(Debug, Default)]
-pub(in crate::peer) struct HostedStages {
+pub(super) struct HostedStages {
     by_stage: BTreeMap<Stage, HostedStage>,
     /// The span that the peer hosts, without the stages that it leaves or fetches.
     span: Option<StageSpan>,
 }
 
 impl HostedStages {
-    pub(in crate::peer) fn contains(&self, stage: Stage) -> bool {
+    pub(super) fn contains(&self, stage: Stage) -> bool {
         self.by_stage.contains_key(&stage)
     }
 
-    pub(in crate::peer) fn list(&self) -> Vec<Stage> {
+    pub(super) fn list(&self) -> Vec<Stage> {
         self.by_stage.keys().copied().collect()
     }
 
@@ -77,7 +77,7 @@ impl HostedStages {
 
     /// The contents of a step's accumulators at the hosted ones of these stages; `None` if there are
     /// none.
-    pub(in crate::peer) fn counted(
+    pub(super) fn counted(
         &self,
         stages: impl Iterator<Item = Stage>,
         step: Step,
@@ -118,7 +118,7 @@ impl HostedStages {
     }
 
     /// Forgets earlier steps, whose jobs are dropped already.
-    pub(in crate::peer) fn forget_before(&mut self, step: Step) {
+    pub(super) fn forget_before(&mut self, step: Step) {
         self.by_stage.values_mut().for_each(|hosted| hosted.forget_before(step));
     }
 

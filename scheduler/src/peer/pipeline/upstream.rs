@@ -1,11 +1,10 @@
 //! Upstream: offers of other members, and claims and work of the coordinator.
 
 use shoal_protocol::ids::{ClaimKey, Exchange, Grant, Member, Microbatch, Stage, Step};
-use shoal_protocol::message::{PassTimes, PeerMessage, ToCoordinator};
+use shoal_protocol::message::{FromCoordinator, PassTimes, PeerMessage, ToCoordinator};
 use shoal_protocol::units::Moment;
 
 use super::Pipeline;
-use super::delivery::{Delivery, Progress};
 use super::downstream::UNANSWERED;
 use super::exchanges::Exchanges;
 use super::job::{Claim, Job, Report};
@@ -13,7 +12,10 @@ use super::stage::QueuedOffer;
 use crate::action::{Payload, PeerAction};
 use crate::peer::context::Context;
 use crate::peer::senders::{Feeder, Host, Listed};
-use crate::peer::{Out, report_invalid};
+use crate::peer::{Out, report_invalid, report_unentitled};
+
+/// Claims in one message of a census, far below the size limit of a message.
+const CLAIMS: usize = 256;
 
 /// Offers.
 impl Pipeline {
@@ -184,28 +186,30 @@ impl Pipeline {
         out.push(PeerAction::ToCoordinator(ToCoordinator::Claim { key }));
         let mut job = Job::new(key, Some(to), claim, exchanges_of(ctx, key));
         job.upstream.accepted_at = ctx.now;
-        self.insert(ctx, key, job, contested, out);
+        job.delivery.is_contested = contested;
+        self.insert(ctx, key, job, out);
     }
 
     /// Adds a job, which occupies room from here on.
-    fn insert(
-        &mut self,
-        ctx: &Context<'_>,
-        key: ClaimKey,
-        job: Job,
-        contested: bool,
-        out: &mut Out,
-    ) {
+    fn insert(&mut self, ctx: &Context<'_>, key: ClaimKey, job: Job, out: &mut Out) {
         self.stages.existing(key.stage).occupy(key.step);
-        let delivery = if ctx.is_last(key) {
-            Delivery::none()
-        } else {
-            let exchanges = Progress::new(numbers(ctx, key));
-            Delivery::new(contested, job.grant().is_some(), exchanges)
-        };
         self.jobs.insert(key, job);
-        self.downstream.insert(ctx, key, delivery, out);
+        self.offer_early(ctx, key, out);
         self.advance(ctx, key, out);
+    }
+
+    /// The sender of a job's activations; `None` if the job is not here, or took no offer of this member.
+    pub(in crate::peer) fn feeder(
+        &self,
+        from: Listed,
+        key: ClaimKey,
+        out: &mut Out,
+    ) -> Option<Feeder> {
+        let feeder = Feeder::of(&self.jobs.get(key)?.upstream.senders, from, key);
+        if feeder.is_none() {
+            report_unentitled(from.member(), "an activation that was not accepted", out);
+        }
+        feeder
     }
 
     /// An activation arrived. One that was here before means that its sender lacks the answer.
@@ -258,8 +262,53 @@ impl Pipeline {
 
 /// Claims and work.
 impl Pipeline {
+    /// Handles a message about claims. Work whose step is not open is dropped by its commit.
+    pub(in crate::peer) fn handle_claims(
+        &mut self,
+        ctx: &Context<'_>,
+        message: FromCoordinator,
+        out: &mut Out,
+    ) {
+        match message {
+            FromCoordinator::Replay { keys } => self.handle_replay(ctx, &keys, out),
+            FromCoordinator::Work { step, grants } => self.handle_work(ctx, step, &grants, out),
+            FromCoordinator::Granted { key, grant, next_holder } => {
+                self.handle_granted(ctx, key, grant, next_holder, out);
+            }
+            FromCoordinator::Held { key, holder } => self.handle_held(ctx, key, holder, out),
+            FromCoordinator::Reclaim { key, grant, patience } => {
+                self.handle_reclaim(ctx, key, grant, patience, out);
+            }
+            FromCoordinator::Noted { key, grant } => self.jobs.acknowledge_report(key, grant),
+            _ => {}
+        }
+    }
+
+    /// Reports the held claims for a census.
+    pub(in crate::peer) fn report_claims(&mut self, out: &mut Out) {
+        let claims = self.jobs.held_claims();
+        let parts = claims.len().div_ceil(CLAIMS).max(1);
+        let mut claims = claims.into_iter();
+        for part in 0..parts {
+            let claims = claims.by_ref().take(CLAIMS).collect();
+            let last = part + 1 == parts;
+            let message = ToCoordinator::Held { claims, part: part as u32, last };
+            out.push(PeerAction::ToCoordinator(message));
+        }
+    }
+
+    /// Requests every pending claim again, of a new coordinator.
+    pub(in crate::peer) fn repeat_claims(&mut self, now: Moment, out: &mut Out) {
+        self.jobs.repeat_claims(now, out);
+    }
+
+    /// Forgets the last request for work, so that the next one is sent in any case.
+    pub(in crate::peer) fn forget_work_request(&mut self) {
+        self.requests.forget();
+    }
+
     /// Microbatches of the first stage, with their claims.
-    pub(in crate::peer) fn handle_work(
+    fn handle_work(
         &mut self,
         ctx: &Context<'_>,
         step: Step,
@@ -283,7 +332,7 @@ impl Pipeline {
             } else if !is_here {
                 let claim = Claim::Granted(*grant);
                 let job = Job::new(key, None, claim, exchanges_of(ctx, key));
-                self.insert(ctx, key, Job { ready_at: ctx.now, ..job }, false, out);
+                self.insert(ctx, key, Job { ready_at: ctx.now, ..job }, out);
             }
         }
     }
@@ -305,12 +354,12 @@ impl Pipeline {
 
     /// Requests work even if the last request was the same.
     pub(in crate::peer) fn repeat_work_request(&mut self, ctx: &Context<'_>, out: &mut Out) {
-        self.requests.forget();
+        self.forget_work_request();
         self.request_work(ctx, out);
     }
 
     /// The coordinator granted a claim.
-    pub(in crate::peer) fn handle_granted(
+    fn handle_granted(
         &mut self,
         ctx: &Context<'_>,
         key: ClaimKey,
@@ -330,18 +379,13 @@ impl Pipeline {
             return;
         }
         job.claim = Claim::Granted(grant);
-        self.downstream.grant(ctx, key, next_holder, out);
+        job.delivery.next_holder = job.delivery.next_holder.or(next_holder);
+        self.offer_early(ctx, key, out);
         self.advance(ctx, key, out);
     }
 
     /// Another member holds the claim: drops the work and redirects its senders.
-    pub(in crate::peer) fn handle_held(
-        &mut self,
-        ctx: &Context<'_>,
-        key: ClaimKey,
-        holder: Member,
-        out: &mut Out,
-    ) {
+    fn handle_held(&mut self, ctx: &Context<'_>, key: ClaimKey, holder: Member, out: &mut Out) {
         let Some(job) = self.jobs.get(key).filter(|job| job.grant().is_none()) else { return };
         if holder == ctx.me() {
             return;
@@ -355,7 +399,7 @@ impl Pipeline {
 
     /// The coordinator asks for a claim back: if its work is late or, without any patience, if it has not
     /// begun. The answer does not wait for the engine.
-    pub(in crate::peer) fn handle_reclaim(
+    fn handle_reclaim(
         &mut self,
         ctx: &Context<'_>,
         key: ClaimKey,
@@ -413,13 +457,9 @@ impl Pipeline {
     }
 }
 
-/// The number of exchanges of a microbatch, and of those that may be under way together.
-fn numbers(ctx: &Context<'_>, key: ClaimKey) -> (u32, u32) {
-    let manifest = &ctx.config.manifest;
-    (manifest.exchanges_of(key.microbatch), manifest.exchanges_at_once())
-}
-
 /// The exchanges of a microbatch that begins at a stage.
 fn exchanges_of(ctx: &Context<'_>, key: ClaimKey) -> Exchanges {
-    Exchanges::new(numbers(ctx, key), key.stage == Stage(0), ctx.is_last(key))
+    let manifest = &ctx.config.manifest;
+    let numbers = (manifest.exchanges_of(key.microbatch), manifest.exchanges_at_once());
+    Exchanges::new(numbers, key.stage == Stage(0), ctx.is_last(key))
 }

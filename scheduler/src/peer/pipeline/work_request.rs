@@ -8,7 +8,7 @@ use crate::peer::Out;
 
 /// The state of this peer's requests for work.
 #[derive(Debug, Default)]
-pub(in crate::peer) struct WorkRequests {
+pub(super) struct WorkRequests {
     /// The newest grant that came with work.
     last_grant: Grant,
     /// The last request: room in each step, after which grant.
@@ -33,7 +33,7 @@ impl WorkRequests {
     }
 
     /// Forgets the last request, so that the next one is sent in any case.
-    pub(in crate::peer) fn forget(&mut self) {
+    pub(super) fn forget(&mut self) {
         self.pending = None;
     }
 }

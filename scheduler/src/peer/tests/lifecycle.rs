@@ -59,8 +59,8 @@ fn a_migration_without_its_files_restarts_only_until_it_is_decided() {
             probe.assign_move(3, decided);
         }
         let actions = probe.input(PeerInput::Fetched { version, stage, whole: false });
-        let there = decided.is_none();
-        let behind = PeerAction::ToCoordinator(ToCoordinator::Stale { there });
+        let of = if decided.is_none() { Followed::Destination } else { Followed::Own };
+        let behind = PeerAction::ToCoordinator(ToCoordinator::Behind(of));
         assert!(actions.contains(&behind), "{actions:?}");
     }
 }
@@ -131,13 +131,13 @@ fn a_draining_peer_accepts_only_the_open_step_and_leaves_when_idle() {
 #[test]
 fn a_member_that_cannot_follow_says_so_until_it_is_out() {
     let (mut probe, _) = Probe::at(1, |_| {});
-    let stale = PeerAction::ToCoordinator(ToCoordinator::Stale { there: false });
+    let behind = PeerAction::ToCoordinator(ToCoordinator::Behind(Followed::Own));
     let commits = probe.receive_from_coordinator(FromCoordinator::Commit(commit(Step(0))));
-    assert!(!commits.contains(&stale), "its result may be on its way: {commits:?}");
+    assert!(!commits.contains(&behind), "its result may be on its way: {commits:?}");
     for time in ["the first time", "again", "and again"] {
         probe.now = probe.now + Duration::from_secs(600);
-        assert!(probe.input(PeerInput::Tick).contains(&stale), "{time}");
+        assert!(probe.input(PeerInput::Tick).contains(&behind), "{time}");
     }
     let next = probe.receive_from_coordinator(FromCoordinator::TakenOver);
-    assert!(next.contains(&stale), "the next coordinator: {next:?}");
+    assert!(next.contains(&behind), "the next coordinator: {next:?}");
 }

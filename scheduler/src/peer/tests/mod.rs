@@ -17,9 +17,9 @@ use shoal_protocol::ids::{
 };
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{
-    Candidate, CommitRecord, Duties, FixedLoss, FromCoordinator, MemberRecord, Move, MoveReason,
-    PassTimes, PeerMessage, RoundOutcome, SnapshotPart, StageChoice, StageRoom, StoredStage,
-    TensorTag, ToCoordinator, ViewChange,
+    Candidate, CommitRecord, Duties, FixedLoss, Followed, FromCoordinator, MemberRecord, Move,
+    MoveReason, PassTimes, PeerMessage, RoundOutcome, SnapshotPart, StageChoice, StageRoom,
+    StoredStage, TensorTag, ToCoordinator, ViewChange,
 };
 use shoal_protocol::units::{Bytes, Moment};
 

@@ -1,31 +1,35 @@
 //! The weights of the hosted stages, from step to step.
 //!
-//! Rounds, commits, snapshots and migrations bring them forward. This file joins the parts:
-//! `rounds`, the `step_queue`, `catch_up` of a newcomer, the `migration` to another span and the
-//! `snapshot_writer`. Where the microbatches are concerned too, a method returns what follows to the
-//! peer.
+//! Rounds, commits, snapshots and migrations bring them forward. A [`Follower`] has what waits for that: this peer's own
+//! follows the hosted stages, and that of the `migration` the stages of another span. This file joins them with the
+//! `rounds`, the `snapshot_writer` and the reports of a peer that falls `behind`. Where the microbatches are concerned
+//! too, a method returns what follows to the peer.
 
-mod catch_up;
+mod applying;
+mod behind;
+mod closing;
+mod follower;
 mod migration;
 mod rounds;
 mod snapshot_writer;
-mod step_queue;
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
-use shoal_protocol::ids::{ClaimKey, Era, Member, Stage, Step, Term, WeightGroup};
-use shoal_protocol::message::{CommitRecord, Round, RoundId, SnapshotPart, ToCoordinator};
+use shoal_protocol::ids::{Era, Member, Stage, Step, Term};
+use shoal_protocol::manifest::Verdict;
+use shoal_protocol::message::{
+    CommitRecord, Followed, RoundId, SnapshotPart, StoredFile, ToCoordinator,
+};
 
-use self::catch_up::CatchUp;
+use self::applying::Applying;
+use self::behind::BehindReports;
+use self::follower::Follower;
+pub(super) use self::follower::{Close, StepMessage};
 pub(super) use self::migration::Decision;
-use self::migration::{Migration, NextCommit};
+use self::migration::Migration;
 pub(in crate::peer) use self::rounds::Piece;
-pub(super) use self::rounds::Rounds;
-use self::rounds::{Received, Results, round_of};
+use self::rounds::{Results, Rounds};
 use self::snapshot_writer::SnapshotWriter;
-use self::step_queue::StepQueue;
-pub(super) use self::step_queue::{Close, StepMessage};
 use super::Out;
 use super::context::Context;
 use crate::action::{PeerAction, PeerEvent, Task};
@@ -33,14 +37,21 @@ use crate::action::{PeerAction, PeerEvent, Task};
 /// Retry intervals without a piece of a committed result after which it counts as lost.
 const LOST: u32 = 8;
 
+/// All weights that a peer may follow.
+const FOLLOWED: [Followed; 2] = [Followed::Own, Followed::Destination];
+
 /// Everything that brings the weights of the hosted stages forward.
 #[derive(Debug, Default)]
 pub(super) struct Weights {
-    pub(super) rounds: Rounds,
-    pub(super) steps: StepQueue,
-    pub(super) catch_up: CatchUp,
-    pub(super) migration: Migration,
-    pub(super) snapshots: SnapshotWriter,
+    rounds: Rounds,
+    /// Follows the hosted stages.
+    own: Follower,
+    /// Whether the peer serves: before, it is a newcomer.
+    serves: bool,
+    migration: Migration,
+    behind: BehindReports,
+    applying: Applying,
+    snapshots: SnapshotWriter,
 }
 
 /// The next queued message that can be handled.
@@ -55,25 +66,16 @@ pub(super) enum NextStep {
     Differs(Step),
 }
 
-/// The weights that moved forward.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Started {
-    /// Those of the hosted stages.
-    Own,
-    /// Those of the stages that this peer fetches in a migration.
-    Migration,
-}
-
 /// Reports.
 impl Weights {
     /// Whether the weights are not those of the current version yet.
     pub(super) fn is_newcomer(&self) -> bool {
-        self.catch_up.is_newcomer()
+        !self.serves
     }
 
     /// Whether the engine holds the weights of this peer's version.
     pub(super) fn are_here(&self, ctx: &Context<'_>) -> bool {
-        ctx.is_member() && self.catch_up.has_weights()
+        ctx.is_member() && self.own.version().is_some()
     }
 
     /// Reports the version of a newcomer, or of a migration, to the coordinator. A newcomer first handles
@@ -81,7 +83,7 @@ impl Weights {
     pub(super) fn report_ready(&self, ctx: &Context<'_>, out: &mut Out) {
         let (version, view) = (ctx.version(), ctx.view.number);
         let ready = PeerAction::ToCoordinator(ToCoordinator::Ready { version, view });
-        if self.is_newcomer() && self.are_here(ctx) && self.steps.is_empty() {
+        if self.is_newcomer() && self.are_here(ctx) && self.own.waiting() == 0 {
             out.push(ready.clone());
         }
         if self.migration.is_ready(version) {
@@ -92,30 +94,58 @@ impl Weights {
     /// Repeats reports without an answer, and gives up results of which no piece arrived for long.
     pub(super) fn retry(&mut self, ctx: &Context<'_>, out: &mut Out) {
         self.rounds.repeat_outcomes(ctx.links, out);
-        self.give_up_lost_result(ctx, out);
-        self.give_up_lost_migration_result(ctx, out);
+        for of in FOLLOWED {
+            self.give_up_lost_result(ctx, of, out);
+        }
         self.report_ready(ctx, out);
-        self.catch_up.repeat_report(self.migration.undecided().is_some(), out);
+        self.behind.repeat(self.still_followed(), out);
+    }
+
+    /// The weights of which this peer needs a newer snapshot where the ones that its migration fetched are useless: once
+    /// the first step is set, the other stages are this peer's own, and it begins as a newcomer.
+    fn still_followed(&self) -> Followed {
+        match self.migration.undecided() {
+            Some(_) => Followed::Destination,
+            None => Followed::Own,
+        }
+    }
+
+    fn follower(&self, of: Followed) -> Option<&Follower> {
+        match of {
+            Followed::Own => Some(&self.own),
+            Followed::Destination => self.migration.follower(),
+        }
+    }
+
+    fn follower_mut(&mut self, of: Followed) -> Option<&mut Follower> {
+        match of {
+            Followed::Own => Some(&mut self.own),
+            Followed::Destination => self.migration.ongoing().map(|ongoing| &mut ongoing.follower),
+        }
     }
 }
 
 /// Rounds and commits.
 impl Weights {
-    /// Queues a message about a step that is not over.
-    pub(super) fn queue(&mut self, ctx: &Context<'_>, message: StepMessage, out: &mut Out) {
-        let is_old = !self.is_newcomer() && message.step() < ctx.version();
-        if ctx.is_member() && !is_old && !self.steps.push(message) {
-            self.fall_behind(ctx, out);
+    /// Queues a message about a step that is not over. Returns whether it does.
+    pub(super) fn queue(
+        &mut self,
+        ctx: &Context<'_>,
+        of: Followed,
+        message: StepMessage,
+        out: &mut Out,
+    ) -> bool {
+        let step = message.step();
+        let is_useful = match of {
+            Followed::Own => ctx.is_member() && (self.is_newcomer() || step >= ctx.version()),
+            Followed::Destination => self.migration.accepts_commit(step),
+        };
+        let Some(follower) = self.follower_mut(of).filter(|_| is_useful) else { return false };
+        let fits = follower.push(message);
+        if !fits {
+            self.fall_behind(ctx, of, out);
         }
-    }
-
-    /// A microbatch is about to be added to a step's sums: neither its rounds nor those that wait to begin may read
-    /// them until they are mended.
-    pub(super) fn sums_change(&mut self, ctx: &Context<'_>, key: ClaimKey) {
-        for weights in ctx.config.manifest.groups_of(key.stage) {
-            self.rounds.sums_change(key.step, weights);
-            self.steps.sums_change(key.step, weights);
-        }
+        fits
     }
 
     /// Takes the next queued message that can be handled. `hosted` are the stages that this peer serves
@@ -127,33 +157,26 @@ impl Weights {
         out: &mut Out,
     ) -> NextStep {
         while self.are_here(ctx)
-            && let Some(message) = self.steps.first()
+            && let Some(message) = self.own.first()
         {
             let step = message.step();
-            if step > ctx.version() {
-                break;
-            }
+            let is_commit = matches!(message, StepMessage::Commit(_));
             if step < ctx.version() {
-                self.steps.pop();
+                self.own.pop();
                 continue;
             }
-            let mut results = Vec::new();
-            if let StepMessage::Commit(record) = message {
-                if self.migration.holds_up(step) {
-                    break;
-                }
-                match self.rounds.results(record, &ctx.groups_of(hosted), out) {
-                    Results::Here(rounds) => results = rounds,
-                    Results::Differ => return NextStep::Differs(step),
-                    Results::Missing | Results::Assembling => {
-                        self.steps.await_result(ctx.now, step);
-                        break;
-                    }
-                }
+            if step > ctx.version() || is_commit && self.migration.holds_up(step) {
+                break;
             }
-            return match self.steps.pop() {
+            let groups = ctx.groups_of(hosted);
+            let rounds = match self.own.results(ctx.now, &mut self.rounds, &groups, out) {
+                Results::Here(rounds) => rounds,
+                Results::Differ => return NextStep::Differs(step),
+                Results::Missing | Results::Assembling => break,
+            };
+            return match self.own.pop() {
                 Some(StepMessage::Close(close)) => NextStep::Reduce(close),
-                Some(StepMessage::Commit(record)) => NextStep::Apply(record, results),
+                Some(StepMessage::Commit(record)) => NextStep::Apply(record, rounds),
                 None => NextStep::None,
             };
         }
@@ -170,6 +193,7 @@ impl Weights {
         out: &mut Out,
     ) {
         apply_at(ctx, hosted, rounds, record, out);
+        self.own.note_applied();
         self.rounds.abort_all(out);
         self.rounds.forget_results_through(ctx, record.step, out);
     }
@@ -183,70 +207,32 @@ impl Weights {
         out: &mut Out,
     ) {
         self.rounds.drop_early_through(ctx.position.era, record.step, out);
-        self.steps.begin_applying(record, hosted.iter().copied().collect(), out);
+        self.applying.begin(record, hosted.iter().copied().collect(), out);
     }
 
-    /// Listens to a round's result. Returns whether the round is new.
-    pub(super) fn listen(
+    /// The engine applied a commit at one stage.
+    pub(super) fn handle_applied(
         &mut self,
-        ctx: &Context<'_>,
-        round: Round,
-        is_hosted: bool,
+        step: Step,
+        stage: Stage,
+        verdict: Verdict,
         out: &mut Out,
-    ) -> bool {
-        let id = round.id;
-        let needed = self.migration.needs(id.weights, id.step);
-        let is_old = match needed {
-            Some(needed) => !needed,
-            None => self.catch_up.has_start() && id.step < ctx.version(),
-        };
-        (needed.is_some() || is_hosted) && !is_old && self.rounds.listen(ctx, round, out)
-    }
-
-    /// Takes a piece of a round. Returns whether it completed a received result.
-    #[must_use]
-    pub(super) fn receive_piece(&mut self, ctx: &Context<'_>, piece: Piece, out: &mut Out) -> bool {
-        let round = round_of(&piece.1).map(|(round, _)| round);
-        let useful = round.is_some_and(|round| self.is_useful(ctx, round));
-        match self.rounds.receive(ctx, piece, useful, out) {
-            Received::Done => false,
-            Received::Result { weights, whole } => {
-                self.steps.note_progress(ctx.now);
-                self.migration.note_progress(ctx.now, weights);
-                whole
-            }
-            Received::Overflow { weights } => {
-                self.fall_behind_at(ctx, weights, out);
-                false
-            }
-        }
-    }
-
-    /// Whether a piece of an unknown round may be useful. The rewind to a new era may arrive after its
-    /// first pieces, and a newcomer without a start needs every step.
-    fn is_useful(&self, ctx: &Context<'_>, round: RoundId) -> bool {
-        if ctx.is_over() || round.era != ctx.position.era {
-            return !ctx.is_over() && round.era > ctx.position.era;
-        }
-        if self.migration.needs(round.weights, round.step) == Some(true) {
-            return true;
-        }
-        if self.is_newcomer() {
-            !self.catch_up.has_start() || round.step >= ctx.version()
-        } else {
-            ctx.is_open(round.step)
-        }
+    ) {
+        self.applying.end(step, stage, verdict, out);
     }
 
     /// Starts over where no piece of a committed result arrived for long: the pieces are lost, and the
     /// members that had the result have applied and released it.
-    fn give_up_lost_result(&mut self, ctx: &Context<'_>, out: &mut Out) {
-        let step = ctx.version();
-        let is_lost = self.steps.is_overdue(ctx.now, step, result_timeout(ctx));
-        if is_lost && self.are_here(ctx) && !self.rounds.is_assembling() {
-            let span = ctx.position.span.expect("a peer with weights hosts stages");
+    fn give_up_lost_result(&mut self, ctx: &Context<'_>, of: Followed, out: &mut Out) {
+        let follower = self.follower(of).filter(|_| !self.rounds.is_assembling());
+        let overdue = follower.and_then(|one| one.overdue_result(ctx.now, ctx.retry() * LOST));
+        let span = match of {
+            Followed::Own => ctx.position.span,
+            Followed::Destination => self.migration.target().map(|target| target.span),
+        };
+        if let Some((step, span)) = overdue.zip(span) {
             out.push(PeerAction::Event(PeerEvent::ResultLost { step, span }));
-            self.fall_behind(ctx, out);
+            self.fall_behind(ctx, of, out);
         }
     }
 
@@ -258,16 +244,17 @@ impl Weights {
         departed: &BTreeSet<Member>,
         out: &mut Out,
     ) {
-        let (steps, migration) = (&self.steps, &self.migration);
         let moving_to = |weights| ctx.is_moving_to_weights(weights);
-        let for_migration = |step, weights| moving_to(weights) && migration.commits(step);
-        let for_step = |step, weights| !moving_to(weights) && steps.commits(step);
-        let is_behind = self.rounds.awaits(departed, for_step);
-        if self.rounds.awaits(departed, for_migration) {
-            self.restart_migration(out);
-        }
-        if is_behind {
-            self.fall_behind(ctx, out);
+        let lacks = |of: &Followed| {
+            self.follower(*of).is_some_and(|follower| {
+                let is_its = |weights| moving_to(weights) == (*of == Followed::Destination);
+                let waits = |step, weights| is_its(weights) && follower.commits(step);
+                self.rounds.awaits(departed, waits)
+            })
+        };
+        let behind: Vec<Followed> = FOLLOWED.into_iter().rev().filter(lacks).collect();
+        for of in behind {
+            self.fall_behind(ctx, of, out);
         }
     }
 }
@@ -283,30 +270,56 @@ impl Weights {
         (version, view): (Step, u64),
         parts: Vec<SnapshotPart>,
         out: &mut Out,
-    ) -> Option<Started> {
-        if !self.is_newcomer() {
-            return self.start_migration_from(ctx, (version, view), parts, out);
-        }
-        if !ctx.is_member() || !self.catch_up.is_newer(version, ctx.version()) {
+    ) -> Option<Followed> {
+        let (of, accepts) = if self.is_newcomer() {
+            (Followed::Own, ctx.is_member() && self.own.is_newer(version))
+        } else {
+            (Followed::Destination, self.migration.accepts_snapshot(version, view))
+        };
+        if !accepts {
             return None;
         }
-        let hosted: BTreeSet<Stage> = hosted.into_iter().collect();
+        let ongoing = self.migration.ongoing().filter(|_| of == Followed::Destination);
+        let stages = ongoing.map_or(hosted, |ongoing| ongoing.fetched.clone());
+        let stages: BTreeSet<Stage> = stages.into_iter().collect();
         let named: BTreeSet<Stage> = parts.iter().map(|part| part.stage).collect();
         let is_initial = ctx.config.manifest.is_initial(version);
-        if !is_initial && named != hosted {
-            self.fall_behind(ctx, out);
+        if !is_initial && named != stages {
+            self.fall_behind(ctx, of, out);
             return None;
         }
         if is_initial {
-            out.extend(hosted.iter().map(|stage| restore_task(version, *stage)));
+            out.extend(stages.iter().map(|stage| restore_task(version, *stage)));
         }
-        self.catch_up.begin(version, if is_initial { hosted } else { named });
+        self.follower_mut(of)?.begin(version, stages);
         if let Some(before) = version.0.checked_sub(1).map(Step) {
-            self.rounds.forget_results_through(ctx, before, out);
-            self.rounds.drop_early_through(ctx.position.era, before, out);
+            self.forget_through(ctx, of, before, out);
         }
         out.extend(parts.into_iter().map(|part| PeerAction::Fetch { version, part }));
-        Some(Started::Own)
+        Some(of)
+    }
+
+    /// Discards the results of steps that a snapshot contains.
+    fn forget_through(&mut self, ctx: &Context<'_>, of: Followed, step: Step, out: &mut Out) {
+        match of {
+            Followed::Own => {
+                self.rounds.forget_results_through(ctx, step, out);
+                self.rounds.drop_early_through(ctx.position.era, step, out);
+            }
+            Followed::Destination => {
+                if let Some(ongoing) = self.migration.ongoing() {
+                    self.rounds.forget_results_of(&ongoing.weights, step, out);
+                }
+            }
+        }
+    }
+
+    /// The weights that await a stage at a version.
+    fn awaiting(&self, version: Step, stage: Stage) -> Option<Followed> {
+        let awaits = |of: &Followed| {
+            self.follower(*of).is_some_and(|follower| follower.awaits(version, stage))
+        };
+        FOLLOWED.into_iter().rfind(awaits)
     }
 
     /// The files of a stage are here, or cannot be fetched or read.
@@ -318,26 +331,20 @@ impl Weights {
         whole: bool,
         out: &mut Out,
     ) {
-        let for_migration = self.migration.awaits(version, stage);
-        if !for_migration && !self.catch_up.awaits(version, stage) {
-            return;
-        }
-        if whole {
-            out.push(restore_task(version, stage));
-        } else if for_migration {
-            self.restart_migration(out);
-        } else {
-            self.fall_behind(ctx, out);
+        match self.awaiting(version, stage) {
+            None => {}
+            Some(_) if whole => out.push(restore_task(version, stage)),
+            Some(of) => self.fall_behind(ctx, of, out),
         }
     }
 
     /// The engine holds a stage at a version. Returns which weights waited for that.
-    pub(super) fn handle_restored(&mut self, version: Step, stage: Stage) -> Option<Started> {
-        if self.migration.awaits(version, stage) {
-            self.migration.note_restored(stage);
-            return Some(Started::Migration);
-        }
-        self.catch_up.note_restored(version, stage).then_some(Started::Own)
+    pub(super) fn handle_restored(&mut self, version: Step, stage: Stage) -> Option<Followed> {
+        // A newcomer may have fetched it twice.
+        let again = self.is_newcomer() && self.own.starts_at(version);
+        let of = self.awaiting(version, stage).or(again.then_some(Followed::Own))?;
+        self.follower_mut(of)?.note_restored(stage);
+        Some(of)
     }
 
     /// The coordinator requests a snapshot of a stage at a version.
@@ -352,10 +359,21 @@ impl Weights {
             // This peer left the stage meanwhile.
             return snapshot_writer::report(version, stage, Vec::new(), out);
         }
-        let current = (ctx.version(), self.steps.len());
+        let current = (ctx.version(), self.own.waiting());
         if self.snapshots.request((version, stage), current, out) {
             self.write_snapshots(ctx, out);
         }
+    }
+
+    /// The engine wrote a snapshot, or failed to.
+    pub(super) fn handle_stored(
+        &mut self,
+        version: Step,
+        stage: Stage,
+        files: Option<Vec<StoredFile>>,
+        out: &mut Out,
+    ) {
+        self.snapshots.finish(version, stage, files, out);
     }
 
     /// Gives the engine the snapshots of the current version.
@@ -373,24 +391,33 @@ impl Weights {
     pub(super) fn serve_when_listed(&mut self, ctx: &Context<'_>) -> bool {
         let begins = ctx.is_member() && self.is_newcomer() && ctx.view.serves(ctx.me());
         if begins {
-            self.catch_up.finish();
+            self.serves = true;
+            self.own.hold(ctx.version());
         }
         begins
     }
 
-    /// This peer cannot follow from its weights: starts over from a newer snapshot, and ends a migration.
-    fn fall_behind(&mut self, ctx: &Context<'_>, out: &mut Out) {
-        self.migration.end();
-        self.catch_up.report_behind(false, out);
-        self.start_over(ctx.position.era, out);
+    /// The peer is admitted at a version. It holds the weights if they are the initial ones; any others
+    /// come by a snapshot.
+    pub(super) fn admit(&mut self, version: Step, is_initial: bool) {
+        if is_initial {
+            self.own.hold(version);
+        }
     }
 
-    /// This peer cannot follow the weights of a stage that it hosts or migrates to.
-    fn fall_behind_at(&mut self, ctx: &Context<'_>, weights: WeightGroup, out: &mut Out) {
-        if ctx.is_moving_to_weights(weights) {
-            self.restart_migration(out);
-        } else {
-            self.fall_behind(ctx, out);
+    /// This peer cannot follow the weights of some stages from those that it has: starts over from a newer snapshot.
+    fn fall_behind(&mut self, ctx: &Context<'_>, of: Followed, out: &mut Out) {
+        match of {
+            Followed::Own => {
+                self.migration.end();
+                self.behind.report(Followed::Own, self.serves, out);
+                self.start_over(ctx.position.era, out);
+            }
+            Followed::Destination if self.migration.target().is_some() => {
+                self.reset_migration(out);
+                self.behind.report(self.still_followed(), self.serves, out);
+            }
+            Followed::Destination => {}
         }
     }
 
@@ -398,12 +425,14 @@ impl Weights {
     fn start_over(&mut self, era: Era, out: &mut Out) {
         self.stop_listening(out);
         self.rounds.drop_early_through(era, Step(u64::MAX), out);
-        self.catch_up.forget_start();
+        if self.is_newcomer() {
+            self.own.forget_start();
+        }
     }
 
     /// A new coordinator names the start again, where that is not decided. Steps may be missing.
     pub(super) fn enter_term(&mut self, ctx: &Context<'_>, term: Term, out: &mut Out) {
-        self.steps.drop_terms_before(term);
+        self.own.drop_terms_before(term);
         if self.migration.undecided().is_some() {
             self.reset_migration(out);
         }
@@ -414,14 +443,14 @@ impl Weights {
 
     /// Repeats a report that the coordinator before may not have handed on.
     pub(super) fn repeat_behind(&self, out: &mut Out) {
-        if self.migration.has_lost_weights() || self.catch_up.is_lost() {
-            out.push(PeerAction::ToCoordinator(ToCoordinator::Stale { there: false }));
+        if self.migration.has_lost_weights() || self.behind.is_lost() {
+            out.push(PeerAction::ToCoordinator(ToCoordinator::Behind(Followed::Own)));
         }
     }
 
     /// Discards everything that waits to be applied.
     fn stop_listening(&mut self, out: &mut Out) {
-        self.steps.clear();
+        self.own.clear();
         self.rounds.forget_results(out);
     }
 
@@ -434,9 +463,11 @@ impl Weights {
 
     /// Begins as a newcomer in a new era.
     pub(super) fn restart(&mut self) {
-        self.steps.forget_applying();
+        self.applying.clear();
         self.snapshots = SnapshotWriter::default();
-        self.catch_up.restart();
+        self.serves = false;
+        self.own.forget_start();
+        self.behind.forget_loss();
     }
 
     /// Discards everything, at the end of this peer's part in the run.
@@ -446,130 +477,6 @@ impl Weights {
         self.stop_listening(out);
         self.rounds.abort_all(out);
     }
-}
-
-/// Migrations.
-impl Weights {
-    /// Ends the migration without a change. Returns the stages of which the engine may hold weights for it.
-    #[must_use]
-    pub(super) fn cancel_migration(&mut self, out: &mut Out) -> Vec<Stage> {
-        let Some(ended) = self.migration.end() else { return Vec::new() };
-        self.rounds.forget_results_of(&ended.weights, Step(u64::MAX), out);
-        self.rounds.drop_early_of(&ended.weights, out);
-        if ended.has_start { ended.stages } else { Vec::new() }
-    }
-
-    /// The coordinator names the snapshot of the stages that the migration fetches.
-    fn start_migration_from(
-        &mut self,
-        ctx: &Context<'_>,
-        (version, view): (Step, u64),
-        parts: Vec<SnapshotPart>,
-        out: &mut Out,
-    ) -> Option<Started> {
-        if !self.migration.accepts_snapshot(version, view) {
-            return None;
-        }
-        let is_initial = ctx.config.manifest.is_initial(version);
-        let Some((stages, weights)) = self.migration.start_from(version, &parts, is_initial) else {
-            self.restart_migration(out);
-            return None;
-        };
-        if is_initial {
-            out.extend(stages.into_iter().map(|stage| restore_task(version, stage)));
-        } else if let Some(before) = version.0.checked_sub(1).map(Step) {
-            self.rounds.forget_results_of(&weights, before, out);
-        }
-        out.extend(parts.into_iter().map(|part| PeerAction::Fetch { version, part }));
-        Some(Started::Migration)
-    }
-
-    /// Keeps a commit for the weights that the migration fetches, if it may be useful. Returns whether it does.
-    #[must_use]
-    pub(super) fn queue_migration_commit(&mut self, record: &CommitRecord, out: &mut Out) -> bool {
-        if !self.migration.accepts_commit(record) {
-            return false;
-        }
-        let fits = self.migration.push_commit(record);
-        if !fits {
-            self.restart_migration(out);
-        }
-        fits
-    }
-
-    /// Applies commits to the weights that the migration fetches, as far as their results are here. Returns whether no
-    /// commit is left that could be applied.
-    #[must_use]
-    pub(super) fn catch_up_migration(&mut self, ctx: &Context<'_>, out: &mut Out) -> bool {
-        loop {
-            let (stages, weights, record) = match self.migration.next_commit() {
-                NextCommit::None => return true,
-                NextCommit::AfterGap => {
-                    // A commit was lost, or it is one from before this start: the received results may fit
-                    // the next snapshot.
-                    self.migration.forget_start();
-                    self.catch_up.report_behind(true, out);
-                    return false;
-                }
-                NextCommit::Unusable => {
-                    self.restart_migration(out);
-                    return false;
-                }
-                NextCommit::Ready { stages, weights, record } => (stages, weights, record),
-            };
-            let rounds = match self.rounds.results(&record, &weights, out) {
-                Results::Here(rounds) => rounds,
-                Results::Missing => {
-                    self.migration.await_result(ctx.now, record.step);
-                    return false;
-                }
-                Results::Assembling => {
-                    self.migration.note_result();
-                    return false;
-                }
-                Results::Differ => {
-                    self.restart_migration(out);
-                    return false;
-                }
-            };
-            self.migration.note_result();
-            apply_at(ctx, &stages, &rounds, &record, out);
-            self.migration.note_applied();
-            self.rounds.forget_results_of(&weights, record.step, out);
-        }
-    }
-
-    /// The weights that the migration fetched are useless: asks for a newer snapshot. Once the first step is set,
-    /// these stages are this peer's own, and it begins as a newcomer.
-    fn restart_migration(&mut self, out: &mut Out) {
-        if self.migration.target().is_some() {
-            let is_undecided = self.migration.undecided().is_some();
-            self.reset_migration(out);
-            self.catch_up.report_behind(is_undecided, out);
-        }
-    }
-
-    /// Forgets the weights that the migration fetched, and waits for a newer snapshot.
-    fn reset_migration(&mut self, out: &mut Out) {
-        if let Some(weights) = self.migration.restart() {
-            self.rounds.forget_results_of(&weights, Step(u64::MAX), out);
-            self.rounds.drop_early_of(&weights, out);
-        }
-    }
-
-    /// Restarts the migration where no piece of a committed result arrived for long.
-    fn give_up_lost_migration_result(&mut self, ctx: &Context<'_>, out: &mut Out) {
-        let overdue = self.migration.overdue_result(ctx.now, result_timeout(ctx));
-        if let Some((step, span)) = overdue {
-            out.push(PeerAction::Event(PeerEvent::ResultLost { step, span }));
-            self.restart_migration(out);
-        }
-    }
-}
-
-/// The time without a piece of a committed result after which that counts as lost.
-fn result_timeout(ctx: &Context<'_>) -> Duration {
-    ctx.retry() * LOST
 }
 
 fn restore_task(version: Step, stage: Stage) -> PeerAction {

@@ -10,7 +10,7 @@ use crate::peer::Out;
 
 /// Requested snapshots.
 #[derive(Debug, Default)]
-pub(in crate::peer) struct SnapshotWriter {
+pub(super) struct SnapshotWriter {
     /// Requests at versions that the weights have not reached.
     due: BTreeSet<(Step, Stage)>,
     /// Tasks that the engine has.
@@ -61,7 +61,7 @@ impl SnapshotWriter {
     }
 
     /// This peer leaves a stage: another replica writes what is due of it.
-    pub(in crate::peer) fn leave(&mut self, left: Stage, out: &mut Out) {
+    pub(super) fn leave(&mut self, left: Stage, out: &mut Out) {
         let (gone, due) = self.due.iter().copied().partition(|(_, stage)| *stage == left);
         self.due = due;
         for (version, stage) in BTreeSet::into_iter(gone) {
@@ -69,25 +69,20 @@ impl SnapshotWriter {
         }
     }
 
-    /// The engine wrote a snapshot. One that began before a rewind is ignored.
-    pub(in crate::peer) fn finish(
+    /// The engine wrote a snapshot, or failed to: on a report without files the coordinator asks another
+    /// replica. One that began before a rewind is ignored.
+    pub(super) fn finish(
         &mut self,
         version: Step,
         stage: Stage,
-        files: Vec<StoredFile>,
+        files: Option<Vec<StoredFile>>,
         out: &mut Out,
     ) {
         if self.writing.remove(&(version, stage)) {
-            self.written.insert(stage, (version, files.clone()));
-            report(version, stage, files, out);
-        }
-    }
-
-    /// The engine failed to write a snapshot. On a report without files the coordinator asks another
-    /// replica.
-    pub(in crate::peer) fn fail(&mut self, version: Step, stage: Stage, out: &mut Out) {
-        if self.writing.remove(&(version, stage)) {
-            report(version, stage, Vec::new(), out);
+            if let Some(files) = &files {
+                self.written.insert(stage, (version, files.clone()));
+            }
+            report(version, stage, files.unwrap_or_default(), out);
         }
     }
 }

@@ -15,6 +15,7 @@ use super::swarm::Swarm;
 use crate::action::{CoordinatorAction, CoordinatorEvent, CoordinatorInput, LossCause};
 use crate::coordinator::{Coordinator, CoordinatorConfig};
 use crate::sim::hash_keys::HashKeys;
+use crate::sim::marks::Mark;
 use crate::sim::scenario::Fault;
 use crate::sim::watch::Seen;
 
@@ -40,7 +41,7 @@ impl Swarm<'_> {
     fn coordinate(&mut self, index: usize, actions: Vec<CoordinatorAction>) -> Held {
         for mut action in actions {
             self.deviations.corruption.coordinator_action(&mut action);
-            self.observation.marks.coordinator(&action);
+            self.observation.coordinator_action(&action);
             let node = &self.nodes[index];
             let me = node.me;
             let Some(leadership) = node.seat.as_ref().map(|seat| seat.leadership) else {
@@ -48,9 +49,6 @@ impl Swarm<'_> {
             };
             match action {
                 CoordinatorAction::Send { to, message } => {
-                    if let FromCoordinator::Replay { keys } = &message {
-                        self.observation.report.recovery.claims.replays += keys.len() as u64;
-                    }
                     if let FromCoordinator::Close { round, .. } = &message {
                         self.closes(index, *round);
                     }
@@ -59,7 +57,7 @@ impl Swarm<'_> {
                 CoordinatorAction::Append(record) => {
                     let commits = matches!(record, LogRecord::Commit(_));
                     if !self.log.append(leadership, record, &mut self.queue) {
-                        self.observation.marks.rare.log.appended_after_deposal += 1;
+                        self.observation.mark(Mark::AppendedAfterDeposal);
                     }
                     if commits {
                         self.strike();
@@ -161,14 +159,16 @@ impl Swarm<'_> {
         let kept = self.queue.rng.within(0..=pending.len() as u64) as usize;
         for record in pending.iter().take(kept) {
             self.log.commit(record, &mut self.observation)?;
-            self.observation.marks.rare.log.durable_after_deposal += 1;
+            self.observation.mark(Mark::LoggedAfterDeposal);
         }
         if let Some(at) = self.leader() {
             let deposed = Event::Deposed { at, leadership: self.log.leadership() };
             self.queue.within(self.scenario.faults.notice, deposed);
         }
         self.log.begin_leadership(self.nodes[index].me, self.queue.now());
-        self.observation.report.recovery.terms += 1;
+        if self.log.leadership() > 1 {
+            self.observation.mark(Mark::Succeeded);
+        }
         let signers: Vec<PeerId> =
             candidates.iter().map(|index| self.nodes[*index].me.peer).collect();
         self.take_seat(index, &signers)

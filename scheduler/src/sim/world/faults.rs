@@ -8,6 +8,7 @@ use super::event::Event;
 use super::swarm::Swarm;
 use super::{Held, World};
 use crate::action::PeerInput;
+use crate::sim::marks::Mark;
 use crate::sim::scenario::{Fault, Scenario};
 
 impl World<'_> {
@@ -25,7 +26,7 @@ impl World<'_> {
             Fault::Drain { peer } => return drain(swarm, peer),
             Fault::Leave { peer } => {
                 if swarm.nodes[peer].alive {
-                    swarm.observation.report.recovery.crashes += 1;
+                    swarm.observation.mark(Mark::Died);
                     swarm.ends(peer, None);
                 }
             }
@@ -44,7 +45,7 @@ impl World<'_> {
             }
             Fault::Break { one, other } => swarm.breaks(one, other),
             Fault::Cut { from, to, both, time } => {
-                swarm.observation.report.recovery.links.cuts += 1;
+                swarm.observation.mark(Mark::Cut);
                 swarm.traffic.network.cut((from, to), now + time);
                 if both {
                     swarm.traffic.network.cut((to, from), now + time);

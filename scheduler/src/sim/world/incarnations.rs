@@ -10,6 +10,7 @@ use super::event::Event;
 use super::peer_index::index_of;
 use super::swarm::Swarm;
 use crate::action::{CoordinatorInput, PeerInput};
+use crate::sim::marks::Mark;
 use crate::sim::watch::Seen;
 
 impl Swarm<'_> {
@@ -19,7 +20,7 @@ impl Swarm<'_> {
         if !node.alive {
             return;
         }
-        self.observation.report.recovery.crashes += 1;
+        self.observation.mark(Mark::Died);
         // The log's own disk is never lost: with a single anchor that would end the run.
         if disk_is_lost && !self.log.has_voter(node.me.peer) {
             node.engine.disk.clear();
@@ -46,7 +47,7 @@ impl Swarm<'_> {
             return;
         }
         let stage = stages[stage % stages.len()];
-        self.observation.marks.rare.log.lost_in_commit += 1;
+        self.observation.mark(Mark::LostInCommit);
         let hosts = self.nodes.iter().enumerate().filter(|(_, node)| node.has_work_at(stage));
         let hosts: Vec<usize> = hosts.map(|(index, _)| index).collect();
         if self.observation.is_over() {

@@ -9,8 +9,8 @@ use shoal_protocol::ids::{
     StageSpan, Step, Term, WeightGroup,
 };
 use shoal_protocol::message::{
-    AnchorGroup, FromCoordinator, Handover, HeldClaim, PassTimes, PeerMessage, Recalled, RoundId,
-    RoundOutcome, StoredFile, TensorTag, TermProof, TermVote, ToCoordinator, ViewChange,
+    AnchorGroup, Followed, FromCoordinator, Handover, HeldClaim, PassTimes, PeerMessage, Recalled,
+    RoundId, RoundOutcome, StoredFile, TensorTag, TermProof, TermVote, ToCoordinator, ViewChange,
 };
 use shoal_protocol::units::Bytes;
 
@@ -18,6 +18,7 @@ use super::event::Cargo;
 use super::swarm::Swarm;
 use crate::rng::Rng;
 use crate::sim::hash_keys::HashKeys;
+use crate::sim::marks::Mark;
 use crate::sim::omitted_rules::Omit;
 use crate::sim::payloads::Content;
 
@@ -59,7 +60,7 @@ impl Swarm<'_> {
             term = Term(term.0 + rng.within(0..=1));
             era = Era(era.0 + rng.within(0..=1) as u32);
         }
-        self.observation.report.lies += 1;
+        self.observation.mark(Mark::Lied);
         self.traffic.send(from, to, (era, term), cargo, &mut self.queue);
     }
 
@@ -193,7 +194,10 @@ fn reported(rng: &mut Rng, About { key, round, grant, other }: About) -> ToCoord
         8 => ToCoordinator::Kept { version, stage, whole: rng.chance(500) },
         9 => ToCoordinator::Archived { version },
         10 => ToCoordinator::Ready { version, view: rng.within(0..=9) },
-        11 => ToCoordinator::Stale { there: rng.chance(500) },
+        11 => ToCoordinator::Behind(match rng.chance(500) {
+            true => Followed::Destination,
+            false => Followed::Own,
+        }),
         12 => ToCoordinator::CannotReach { member: other },
         13 => {
             let claim = HeldClaim {

@@ -4,17 +4,21 @@ use std::time::Duration;
 
 use shoal_protocol::ids::{ContentHash, Member, Step};
 use shoal_protocol::message::{
-    LogRecord, PeerMessage, Round, RoundId, StoredStage, ToCoordinator, View,
+    FromCoordinator, LogRecord, PeerMessage, Round, RoundId, StoredStage, TensorTag, ToCoordinator,
+    View,
 };
 use shoal_protocol::units::Moment;
 
 use super::Held;
-use super::coverage_marks::Marks;
 use super::event::Event;
 use super::peer_index::index_of;
+use super::rare_paths::RarePaths;
 use super::trace::Trace;
-use crate::action::{CoordinatorEvent, PeerEvent, PeerLoad};
+use crate::action::{
+    CoordinatorAction, CoordinatorEvent, PeerAction, PeerEvent, PeerInput, PeerLoad, Task,
+};
 use crate::sim::engine::{Engine, Observed};
+use crate::sim::marks::Mark;
 use crate::sim::oracle::{self, Oracles, Violation};
 use crate::sim::report::Report;
 use crate::sim::scenario::Scenario;
@@ -35,7 +39,7 @@ pub(super) struct Observation<'a> {
     /// `None` in runs that show which corruptions are caught without oracles.
     oracles: Option<Oracles>,
     trace: Trace,
-    pub(super) marks: Marks,
+    rare: RarePaths,
     /// Whether every event is printed.
     pub(super) traced: bool,
     /// Limit of events after which the run counts as endless.
@@ -52,7 +56,7 @@ impl Observation<'_> {
             first: scenario.manifest.first_version(),
             oracles: with_oracles.then(|| Oracles::new(scenario)),
             trace: Trace::default(),
-            marks: Marks::default(),
+            rare: RarePaths::default(),
             traced: cfg!(test) && std::env::var_os("SHOAL_SIM_TRACE").is_some(),
             most: EVENTS.max(EVENTS_OF_A_PEER * scenario.peers.len() as u64) * hours,
             watch: None,
@@ -75,6 +79,34 @@ impl Observation<'_> {
         if self.traced {
             eprintln!("{:?} {event:?}", at.0);
         }
+    }
+
+    /// Counts a mark.
+    pub(super) fn mark(&mut self, mark: Mark) {
+        self.report.marks.add(mark, 1);
+    }
+
+    /// Notes an action of the coordinator.
+    pub(super) fn coordinator_action(&mut self, action: &CoordinatorAction) {
+        self.rare.coordinator(action, &mut self.report.marks);
+        if let CoordinatorAction::Send { message: FromCoordinator::Replay { keys }, .. } = action {
+            self.report.marks.add(Mark::Replayed, keys.len() as u64);
+        }
+    }
+
+    /// Notes a peer's actions in response to an input.
+    pub(super) fn peer_actions(&mut self, me: Member, input: &PeerInput, actions: &[PeerAction]) {
+        self.rare.peer(me, input, actions, &mut self.report.marks);
+    }
+
+    /// Notes a tensor that a peer sends.
+    pub(super) fn tensor_sent(&mut self, me: Member, tag: &TensorTag) {
+        self.rare.sends(me, tag, &mut self.report.marks);
+    }
+
+    /// Notes a task that a peer gives its engine.
+    pub(super) fn task_begun(&mut self, me: Member, task: &Task) {
+        self.rare.computes(me, task, &mut self.report.marks);
     }
 
     /// Passes an observation to the observer.
@@ -132,26 +164,26 @@ impl Observation<'_> {
         self.holds("limits", held.unwrap_or(Ok(())))?;
         self.show(Seen::Holds { peer: index, load });
         let widest = load.window.values().max().copied().unwrap_or(0);
-        self.report.work.widest_window = self.report.work.widest_window.max(widest);
+        self.report.widest_window = self.report.widest_window.max(widest);
         Ok(())
     }
 
     /// Counts a message between members.
     pub(super) fn message(&mut self, message: &PeerMessage) {
-        self.report.work.redirected += u64::from(matches!(message, PeerMessage::HeldBy { .. }));
-        self.report.work.refused += u64::from(matches!(message, PeerMessage::Busy { .. }));
+        match message {
+            PeerMessage::HeldBy { .. } => self.mark(Mark::OfferRedirected),
+            PeerMessage::Busy { .. } => self.mark(Mark::OfferRefused),
+            _ => {}
+        }
     }
 
     /// Counts a message to the coordinator.
     pub(super) fn reported(&mut self, message: &ToCoordinator) {
-        self.marks.reported(message);
-        let recovery = &mut self.report.recovery;
+        self.rare.reported(message, &mut self.report.marks);
         match message {
-            ToCoordinator::Released { .. } => recovery.claims.released += 1,
-            ToCoordinator::Stored { files, .. } => {
-                recovery.not_stored += u64::from(files.is_empty());
-            }
-            ToCoordinator::Stale { .. } => recovery.behind += 1,
+            ToCoordinator::Released { .. } => self.mark(Mark::ClaimReleased),
+            ToCoordinator::Stored { files, .. } if files.is_empty() => self.mark(Mark::NotStored),
+            ToCoordinator::Behind(_) => self.mark(Mark::FellBehind),
             _ => {}
         }
     }
@@ -198,7 +230,7 @@ impl Observation<'_> {
                 self.holds("never back", held.unwrap_or(Ok(())))?;
             }
             PeerEvent::Serving { version } => {
-                self.report.recovery.joined += u64::from(*version != self.first);
+                self.report.marks.add_if(*version != self.first, Mark::CaughtUp);
             }
             PeerEvent::Rewound { .. } => {
                 if let Some(oracles) = &mut self.oracles {
@@ -206,13 +238,13 @@ impl Observation<'_> {
                 }
             }
             PeerEvent::ResultLost { step, span } => {
-                self.report.recovery.rounds.results_lost += 1;
+                self.mark(Mark::ResultLost);
                 let oracles = self.oracles.as_mut();
                 let held = oracles.map(|oracles| oracles.results.given_up(me, *span, *step));
                 self.holds("kept results", held.unwrap_or(Ok(())))?;
             }
             PeerEvent::Fault(fault) => self.report.faults.push(fault.clone()),
-            PeerEvent::Moved { .. } => self.report.moves += 1,
+            PeerEvent::Moved { .. } => self.mark(Mark::Moved),
             PeerEvent::Counted { key } => {
                 self.show(Seen::Counted { peer: index_of(me), key: *key });
             }
@@ -241,7 +273,7 @@ impl Observation<'_> {
         self.advanced(Duration::ZERO);
         match event {
             CoordinatorEvent::Committed { counts, .. } => {
-                self.report.work.repeated += counts.repeated;
+                self.report.marks.add(Mark::ReportedAgain, counts.repeated);
                 Ok(())
             }
             CoordinatorEvent::Stopped { reason } => {
@@ -294,7 +326,6 @@ impl Observation<'_> {
     /// The report of the run, with the total time of all engines' passes.
     pub(super) fn conclude(mut self, busy: Duration) -> Report {
         self.report.end = self.now;
-        self.report.rare = self.marks.rare;
         self.report.trace = self.trace.hash();
         self.report.busy = busy;
         self.report

@@ -24,6 +24,7 @@ use crate::sim::corruption::Corruption;
 use crate::sim::engine::{Observed, is_pass};
 use crate::sim::founded::Founded;
 use crate::sim::integer_model::Weights;
+use crate::sim::marks::Mark;
 use crate::sim::omitted_rules::Omit;
 use crate::sim::scenario::Scenario;
 use crate::sim::watch::Seen;
@@ -90,7 +91,7 @@ impl<'a> Swarm<'a> {
         let node = &mut self.nodes[index];
         node.peer.handle(now, input, &mut actions);
         if let Some(input) = from_coordinator {
-            self.observation.marks.peer(node.me, &input, &actions);
+            self.observation.peer_actions(node.me, &input, &actions);
         }
         self.observation.load(index, &node.peer.load())?;
         self.carry_out(index, actions)?;
@@ -111,7 +112,7 @@ impl<'a> Swarm<'a> {
                     self.send_message(me, to, message);
                 }
                 PeerAction::SendTensor { to, tag, seal, payload } => {
-                    self.observation.marks.sends(me, &tag);
+                    self.observation.tensor_sent(me, &tag);
                     let known = self.nodes[index].payloads.get(payload).cloned();
                     let (content, size) = self.observation.holds("payloads", known)?;
                     let mut cargo = Cargo::Tensor { tag, seal, content, size };
@@ -135,7 +136,7 @@ impl<'a> Swarm<'a> {
                     self.queue.at(at, Event::Kept { to: me, version, stage, weights });
                 }
                 PeerAction::Compute(task) => {
-                    self.observation.marks.computes(me, &task);
+                    self.observation.task_begun(me, &task);
                     self.compute(index, task);
                 }
                 PeerAction::Release(id) => {
@@ -320,7 +321,9 @@ impl<'a> Swarm<'a> {
     ) -> Held {
         let index = index_of(to);
         let is_gone = !self.nodes.lives(to) || self.nodes[index].known_dead.contains(&from);
-        self.observation.marks.rare.old_lives += u64::from(is_gone);
+        if is_gone {
+            self.observation.mark(Mark::EarlierLife);
+        }
         if is_gone || connection != self.traffic.connection(index, index_of(from)) {
             return Ok(());
         }
@@ -421,7 +424,7 @@ impl<'a> Swarm<'a> {
         let cut = self.traffic.network.is_cut(self.queue.now(), (sender, receiver));
         if cut || self.nodes[sender].known_dead.contains(&to) {
             // The connection is gone and cannot be made again.
-            self.observation.report.recovery.links.unreached += 1;
+            self.observation.mark(Mark::Unreached);
             return self.queue.within(UNREACHABLE, Event::Unreached { at: from, other: to });
         }
         if self.observation.watch.is_some() {

@@ -15,8 +15,24 @@ use crate::round::UNPLACED;
 /// members' pieces travel on different connections.
 const EARLY_PIECES: usize = limits::MEMBERS;
 
-/// A piece of a round: its sender, what it is, and its payload.
-pub(in crate::peer) type Piece = (Member, TensorTag, Payload);
+/// A piece of a round.
+#[derive(Debug)]
+pub(in crate::peer) struct Piece {
+    pub(in crate::peer) from: Member,
+    pub(in crate::peer) tag: TensorTag,
+    pub(in crate::peer) payload: Payload,
+}
+
+impl Piece {
+    fn is_result(&self) -> bool {
+        matches!(self.tag, TensorTag::RoundResult { .. })
+    }
+
+    /// Whether it is of a round that the filter selects.
+    fn is_of(&self, selects: impl Fn(RoundId) -> bool) -> bool {
+        round_of(&self.tag).is_some_and(|(round, _)| selects(round))
+    }
+}
 
 /// Early pieces, in the order of their arrival.
 #[derive(Debug, Default)]
@@ -41,35 +57,36 @@ impl EarlyPieces {
     /// none of these weights a few. Returns whether it keeps the piece; otherwise releases it.
     pub(super) fn keep(
         &mut self,
-        (from, tag, payload): Piece,
+        piece: Piece,
         is_host: impl Fn(Member) -> bool,
         (of_sender, in_all): (Bytes, Bytes),
         out: &mut Out,
     ) -> bool {
-        let hosts = is_host(from);
+        let (hosts, size) = (is_host(piece.from), piece.payload.size);
         if hosts {
-            self.drop_older(&tag, out);
+            self.drop_older(&piece.tag, out);
         }
-        let has_bytes = if is_result(&tag) {
-            self.results + payload.size <= in_all
+        let has_bytes = if piece.is_result() {
+            self.results + size <= in_all
         } else {
-            let alike = |(sender, tag, _): &&Piece| *sender == from && !is_result(tag);
-            let held: Bytes = self.pieces.iter().filter(alike).map(|piece| piece.2.size).sum();
-            held + payload.size <= of_sender
+            let alike = |other: &&Piece| other.from == piece.from && !other.is_result();
+            let sizes = self.pieces.iter().filter(alike).map(|other| other.payload.size);
+            sizes.sum::<Bytes>() + size <= of_sender
         };
-        let unplaced = || self.pieces.iter().filter(|(sender, ..)| !is_host(*sender)).count();
+        let unplaced = || self.pieces.iter().filter(|other| !is_host(other.from)).count();
         let has_place = self.pieces.len() < EARLY_PIECES && (hosts || unplaced() < UNPLACED);
         if !has_bytes || !has_place {
-            out.push(PeerAction::Release(payload.id));
+            out.push(PeerAction::Release(piece.payload.id));
             return false;
         }
-        *self.account(&tag) += payload.size;
-        self.pieces.push_back((from, tag, payload));
+        *self.account(&piece) += size;
+        self.pieces.push_back(piece);
         true
     }
 
-    fn account(&mut self, tag: &TensorTag) -> &mut Bytes {
-        if is_result(tag) { &mut self.results } else { &mut self.parts }
+    /// The bytes that a piece counts among.
+    fn account(&mut self, piece: &Piece) -> &mut Bytes {
+        if piece.is_result() { &mut self.results } else { &mut self.parts }
     }
 
     /// Releases pieces of earlier attempts of a round.
@@ -80,12 +97,13 @@ impl EarlyPieces {
 
     /// Takes the pieces of a round.
     pub(super) fn take(&mut self, round: RoundId) -> Vec<Piece> {
-        let of_round = |(_, tag, _): &Piece| round_of(tag).is_some_and(|(of, _)| of == round);
-        let (taken, kept): (VecDeque<_>, VecDeque<_>) = self.pieces.drain(..).partition(of_round);
+        let all = self.pieces.drain(..);
+        let (taken, kept) = all.partition(|piece| piece.is_of(|of| of == round));
         self.pieces = kept;
-        for (_, tag, payload) in &taken {
-            let account = self.account(tag);
-            *account = *account - payload.size;
+        let taken: VecDeque<Piece> = taken;
+        for piece in &taken {
+            let account = self.account(piece);
+            *account = *account - piece.payload.size;
         }
         taken.into()
     }
@@ -108,14 +126,14 @@ impl EarlyPieces {
 
     fn drop_where(&mut self, out: &mut Out, old: impl Fn(RoundId) -> bool) {
         let Self { pieces, parts, results } = self;
-        pieces.retain(|(_, tag, payload)| {
-            let old = round_of(tag).is_some_and(|(round, _)| old(round));
-            if old {
-                let account = if is_result(tag) { &mut *results } else { &mut *parts };
-                *account = *account - payload.size;
-                out.push(PeerAction::Release(payload.id));
+        pieces.retain(|piece| {
+            let is_old = piece.is_of(&old);
+            if is_old {
+                let account = if piece.is_result() { &mut *results } else { &mut *parts };
+                *account = *account - piece.payload.size;
+                out.push(PeerAction::Release(piece.payload.id));
             }
-            !old
+            !is_old
         });
     }
 }
@@ -130,8 +148,4 @@ pub(in crate::peer) fn round_of(tag: &TensorTag) -> Option<(RoundId, Mend)> {
         | TensorTag::ActivationGradient { .. }
         | TensorTag::Recalled { .. } => None,
     }
-}
-
-fn is_result(tag: &TensorTag) -> bool {
-    matches!(tag, TensorTag::RoundResult { .. })
 }

@@ -25,7 +25,7 @@ use crate::peer::context::Context;
 use crate::peer::links::LinkEstimates;
 use crate::peer::pipeline::Counted;
 use crate::peer::senders::Host;
-use crate::peer::weights::step_queue::Close;
+use crate::peer::weights::follower::Close;
 use crate::peer::{Out, report_invalid, report_unentitled};
 use crate::round::{
     AHEAD, Layout, Reduction, ahead, is_next, most_ahead, packed, piece_bytes, place_in,
@@ -33,7 +33,7 @@ use crate::round::{
 
 /// The rounds of the hosted stages' weights.
 #[derive(Debug, Default)]
-pub(in crate::peer) struct Rounds {
+pub(super) struct Rounds {
     /// The last round of each weight group, until its step is committed.
     running: BTreeMap<WeightGroup, Reduction>,
     /// Aborted rounds of which the engine still has tasks.
@@ -69,7 +69,7 @@ pub(super) enum Results {
 /// Groups and attempts.
 impl Rounds {
     /// Applies the close of a round. Returns the round once its whole group is known.
-    pub(in crate::peer) fn close(
+    pub(super) fn close(
         &mut self,
         ctx: &Context<'_>,
         id: RoundId,
@@ -85,7 +85,7 @@ impl Rounds {
     }
 
     /// Takes one page of a whole group.
-    pub(in crate::peer) fn take_group_page(
+    pub(super) fn take_group_page(
         &mut self,
         ctx: &Context<'_>,
         weights: WeightGroup,
@@ -99,14 +99,14 @@ impl Rounds {
     }
 
     /// Repeats unanswered requests for groups.
-    pub(in crate::peer) fn repeat_group_requests(&mut self, ctx: &Context<'_>, out: &mut Out) {
+    pub(super) fn repeat_group_requests(&mut self, ctx: &Context<'_>, out: &mut Out) {
         let open = (ctx.position.era, ctx.version());
         self.groups.repeat_requests(ctx.now, ctx.retry(), open, out);
     }
 
     /// Begins this peer's part in a round, or follows its mend, with the contents of its accumulators.
     /// Returns whether the round is new. Fails where they differ from what the coordinator counted.
-    pub(in crate::peer) fn begin(
+    pub(super) fn begin(
         &mut self,
         ctx: &Context<'_>,
         close: Close,
@@ -196,7 +196,7 @@ impl Rounds {
     pub(super) fn receive(
         &mut self,
         ctx: &Context<'_>,
-        (from, tag, payload): Piece,
+        Piece { from, tag, payload }: Piece,
         useful: bool,
         out: &mut Out,
     ) -> Received {
@@ -216,7 +216,7 @@ impl Rounds {
         let is_known = |known: &Round| known.id == id && known.mended.mend >= mend;
         let known = self.running.get_mut(&id.weights).filter(|known| is_known(known.round()));
         let Some(reduction) = known else {
-            return self.keep_early(ctx, id, (from, tag, payload), useful, out);
+            return self.keep_early(ctx, id, Piece { from, tag, payload }, useful, out);
         };
         let taken = match tag {
             TensorTag::RoundPart { piece, proof, .. } => {
@@ -246,10 +246,10 @@ impl Rounds {
     ) -> Received {
         let closed = self.running.get(&id.weights).is_some_and(|known| known.round().id > id);
         if !useful || closed || !ctx.may_host(id.weights) {
-            out.push(PeerAction::Release(piece.2.id));
+            out.push(PeerAction::Release(piece.payload.id));
             return Received::Done;
         }
-        let from = piece.0;
+        let from = piece.from;
         let stages = || ctx.config.manifest.stages_of(id.weights);
         let is_host = |member| Host::of(ctx.view, member, stages()).is_some();
         let left = ctx.config.limits.heard - self.result_bytes();
@@ -270,13 +270,13 @@ impl Rounds {
     }
 
     /// Takes the early pieces of a round.
-    pub(in crate::peer) fn take_early(&mut self, round: RoundId) -> Vec<Piece> {
+    pub(super) fn take_early(&mut self, round: RoundId) -> Vec<Piece> {
         self.early.take(round)
     }
 
     /// A task of a round ended. Returns whether that completed a received result.
     #[must_use]
-    pub(in crate::peer) fn handle_task(
+    pub(super) fn handle_task(
         &mut self,
         result: TaskResult,
         links: &LinkEstimates,
@@ -315,7 +315,7 @@ impl Rounds {
     }
 
     /// Whether this member holds results of these rounds or of later attempts, so that none of them goes on.
-    pub(in crate::peer) fn are_over(&self, rounds: &[(RoundId, ContentHash)]) -> bool {
+    pub(super) fn are_over(&self, rounds: &[(RoundId, ContentHash)]) -> bool {
         let is_over = |(round, _): &(RoundId, ContentHash)| {
             let known = self.running.get(&round.weights);
             known.is_some_and(|known| {
@@ -326,13 +326,13 @@ impl Rounds {
     }
 
     /// Bytes of other members' sums.
-    pub(in crate::peer) fn held(&self) -> Bytes {
+    pub(super) fn held(&self) -> Bytes {
         let rounds = self.running.values().chain(&self.ended);
         rounds.map(Reduction::held).sum::<Bytes>() + self.early.parts()
     }
 
     /// Bytes of received results.
-    pub(in crate::peer) fn result_bytes(&self) -> Bytes {
+    pub(super) fn result_bytes(&self) -> Bytes {
         self.listener.held() + self.early.results()
     }
 }

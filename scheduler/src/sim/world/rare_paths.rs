@@ -1,4 +1,4 @@
-//! Counts how often a run took each rare path.
+//! Recognises the rare paths that a run takes, and counts them.
 
 use std::collections::BTreeSet;
 
@@ -6,12 +6,11 @@ use shoal_protocol::ids::{ClaimKey, Exchange, Grant, Member, Mend, Step};
 use shoal_protocol::message::{FromCoordinator, PeerMessage, RoundId, TensorTag, ToCoordinator};
 
 use crate::action::{CoordinatorAction, CoordinatorEvent, PeerAction, PeerInput, Task};
-use crate::sim::report::Rare;
+use crate::sim::marks::{Mark, Marks};
 
 /// State needed to recognise rare paths.
 #[derive(Debug, Default)]
-pub(super) struct Marks {
-    pub(super) rare: Rare,
+pub(super) struct RarePaths {
     /// Work of uncommitted steps that the coordinator acknowledged as done.
     noted: BTreeSet<ClaimKey>,
     /// Work that was offered again after members were lost.
@@ -30,22 +29,20 @@ pub(super) struct Marks {
     reduced: bool,
 }
 
-impl Marks {
+impl RarePaths {
     /// Notes a message to the coordinator.
-    pub(super) fn reported(&mut self, message: &ToCoordinator) {
+    pub(super) fn reported(&mut self, message: &ToCoordinator, marks: &mut Marks) {
         self.reduced |= matches!(message, ToCoordinator::Reduced { .. });
         match message {
             ToCoordinator::Done { key, grant, .. } => {
                 let overlaps = self.closing.is_some_and(|closing| closing < key.step);
-                self.rare.rounds.overlapped += u64::from(overlaps);
-                self.rare.claims.reclaimed_done +=
-                    u64::from(self.reclaimed.remove(&(*key, *grant)));
+                marks.add_if(overlaps, Mark::Overlapped);
+                marks.add_if(self.reclaimed.remove(&(*key, *grant)), Mark::ReclaimedDone);
             }
-            ToCoordinator::ViewRequest => self.rare.members_wanted += 1,
-            ToCoordinator::RoundGroupRequest { .. } => self.rare.round_groups_requested += 1,
+            ToCoordinator::ViewRequest => marks.add(Mark::ViewRequested, 1),
+            ToCoordinator::RoundGroupRequest { .. } => marks.add(Mark::RoundGroupRequested, 1),
             ToCoordinator::Working { key, grant } => {
-                self.rare.claims.reclaimed_early +=
-                    u64::from(self.reclaimed.remove(&(*key, *grant)));
+                marks.add_if(self.reclaimed.remove(&(*key, *grant)), Mark::ReclaimedEarly);
             }
             ToCoordinator::Released { key, grant } => {
                 self.reclaimed.remove(&(*key, *grant));
@@ -55,15 +52,15 @@ impl Marks {
     }
 
     /// Notes an action of the coordinator.
-    pub(super) fn coordinator(&mut self, action: &CoordinatorAction) {
+    pub(super) fn coordinator(&mut self, action: &CoordinatorAction, marks: &mut Marks) {
         match action {
-            CoordinatorAction::Send { message, .. } => self.sent(message),
+            CoordinatorAction::Send { message, .. } => self.sent(message, marks),
             CoordinatorAction::Append(_) | CoordinatorAction::Anchors(_) => {}
             CoordinatorAction::Event(CoordinatorEvent::RoundMended { gone, changed, .. }) => {
-                self.rare.rounds.mended_after_result += u64::from(self.reduced);
-                self.rare.rounds.mended_before_result += u64::from(!self.reduced);
-                self.rare.rounds.mended_unchanged += u64::from(*changed == 0);
-                self.rare.rounds.mended_without_many += u64::from(*gone > 1);
+                marks.add_if(self.reduced, Mark::MendedAfterResult);
+                marks.add_if(!self.reduced, Mark::MendedBeforeResult);
+                marks.add_if(*changed == 0, Mark::MendedUnchanged);
+                marks.add_if(*gone > 1, Mark::MendedWithoutMany);
                 self.reduced = false;
             }
             CoordinatorAction::Event(
@@ -82,35 +79,33 @@ impl Marks {
                 self.closing = None;
             }
             CoordinatorAction::Event(CoordinatorEvent::Rewound { .. }) => {
-                let rare = self.rare;
-                *self = Self { rare, ..Self::default() };
+                *self = Self::default();
             }
             CoordinatorAction::Event(CoordinatorEvent::BecameCoordinator { claims, .. }) => {
-                self.rare.claims.taken_over += claims;
-                *self = Self { rare: self.rare, ..Self::default() };
+                marks.add(Mark::ClaimTakenOver, *claims);
+                *self = Self::default();
             }
             CoordinatorAction::Event(_) => {}
         }
     }
 
-    fn sent(&mut self, message: &FromCoordinator) {
+    fn sent(&mut self, message: &FromCoordinator, marks: &mut Marks) {
         match message {
             FromCoordinator::Noted { key, .. } => {
                 self.noted.insert(*key);
             }
             FromCoordinator::Replay { keys } => {
                 let done = keys.iter().filter(|key| self.noted.contains(&key.downstream()));
-                self.rare.claims.replayed_done += done.count() as u64;
+                marks.add(Mark::ReplayedDone, done.count() as u64);
             }
             FromCoordinator::Reclaim { key, grant, .. } => {
-                self.rare.claims.reclaimed_again +=
-                    u64::from(!self.reclaimed.insert((*key, *grant)));
+                marks.add_if(!self.reclaimed.insert((*key, *grant)), Mark::ReclaimedAgain);
             }
             FromCoordinator::Close { round, group, mended, counted } => {
                 self.closing = Some(round.step);
                 let shared = counted.iter().any(|(stage, _)| stage.0 != round.weights.0);
                 if mended.mend > Mend(0) {
-                    self.rare.rounds.mended_shared += u64::from(shared);
+                    marks.add_if(shared, Mark::MendedShared);
                     self.mended.insert(*round);
                 }
                 let listen = group.here.iter().filter(|one| one.weight.is_none());
@@ -119,61 +114,65 @@ impl Marks {
             FromCoordinator::View(change) => {
                 let serving = change.here.iter().filter(|record| record.serving);
                 let promoted = serving.filter(|record| self.listening.remove(&record.member));
-                self.rare.rounds.promoted += promoted.count() as u64;
+                marks.add(Mark::Promoted, promoted.count() as u64);
             }
             _ => {}
         }
     }
 
     /// Notes a tensor that a peer sends.
-    pub(super) fn sends(&mut self, me: Member, tag: &TensorTag) {
+    pub(super) fn sends(&mut self, me: Member, tag: &TensorTag, marks: &mut Marks) {
         if let TensorTag::Activation { key, exchange } = *tag
             && exchange > Exchange(0)
         {
             let is_new = self.exchanged.insert((me, key, exchange));
-            self.rare.claims.exchanges_again += u64::from(!is_new);
+            marks.add_if(!is_new, Mark::ExchangedAgain);
         }
     }
 
     /// Notes a task that a peer has its engine do.
-    pub(super) fn computes(&mut self, me: Member, task: &Task) {
+    pub(super) fn computes(&mut self, me: Member, task: &Task, marks: &mut Marks) {
         match task {
             Task::Export { round, parts, .. } if !parts.is_empty() => {
-                self.rare.rounds.collected += 1;
-                self.rare.rounds.collected_again += u64::from(self.mended.contains(round));
+                marks.add(Mark::Collected, 1);
+                marks.add_if(self.mended.contains(round), Mark::CollectedAgain);
             }
             Task::Discard { key, .. } => {
                 let second = (me, key.downstream(), Exchange(1));
-                self.rare.claims.workers_given_up += u64::from(self.exchanged.contains(&second));
+                marks.add_if(self.exchanged.contains(&second), Mark::WorkerGivenUp);
             }
             _ => {}
         }
     }
 
     /// Notes a peer's actions in response to an input.
-    pub(super) fn peer(&mut self, me: Member, input: &PeerInput, actions: &[PeerAction]) {
+    pub(super) fn peer(
+        &mut self,
+        me: Member,
+        input: &PeerInput,
+        actions: &[PeerAction],
+        marks: &mut Marks,
+    ) {
         let after_update = actions
             .iter()
             .skip_while(|action| !matches!(action, PeerAction::Compute(Task::Apply { .. })));
         let goes_on = |action: &&PeerAction| {
             matches!(action, PeerAction::Compute(Task::Forward { exchange: Exchange(1..), .. }))
         };
-        self.rare.claims.joined += after_update.filter(goes_on).count() as u64;
+        marks.add(Mark::WorkerJoined, after_update.filter(goes_on).count() as u64);
         let PeerInput::FromCoordinator { message, .. } = input else { return };
         for action in actions {
             match (message, action) {
                 (
                     FromCoordinator::Granted { key, .. },
                     PeerAction::ToCoordinator(ToCoordinator::Released { key: released, .. }),
-                ) => self.rare.claims.released_in_flight += u64::from(key == released),
+                ) => marks.add_if(key == released, Mark::ClaimReleasedInFlight),
                 (
                     FromCoordinator::View(_),
                     PeerAction::Send {
                         message: PeerMessage::Offer { key, retry: true, .. }, ..
                     },
-                ) => {
-                    self.rare.claims.rerouted_again += u64::from(!self.rerouted.insert((me, *key)))
-                }
+                ) => marks.add_if(!self.rerouted.insert((me, *key)), Mark::ReroutedAgain),
                 _ => {}
             }
         }
