@@ -75,8 +75,9 @@ impl Generator {
     ///
     /// # Errors
     /// If the text is too long or has a token that is not one of the model's, or libtorch fails.
-    pub fn logits(&self, text: &[u32]) -> Result<Vec<f32>> {
+    pub fn logits(&mut self, text: &[u32]) -> Result<Vec<f32>> {
         self.check_length(text)?;
+        self.fit_length(text.len())?;
         self.model.logits(text)
     }
 
@@ -90,6 +91,7 @@ impl Generator {
     /// If the text is empty.
     pub fn next_logits(&mut self, text: &[u32]) -> Result<Vec<f32>> {
         self.check_length(text)?;
+        self.fit_length(text.len())?;
         let common = text.iter().zip(&self.read).take_while(|(one, other)| one == other).count();
         // The last token is read again if it is in the cache: logits follow from a pass alone.
         self.forget(common.min(text.len().saturating_sub(1)));
@@ -125,6 +127,14 @@ impl Generator {
         let (tokens, positions) = (text.len(), self.positions());
         if tokens > positions {
             return Err(EngineError::TextTooLong { tokens, positions });
+        }
+        Ok(())
+    }
+
+    /// Prepares for a text of this length. Keys that were rotated by the wavelengths of another length are forgotten.
+    fn fit_length(&mut self, tokens: usize) -> Result<()> {
+        if self.model.fit_length(tokens)? {
+            self.forget(0);
         }
         Ok(())
     }

@@ -134,6 +134,17 @@ impl LanguageModel {
         self.manifest.model.context as usize
     }
 
+    /// Takes the rotary embeddings of texts of `length` tokens. Whether they are others than before, so that no cache is of
+    /// use any more. A new model has those of its longest texts.
+    pub(crate) fn fit_length(&mut self, length: usize) -> Result<bool> {
+        let (model, length) = (&self.manifest.model, length.min(self.positions()) as u32);
+        let mut changes = false;
+        for stage in &mut self.stages {
+            changes |= stage.blocks.shape.fit_length(model, length)?;
+        }
+        Ok(changes)
+    }
+
     /// Number of tokens that it knows.
     pub(crate) fn vocabulary(&self) -> u32 {
         self.manifest.model.vocabulary

@@ -1,6 +1,6 @@
 //! The weights of a layer, and the constants that all layers share.
 
-use shoal_protocol::manifest::{Activation, LayerAttention, Model, Norm, Placement};
+use shoal_protocol::manifest::{Activation, LayerAttention, Model, Norm, Placement, Rotary};
 use tch::{Device, Tensor};
 
 use crate::adapter::{Adapter, AdapterSlices};
@@ -174,6 +174,11 @@ pub(crate) struct Sliced {
     pub(crate) down_bias: Vec<Tensor>,
 }
 
+/// For each rotary embedding, the length that decides the wavelengths of texts of `length` tokens.
+fn deciding_lengths(rotaries: &[Rotary], length: u32) -> Vec<u32> {
+    rotaries.iter().map(|rotary| rotary.scaling.deciding_length(length)).collect()
+}
+
 /// Constants shared by all layers.
 #[derive(Debug)]
 pub(crate) struct Shape {
@@ -190,6 +195,8 @@ pub(crate) struct Shape {
     pub(crate) attention_scale: Option<f64>,
     pub(crate) embedding_scale: Option<f64>,
     rotaries: Vec<Angles>,
+    /// The lengths of texts that decided the wavelengths of each.
+    deciding_lengths: Vec<u32>,
     /// For layers that rotate nothing.
     no_rotary: Angles,
     /// The constants of one slice, if there are several.
@@ -197,7 +204,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// For samples of at most `model.context` tokens.
+    /// For samples of `model.context` tokens.
     pub(crate) fn new(model: &Model, device: Device) -> Result<Self> {
         let block = &model.block;
         let rotaries = model.rotaries();
@@ -215,14 +222,31 @@ impl Shape {
             embedding_scale: block.embedding_scale,
             rotaries: rotaries
                 .iter()
-                .map(|rotary| Angles::new(rotary, model, device))
+                .map(|rotary| Angles::new(rotary, model, model.context, device))
                 .collect::<Result<_>>()?,
+            deciding_lengths: deciding_lengths(&rotaries, model.context),
             no_rotary: Angles::none(model, device)?,
             slice: match model.slices {
                 1 => None,
                 _ => Some(Box::new(Self::new(&model.slice(), device)?)),
             },
         })
+    }
+
+    /// Takes the wavelengths of texts of `length` tokens, at most `model.context`. Whether they are others than before, so
+    /// that keys which were rotated earlier are of no use.
+    pub(crate) fn fit_length(&mut self, model: &Model, length: u32) -> Result<bool> {
+        let rotaries = model.rotaries();
+        let lengths = deciding_lengths(&rotaries, length);
+        let changes = lengths != self.deciding_lengths;
+        for (index, rotary) in rotaries.iter().enumerate() {
+            if lengths[index] != self.deciding_lengths[index] {
+                let device = self.rotaries[index].cosine.device();
+                self.rotaries[index] = Angles::new(rotary, model, length, device)?;
+            }
+        }
+        self.deciding_lengths = lengths;
+        Ok(changes)
     }
 
     /// Number that is added to the weights of root mean square norms.

@@ -13,12 +13,15 @@ use crate::language_model::LanguageModel;
 pub struct Scorer(LanguageModel);
 
 impl Scorer {
-    /// Loads the weights of the base in a folder, for passes in this number format.
+    /// Loads the weights of the base in a folder, for passes in this number format over rows of `context` tokens, which decide
+    /// the rotary embeddings of texts too.
     ///
     /// # Errors
     /// If the folder has none, a file is damaged or the device has too little memory.
-    pub fn open(folder: &Path, dtype: Dtype, device: Device) -> Result<Self> {
-        Ok(Self(LanguageModel::of_base(folder, dtype, device)?))
+    pub fn open(folder: &Path, context: u32, dtype: Dtype, device: Device) -> Result<Self> {
+        let mut model = LanguageModel::of_base(folder, dtype, device)?;
+        model.fit_length(context as usize)?;
+        Ok(Self(model))
     }
 
     /// The log-probability of the tokens of a text that `counts` is true of, each given all tokens before it. The first

@@ -166,8 +166,7 @@ pub(super) const PHI3: Keys = &[
     &[
         ("rms_norm_eps", real(1e-5)),
         ("sliding_window", NULL),
-        // Only for longrope, which is refused.
-        ("original_max_position_embeddings", Rule::Ignored),
+        ("original_max_position_embeddings", number(4096)),
     ],
     SIZES,
     ROPE,

@@ -8,6 +8,7 @@ mod config;
 mod experts;
 mod keys;
 mod rope;
+mod rope_scaling;
 pub(crate) mod tensors;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use self::config::Config;
 use self::experts::Mixture;
 use self::keys::Keys;
 use self::rope::{Positions, Rules};
+use self::rope_scaling::Scalings;
 use crate::base_error::ConfigJsonError;
 
 /// The longest context, and the least deviation of random weights, that a run can have.
@@ -161,7 +163,11 @@ const FAMILIES: [Family; 14] = [
         attention_output_biased: Biased::Never,
         feed_forward_biased: Biased::Never,
         layers: Layers::Windowed,
-        positions: Positions::Rotary(Rules { partial: true, scaled: false, ..rope::PLAIN }),
+        positions: Positions::Rotary(Rules {
+            partial: true,
+            scalings: Scalings::Longrope,
+            ..rope::PLAIN
+        }),
         naming: Naming::Phi3,
         ..LLAMA
     },
@@ -319,7 +325,10 @@ impl Family {
         let is_trained = matches!(self.positions, Positions::Trained);
         block.learned_positions = is_trained.then_some(positions);
         // A limit of training is none of a model that is longer, or was drawn in another way.
-        let context = if is_trained { positions } else { positions.min(MOST_POSITIONS) };
+        let context = match is_trained {
+            true => positions,
+            false => rope_scaling::longest(&block.rotary, positions).min(MOST_POSITIONS),
+        };
         let deviation = config.real("initializer_range")?;
         Ok(Model {
             vocabulary: config.size("vocab_size", limits::VOCABULARY)?,

@@ -5,6 +5,7 @@ use serde_json::Value;
 use shoal_protocol::manifest::{Rotary, RotaryScaling};
 
 use super::config::{Config, shortened};
+use super::rope_scaling::{Lengths, Scalings};
 use crate::base_error::ConfigJsonError;
 
 /// How a family knows positions.
@@ -25,8 +26,8 @@ pub(super) struct Rules {
     pub(super) rotated: &'static str,
     /// Whether a head may be rotated in part.
     pub(super) partial: bool,
-    /// Whether wavelengths may be scaled.
-    pub(super) scaled: bool,
+    /// How wavelengths may be scaled.
+    pub(super) scalings: Scalings,
     /// Whether layers with windows have parameters of their own.
     pub(super) by_layer_type: bool,
 }
@@ -36,7 +37,7 @@ pub(super) const PLAIN: Rules = Rules {
     theta: "rope_theta",
     rotated: "partial_rotary_factor",
     partial: false,
-    scaled: true,
+    scalings: Scalings::Any,
     by_layer_type: false,
 };
 
@@ -61,8 +62,8 @@ pub(super) fn rotaries(
         let section = section(values);
         section.refuse_parts(&KINDS, "give one set of parameters for all layers")?;
         let rotated = config.optional_real(rules.rotated)?.unwrap_or(1.0);
-        let outer = config.optional_number("original_max_position_embeddings")?;
-        return Ok(vec![section.rotary(theta, rotated, (outer, positions))?]);
+        let original = config.optional_number("original_max_position_embeddings")?;
+        return Ok(vec![section.rotary(theta, rotated, Lengths { original, positions })?]);
     }
     let whole = section(parameters.iter().cloned().collect());
     whole.refuse_parts(
@@ -78,17 +79,15 @@ pub(super) fn rotaries(
     let local = section(of(KINDS[1]).into_iter().collect());
     let rotated = config.optional_real(rules.rotated)?.unwrap_or(1.0);
     let local_theta = config.real("rope_local_base_freq")?;
-    Ok(vec![
-        full.rotary(theta, rotated, (None, positions))?,
-        local.rotary(local_theta, rotated, (None, positions))?,
-    ])
+    let lengths = Lengths { original: None, positions };
+    Ok(vec![full.rotary(theta, rotated, lengths)?, local.rotary(local_theta, rotated, lengths)?])
 }
 
 /// The parameters of one rotary embedding: the objects that have them, the first that has one
 /// before the others.
-struct Section<'a> {
+pub(super) struct Section<'a> {
     values: Vec<(String, &'a Value)>,
-    rules: Rules,
+    pub(super) rules: Rules,
     head_size: u32,
 }
 
@@ -97,9 +96,14 @@ impl Section<'_> {
         self.values.first().map_or("rope_parameters", |(key, _)| key)
     }
 
-    fn unsupported(&self, part: &str, value: &Value, remedy: &str) -> ConfigJsonError {
+    /// The name of one of its parameters.
+    pub(super) fn key(&self, part: &str) -> String {
+        format!("{}.{part}", self.name())
+    }
+
+    pub(super) fn unsupported(&self, part: &str, value: &Value, remedy: &str) -> ConfigJsonError {
         ConfigJsonError::Unsupported {
-            key: format!("{}.{part}", self.name()),
+            key: self.key(part),
             value: shortened(value),
             remedy: remedy.to_owned(),
         }
@@ -113,19 +117,19 @@ impl Section<'_> {
         }
     }
 
-    fn get(&self, part: &str) -> Option<&Value> {
+    pub(super) fn get(&self, part: &str) -> Option<&Value> {
         let values = self.values.iter();
         values.filter_map(|(_, value)| value.get(part)).find(|value| !value.is_null())
     }
 
-    fn real(&self, part: &str) -> Result<Option<f64>, ConfigJsonError> {
+    pub(super) fn real(&self, part: &str) -> Result<Option<f64>, ConfigJsonError> {
         let Some(value) = self.get(part) else { return Ok(None) };
         let number = value.as_f64();
         number.map(Some).ok_or_else(|| self.unsupported(part, value, "it must be a number"))
     }
 
-    fn needed(&self, part: &str) -> Result<f64, ConfigJsonError> {
-        let missing = || ConfigJsonError::Missing { key: format!("{}.{part}", self.name()) };
+    pub(super) fn needed(&self, part: &str) -> Result<f64, ConfigJsonError> {
+        let missing = || ConfigJsonError::Missing { key: self.key(part) };
         self.real(part)?.ok_or_else(missing)
     }
 
@@ -133,57 +137,21 @@ impl Section<'_> {
         &self,
         theta: f64,
         rotated: f64,
-        positions: (Option<u32>, u32),
+        lengths: Lengths,
     ) -> Result<Rotary, ConfigJsonError> {
-        let scaling = self.scaling(positions)?;
         let part = "partial_rotary_factor";
         let rotated = self.real(part)?.unwrap_or(rotated);
         let mut dimensions = (f64::from(self.head_size) * rotated) as u32;
+        let is_whole = dimensions == self.head_size;
         if !self.rules.partial {
-            // A plain embedding of these families has no partial rotation, whatever the key says, and
-            // a scaled one cannot have it.
-            if scaling != RotaryScaling::None && dimensions != self.head_size {
-                let remedy = "the heads of this family are rotated whole: take it out";
-                return Err(self.unsupported(part, &Value::from(rotated), remedy));
-            }
             dimensions = self.head_size;
         }
-        Ok(Rotary { theta: self.real("rope_theta")?.unwrap_or(theta), dimensions, scaling })
-    }
-
-    fn scaling(
-        &self,
-        (outer, positions): (Option<u32>, u32),
-    ) -> Result<RotaryScaling, ConfigJsonError> {
-        let (part, value) = match (self.get("rope_type"), self.get("type")) {
-            (Some(value), _) => ("rope_type", value),
-            (None, Some(value)) => ("type", value),
-            (None, None) => return Ok(RotaryScaling::None),
-        };
-        match value.as_str() {
-            Some("default") => Ok(RotaryScaling::None),
-            Some("linear") if self.rules.scaled => {
-                Ok(RotaryScaling::Linear { factor: self.needed("factor")? })
-            }
-            Some("llama3") if self.rules.scaled => {
-                let original = self.real("original_max_position_embeddings")?;
-                let original = outer.map(f64::from).or(original);
-                Ok(RotaryScaling::Llama3 {
-                    factor: self.needed("factor")?,
-                    low_frequency_factor: self.needed("low_freq_factor")?,
-                    high_frequency_factor: self.needed("high_freq_factor")?,
-                    original_positions: original.unwrap_or(f64::from(positions)) as u32,
-                })
-            }
-            _ => {
-                let known =
-                    if self.rules.scaled { "default, linear and llama3" } else { "default" };
-                let remedy = format!(
-                    "the known ones are {known}; to train within the model's original context, take \
-                     the scaling out of config.json"
-                );
-                Err(self.unsupported(part, value, &remedy))
-            }
+        let scaling = self.scaling(dimensions, lengths)?;
+        // A plain embedding of these families has no partial rotation, whatever the key says, and a scaled one cannot have it.
+        if !self.rules.partial && !is_whole && scaling != RotaryScaling::None {
+            let remedy = "the heads of this family are rotated whole: take it out";
+            return Err(self.unsupported(part, &Value::from(rotated), remedy));
         }
+        Ok(Rotary { theta: self.real("rope_theta")?.unwrap_or(theta), dimensions, scaling })
     }
 }

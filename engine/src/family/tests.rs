@@ -141,15 +141,80 @@ fn of_two_spellings_of_rotary_embeddings_one_counts() {
         "original_max_position_embeddings": 16,
     });
     let outer = ("original_max_position_embeddings", json!(32));
-    let found = rotary("llama", &[("rope_parameters", llama3), outer])[0].scaling;
+    let found = &rotary("llama", &[("rope_parameters", llama3), outer])[0].scaling;
     let RotaryScaling::Llama3 { original_positions, .. } = found else {
         panic!("{found:?}");
     };
-    assert_eq!(original_positions, 32);
+    assert_eq!(*original_positions, 32);
     let partly = [
         ("rope_parameters", json!({"rope_type": "linear", "factor": 2.0})),
         ("partial_rotary_factor", json!(0.5)),
     ];
     let error = of("llama", &partly).expect_err("no such model");
     assert!(error.contains("partial_rotary_factor = 0.5"), "{error}");
+}
+
+/// A model with these parameters of its rotary embedding.
+fn scaled(family: &str, rope: Value, keys: &[(&str, Value)]) -> Result<Model, String> {
+    of(family, &[&[("rope_parameters", rope)], keys].concat())
+}
+
+#[test]
+fn the_factor_of_yarn_on_attention_is_given_or_follows() {
+    let found = |more: Value| {
+        let mut rope =
+            json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32});
+        rope.as_object_mut().expect("keys").extend(more.as_object().expect("keys").clone());
+        scaled("llama", rope, &[]).expect("yarn").rotaries()[0].scaling.attention_factor()
+    };
+    let of = |scale: f64| 0.1 * scale * 4f64.ln() + 1.0;
+    assert_eq!(found(json!({})), of(1.0));
+    assert_eq!(found(json!({"mscale": 0.7, "mscale_all_dim": 0})), of(1.0));
+    assert_eq!(found(json!({"mscale": 0.7, "mscale_all_dim": 1.3})), of(0.7) / of(1.3));
+    assert_eq!(found(json!({"mscale": 0.7, "attention_factor": 1.5})), 1.5);
+    assert_eq!(found(json!({"factor": 0.5})), 1.0);
+    let nested = json!({"full_attention": {"rope_type": "yarn", "factor": 2.0, "truncate": false}});
+    let error = scaled("gemma3_text", nested, &[]).expect_err("not read there");
+    assert!(error.contains("full_attention.truncate = false"), "{error}");
+}
+
+#[test]
+fn dynamic_embeddings_stretch_the_positions_of_a_model() {
+    let dynamic = json!({"rope_type": "dynamic", "factor": 2.5});
+    let model = scaled("llama", dynamic, &[]).expect("dynamic");
+    assert_eq!(model.context, 320);
+    let scaling = &model.rotaries()[0].scaling;
+    assert_eq!(*scaling, RotaryScaling::Dynamic { factor: 2.5, original_positions: 128 });
+    let error = scaled("llama", json!({"rope_type": "dynamic"}), &[]).expect_err("no factor");
+    assert!(error.contains("rope_parameters.factor"), "{error}");
+}
+
+#[test]
+fn longrope_has_a_factor_for_each_pair_of_channels() {
+    let rope = |name: &str, count: usize| json!({"rope_type": name, "short_factor": vec![1.0; count], "long_factor": vec![2.0; count]});
+    let original = ("original_max_position_embeddings", json!(32));
+    let error = scaled("llama", rope("longrope", 7), std::slice::from_ref(&original));
+    let error = error.expect_err("heads have 16 channels");
+    assert!(
+        error.contains("rope_parameters.short_factor") && error.contains("8 numbers"),
+        "{error}"
+    );
+    // Phi-3 has a number of positions where config.json has none, and older names.
+    for (name, keys, expected) in [
+        ("longrope", vec![original.clone()], 32),
+        ("su", vec![original], 32),
+        ("yarn", vec![], 4096),
+    ] {
+        let model = scaled("phi3", rope(name, 8), &keys).expect(name);
+        let RotaryScaling::Longrope { original_positions, attention_factor, .. } =
+            model.rotaries()[0].scaling
+        else {
+            panic!("{name}: {model:?}")
+        };
+        assert_eq!(original_positions, expected, "{name}");
+        let stretched = if expected == 32 { (1.0 + 4f64.ln() / 32f64.ln()).sqrt() } else { 1.0 };
+        assert_eq!(attention_factor, stretched, "{name}");
+    }
+    let error = scaled("phi3", json!({"rope_type": "linear", "factor": 2.0}), &[]);
+    assert!(error.expect_err("not its class's").contains("default and longrope"));
 }

@@ -78,7 +78,7 @@ fn train(
     base::export(&checkpoint, &files, &merged, ExportDtype::F32).expect("exported");
     let device = Device::open(DeviceChoice::Cpu, 1).expect("a CPU");
     let last = place.join(format!("checkpoint-{STEPS}"));
-    let generator = Generator::open_with_base(&last, Some(&folder), device).expect("whole");
+    let mut generator = Generator::open_with_base(&last, Some(&folder), device).expect("whole");
     let logits = generator.logits(tokens).expect("logits");
     assert!(matches!(Generator::open(&last, device), Err(EngineError::NeedsBase { .. })));
     let optimizer = &manifest.optimizer;

@@ -151,7 +151,7 @@ fn generator(trainer: &Trainer, folder: &Path) -> Generator {
 }
 
 /// The loss of each token of a document that is read by itself, in nats; 0 where none counts.
-fn losses_alone(generator: &Generator, document: &Document) -> Vec<f64> {
+fn losses_alone(generator: &mut Generator, document: &Document) -> Vec<f64> {
     let logits = generator.logits(&document.tokens).expect("logits");
     let rows = logits.chunks(VOCABULARY as usize).zip(&document.targets);
     let loss = |(row, target): (&[f32], &Option<u32>)| {
@@ -176,11 +176,11 @@ fn with_targets_of(documents: &[Document], counted: usize, only: Option<usize>) 
 fn check_losses(case: &Case, dice: &mut Dice) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut trainer = trainer(case, folder.path());
-    let generator = generator(&trainer, folder.path());
+    let mut generator = generator(&trainer, folder.path());
     let held_out = case.manifest.training.microbatches;
     let mut most: f64 = 0.0;
     for (number, document) in case.documents.iter().enumerate() {
-        let alone = losses_alone(&generator, document);
+        let alone = losses_alone(&mut generator, document);
         let counted = document.targets.iter().flatten().count().max(1);
         let one = dice.below(alone.len() as u32) as usize;
         for (only, expected, counted) in

@@ -154,7 +154,7 @@ impl Start {
         let model = Model { base: Some(imported.base), ..imported.index.model };
         let files = BaseFiles::in_folder(&base).expect("a base");
         let device = Device::open(DeviceChoice::Cpu, 1).expect("a processor");
-        let scorer = Scorer::open(&base, Dtype::F32, device).expect("a base");
+        let scorer = Scorer::open(&base, model.context, Dtype::F32, device).expect("a base");
         Self { folder, files, model, scorer }
     }
 

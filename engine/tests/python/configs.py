@@ -17,6 +17,16 @@ TOKENS = [n * 17 % 64 for n in range(24)]
 ABSENT = ...
 LINEAR = {"rope_type": "linear", "factor": 3.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+YARNS = [YARN, YARN | {"original_max_position_embeddings": 32, "beta_fast": 4, "beta_slow": 0.5, "truncate": False},
+         YARN | {"original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 1.3}, YARN | {"mscale": 0.5, "attention_factor": 0.8}]
+LONGROPES = [
+    {"rope_type": "longrope", "short_factor": [1.0 + n / 8 for n in range(pairs)], "long_factor": [2 + n for n in range(pairs)],
+     "original_max_position_embeddings": original} | more
+    for pairs, original, more in [(4, 16, {}), (6, 32, {"factor": 3.0}), (4, 20, {"attention_factor": 1.3}), (3, 16, {})]
+]
+# Its wavelengths change where a text is longer than max_position_embeddings.
+DYNAMIC = {"rope_type": "dynamic", "factor": 3.0}
 NESTED = {"full_attention": {"rope_type": "default", "rope_theta": 900.0}, "sliding_attention": {"rope_theta": 90.0}}
 SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
              max_position_embeddings=64, initializer_range=0.2)
@@ -27,9 +37,10 @@ VALUES = {
     "max_window_layers": [0, 1, 28],
     "layer_types": [["full_attention", "sliding_attention", "full_attention"], ["full_attention"] * 3],
     "rope_theta": [500.0, 20000],
-    "rope_scaling": [None, {}, LINEAR, {"type": "linear", "factor": 2.0}, LLAMA3 | {"original_max_position_embeddings": 16}, LLAMA3],
+    "rope_scaling": [None, {}, LINEAR, {"type": "linear", "factor": 2.0}, LLAMA3 | {"original_max_position_embeddings": 16}, LLAMA3,
+                     {"type": "su"} | {key: value for key, value in LONGROPES[0].items() if key != "rope_type"}, DYNAMIC, *YARNS, *LONGROPES],
     "rope_parameters": [None, {"rope_type": "default", "rope_theta": 700.0}, LINEAR | {"rope_theta": 300.0}, NESTED,
-                        {"rope_type": "default", "partial_rotary_factor": 0.5}],
+                        {"rope_type": "default", "partial_rotary_factor": 0.5}, DYNAMIC, DYNAMIC, *YARNS, *LONGROPES],
     "partial_rotary_factor": [0.5, 1.0],
     "rotary_pct": [0.5, 1.0],
     "rotary_emb_base": [300, 20000],
@@ -82,6 +93,8 @@ def draw(family, dice):
         value = dice.choice(values)
         if dice.random() < NEEDED.get(key, 0.3):
             config[key] = value
+    if family not in ["gemma3_text", "gpt2"] and (config.get("rope_scaling") or config.get("rope_parameters")) == DYNAMIC:
+        config["max_position_embeddings"] = 12
     return config
 
 

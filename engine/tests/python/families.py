@@ -24,6 +24,7 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16, "rope_theta": 500.0,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 500.0}
 MODELS = {
     "llama": ("Llama", {}),
     "llama-biased": ("Llama", dict(attention_bias=True, mlp_bias=True, head_dim=10, tie_word_embeddings=True)),
@@ -60,6 +61,20 @@ MODELS = {
     "olmoe-switch": ("Olmoe", dict(num_experts=6, num_experts_per_tok=1, pad_token_id=0)),
     "olmoe-normed": ("Olmoe", dict(num_experts=4, num_experts_per_tok=4, norm_topk_prob=True, attention_bias=True,
                                    pad_token_id=0)),
+    "gemma3-yarn": ("Gemma3", dict(head_dim=8, sliding_window=6, tie_word_embeddings=False, query_pre_attn_scalar=13, rope_parameters={
+        "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}},
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"])),
+    "llama-yarn": ("Llama", dict(rope_parameters=YARN)),
+    "llama-longrope": ("Llama", dict(rope_parameters={"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 12,
+                                                      "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2, 3.5, 6.0]})),
+    "llama-dynamic": ("Llama", dict(max_position_embeddings=10, rope_parameters={"rope_type": "dynamic", "factor": 12.8})),
+    "qwen3-yarn": ("Qwen3", dict(head_dim=12, rope_parameters=YARN | {
+        "factor": 8.0, "mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 4, "beta_slow": 0.5, "truncate": False})),
+    # With its cache, transformers continues texts that become longer than the short factors are for as this engine does.
+    "phi3-longrope": ("Phi3", dict(pad_token_id=0, partial_rotary_factor=0.75, original_max_position_embeddings=40, rope_parameters={
+        "rope_type": "longrope", "short_factor": [1.0, 1.2, 1.4], "long_factor": [1.5, 3, 5.5]})),
+    "olmo2-dynamic": ("Olmo2", dict(max_position_embeddings=8, rope_parameters={"rope_type": "dynamic", "factor": 16.0})),
+    "neox-yarn": ("GPTNeoX", dict(num_key_value_heads=None, rope_parameters=YARN | {"partial_rotary_factor": 0.75, "attention_factor": 1.3})),
 }
 
 

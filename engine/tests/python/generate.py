@@ -1,5 +1,5 @@
 """Makes the models in a folder less monotonous, writes them to another, and prints the likeliest continuation of a prompt by
-each, up to its longest position, as JSON: folder, other folder, token ids."""
+each, up to 128 tokens, as JSON: folder, other folder, token ids."""
 
 import json
 import pathlib
@@ -10,6 +10,9 @@ from transformers import AutoModelForCausalLM
 
 # A small random model repeats a token: its layers change little of what they read.
 FACTOR = 3
+POSITIONS = 128
+# With a cache, transformers keeps keys that were rotated by the wavelengths of a shorter text.
+UNCACHED = ("-dynamic", "llama-longrope")
 UNSCALED = ("embed", "wte", "lm_head")
 
 
@@ -24,8 +27,8 @@ def continued(folder, out, prompt):
     model.generation_config.eos_token_id = None
     tokens = torch.tensor([prompt])
     result = model.generate(
-        tokens, attention_mask=torch.ones_like(tokens), do_sample=False, use_cache=True, pad_token_id=0,
-        max_length=model.config.max_position_embeddings,
+        tokens, attention_mask=torch.ones_like(tokens), do_sample=False, pad_token_id=0,
+        use_cache=not folder.name.endswith(UNCACHED), max_length=POSITIONS,
     )
     return result[0, len(prompt):].tolist()
 

@@ -31,7 +31,8 @@ pub(super) fn run(args: &DataReferenceArgs) -> anyhow::Result<()> {
     let dtype = args.dtype.into();
     let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let device = Device::open(args.device, threads).exit_with(Exit::Usage)?;
-    let scorer = Scorer::open(&args.model, dtype, device).exit_with(Exit::Corrupt)?;
+    let scorer =
+        Scorer::open(&args.model, index.context, dtype, device).exit_with(Exit::Corrupt)?;
     let bar = progress::row_bar("reference", index.train_totals.rows + index.held_out_totals.rows);
     let added = add_reference(&args.data, &args.out, (name.index, dtype), &mut |row| {
         let found = log_probabilities(&scorer, row);

@@ -1,9 +1,9 @@
 //! Configurations as people write them.
 
-use shoal_protocol::ids::PeerId;
+use shoal_protocol::ids::{ContentHash, PeerId};
 use shoal_protocol::manifest::{
     AdmissionMode, Boundary, BoundaryKind, DistanceCodec, GradientRounding, InnerMoments, Lora,
-    LoraTarget, Pairs, Prepared, Quantisation, Sgd,
+    LoraTarget, Pairs, Prepared, Quantisation, Rotary, RotaryScaling, Sgd,
 };
 
 use super::loss_section::LossName;
@@ -312,4 +312,48 @@ fn a_short_text_is_refused() {
         tokenizer: Tokenizer::Bytes,
     };
     assert!(matches!(config.resolve(Data::Text(tokens)), Err(ManifestError::TextTooShort { .. })));
+}
+
+/// A base whose dynamic rotary embedding stretches 16 positions to 40.
+struct DynamicBase(Model);
+
+impl DynamicBase {
+    fn new() -> Self {
+        let mut model = RunConfig::default().model;
+        model.context = 40;
+        let scaling = RotaryScaling::Dynamic { factor: 2.5, original_positions: 16 };
+        model.block.rotary = vec![Rotary { theta: 1e4, dimensions: model.head_size(), scaling }];
+        Self(model)
+    }
+}
+
+impl Sources for DynamicBase {
+    fn base(&self, _: &Path) -> Result<(Model, Base), String> {
+        let index = ContentHash([1; 32]);
+        Ok((self.0.clone(), Base { index, bytes: 9, loads_weights: true }))
+    }
+
+    fn checkpoint(&self, folder: &Path) -> Result<StartSource, String> {
+        NoSources.checkpoint(folder)
+    }
+
+    fn prepared(&self, folder: &Path) -> Result<PreparedFolder, String> {
+        NoSources.prepared(folder)
+    }
+}
+
+#[test]
+fn a_context_is_within_the_positions_of_the_bases_rotary_embedding() {
+    let base = DynamicBase::new();
+    let with = |context: u32| {
+        let text = RunConfig::default().to_toml();
+        let (_, rest) = text.split_once("[training]").expect("a section");
+        let text = format!("[model]\nfrom = \"base\"\ncontext = {context}\n[training]{rest}");
+        RunConfig::parse(&text, Path::new("run.toml"), &base).map_err(|error| error.to_string())
+    };
+    let config = with(40).expect("the longest");
+    assert_eq!(config.model.rotaries(), base.0.rotaries());
+    let error = with(41).expect_err("longer");
+    let expected = "model.context = 41 is longer than the 40 positions of the base: lower it";
+    assert!(error.contains(expected) && error.contains("run.toml"), "{error}");
 }

@@ -63,7 +63,7 @@ pub(crate) fn run(
     model: &Path,
     python: Option<&Path>,
 ) -> anyhow::Result<()> {
-    let generator = text_model::generator(base, None, DeviceChoice::Cpu)?;
+    let mut generator = text_model::generator(base, None, DeviceChoice::Cpu)?;
     let tokenizer = match base.join("tokenizer.json").exists() {
         true => Some(TextTokenizer::load(base).exit_with(Exit::Corrupt)?),
         false => None,

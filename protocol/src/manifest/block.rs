@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Experts, ManifestError, within};
+use super::{Experts, Rotary};
 
 /// How the decoder block differs from Llama's.
 #[derive(
@@ -166,44 +166,6 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// A rotary embedding (Su et al., arXiv 2104.09864).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
-#[serde(deny_unknown_fields)]
-pub struct Rotary {
-    /// Base of the wavelengths.
-    pub theta: f64,
-    /// Leading channels of a head that are rotated.
-    pub dimensions: u32,
-    /// Change of the wavelengths for long contexts.
-    pub scaling: RotaryScaling,
-}
-
-/// Change of a rotary embedding's wavelengths for long contexts.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum RotaryScaling {
-    /// None.
-    None,
-    /// All wavelengths times a factor (Chen et al., arXiv 2306.15595).
-    Linear {
-        /// The factor.
-        factor: f64,
-    },
-    /// Long wavelengths times a factor, short ones unchanged, a blend between (Llama 3.1).
-    Llama3 {
-        /// The factor.
-        factor: f64,
-        /// `original_positions` over this is the length from which waves are long.
-        low_frequency_factor: f64,
-        /// `original_positions` over this is the length up to which waves are short.
-        high_frequency_factor: f64,
-        /// Positions of the unscaled model.
-        original_positions: u32,
-    },
-}
-
 /// The attention of one layer.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
@@ -216,43 +178,10 @@ pub struct LayerAttention {
     pub window: Option<u32>,
 }
 
-impl Rotary {
-    /// Checks every value against its range.
-    pub(super) fn check(&self, head_size: u32) -> Result<(), ManifestError> {
-        within("model.block.rotary.theta", self.theta, 1.0..=1e12)?;
-        within("model.block.rotary.dimensions", self.dimensions, 2..=head_size)?;
-        if !self.dimensions.is_multiple_of(2) {
-            return Err(ManifestError::OutOfRange {
-                key: "model.block.rotary.dimensions",
-                value: self.dimensions.to_string(),
-                range: format!("even and at most the head size of {head_size}"),
-            });
-        }
-        let key = "model.block.rotary.scaling.factor";
-        match self.scaling {
-            RotaryScaling::None => Ok(()),
-            RotaryScaling::Linear { factor } => within(key, factor, 1e-3..=1e6),
-            RotaryScaling::Llama3 {
-                factor,
-                low_frequency_factor: low,
-                high_frequency_factor: high,
-                original_positions,
-            } => {
-                within(key, factor, 1e-3..=1e6)?;
-                within("model.block.rotary.scaling.low_frequency_factor", low, 1e-3..=1e6)?;
-                let least = low * (1.0 + 1e-9);
-                within("model.block.rotary.scaling.high_frequency_factor", high, least..=1e6)?;
-                let positions = "model.block.rotary.scaling.original_positions";
-                within(positions, original_positions, 1..=1 << 24)
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::example::small;
-    use super::super::{Manifest, Model};
+    use super::super::{Manifest, ManifestError, Model, RotaryScaling};
     use super::*;
 
     fn with(change: impl FnOnce(&mut Model)) -> Result<(), ManifestError> {

@@ -19,6 +19,7 @@ mod mixture;
 mod model;
 mod optimizer;
 mod preference;
+mod rotary;
 mod slices;
 mod start;
 mod weight_groups;
@@ -36,9 +37,7 @@ use crate::wire;
 
 pub use admission::{Admission, AdmissionMode};
 pub use audit::Audit;
-pub use block::{
-    Activation, Biases, Block, LayerAttention, Norm, Placement, QueryKeyNorm, Rotary, RotaryScaling,
-};
+pub use block::{Activation, Biases, Block, LayerAttention, Norm, Placement, QueryKeyNorm};
 pub use boundary::{Boundary, BoundaryKind};
 pub use codecs::{ChunkPacking, Codecs, GradientRounding};
 pub use data::{Data, Prepared, TokenWidth, Tokenizer, Tokens};
@@ -52,6 +51,7 @@ pub use optimizer::{
     Adafactor, Adam, Lars, Lion, Muon, Optimizer, RateScale, Rule, Schedule, Sgd, UnknownKey,
 };
 pub use preference::{Loss, Pairs, Preference, PreferenceError, PreferenceKind};
+pub use rotary::{Rotary, RotaryScaling};
 pub use start::{SampleNumbers, Start};
 
 /// Bytes of one label, which travels beside its activation.

@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::block::{Block, LayerAttention, Rotary, RotaryScaling};
+use super::block::{Block, LayerAttention};
 use super::boundary::Boundary;
+use super::rotary::{Rotary, RotaryScaling};
 use super::{ManifestError, within};
 use crate::ids::ContentHash;
 use crate::limits;

@@ -488,8 +488,8 @@ fn models_that_cannot_be_imported_are_refused_in_a_line() {
     };
     with("\"llama\"", "\"deepseek_v3\"");
     assert!(refusal("one").contains("model_type = \"deepseek_v3\", which is not supported"));
-    with("\"rope_type\": \"default\"", "\"rope_type\": \"longrope\"");
-    assert!(refusal("two").contains("rope_parameters.rope_type = \"longrope\""));
+    with("\"rope_type\": \"default\"", "\"rope_type\": \"proportional\"");
+    assert!(refusal("two").contains("rope_parameters.rope_type = \"proportional\""));
     with("\"intermediate_size\": 48", "\"intermediate_size\": 56");
     let error = refusal("three");
     assert!(error.contains("gate_proj.weight") && error.contains("[48, 32]"), "{error}");

@@ -11,7 +11,7 @@ use shoal_protocol::manifest::{Model, RotaryScaling};
 pub(super) const VOCABULARY: u32 = 256;
 
 /// Number of kinds of positions that [`kinds`] tells apart.
-pub(super) const KINDS: usize = 7;
+pub(super) const KINDS: usize = 9;
 
 const LAYERS: usize = 3;
 
@@ -65,9 +65,9 @@ pub(super) fn draw(family: &str, seed: u64, positions: usize, dice: &mut Dice) -
         // Windows of it are refused.
         config["sliding_window"] = Value::Null;
     }
-    let mut ropes = ropes();
+    let mut ropes = ropes(positions);
     let count = ropes.len();
-    ropes.rotate_left(seed as usize % count);
+    ropes.rotate_left((seed as usize + family.len()) % count);
     let described = ropes.into_iter().find_map(|rope| {
         config["rope_parameters"] = rope;
         family::describe(&config).ok()
@@ -75,8 +75,9 @@ pub(super) fn draw(family: &str, seed: u64, positions: usize, dice: &mut Dice) -
     described.unwrap_or_else(|| panic!("{family}: no rotary embedding fits {config}")).model
 }
 
-/// Ways to write rotary embeddings. Each family has some of them.
-fn ropes() -> Vec<Value> {
+/// Ways to write rotary embeddings. Each family has some of them. The wavelengths of a document would differ from those of
+/// its row where the length of a text decides them, so rows have no more than the original positions.
+fn ropes(positions: usize) -> Vec<Value> {
     let llama3 = json!({
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 16, "rope_theta": 500.0,
@@ -90,6 +91,13 @@ fn ropes() -> Vec<Value> {
         json!({"rope_type": "linear", "factor": 3.0, "rope_theta": 300.0}),
         llama3,
         json!({"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 0.5}),
+        json!({
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20, "rope_theta": 300.0,
+        }),
+        json!({
+            "rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [9.0, 9.0, 9.0, 9.0],
+            "original_max_position_embeddings": positions, "attention_factor": 1.2,
+        }),
         Value::Null,
     ]
 }
@@ -104,11 +112,14 @@ pub(super) fn kinds(model: &Model) -> Vec<&'static str> {
         kinds.push(if layer.window.is_some() { "window" } else { "no window" });
         let Some(rotary) = layer.rotary else { continue };
         let rotary = &model.rotaries()[usize::from(rotary)];
-        kinds.push(match rotary.scaling {
+        kinds.push(match &rotary.scaling {
             RotaryScaling::None if rotary.dimensions < model.head_size() => "partial",
             RotaryScaling::None => "plain",
             RotaryScaling::Linear { .. } => "linear",
             RotaryScaling::Llama3 { .. } => "llama3",
+            RotaryScaling::Yarn { .. } => "yarn",
+            RotaryScaling::Longrope { .. } => "longrope",
+            RotaryScaling::Dynamic { .. } => "dynamic",
         });
     }
     kinds
