@@ -187,11 +187,11 @@ impl Blocks {
 
     /// Runs the layers: from the embedding or the previous stage's activation to the input of the
     /// head or the next stage's activation. Without documents each sample is one. `cache` has an
-    /// element for each layer; the tokens follow those in it.
+    /// element for each layer; the tokens follow those in it. `counted` is the share of the terms that count towards the loss.
     pub(crate) fn through(
         &self,
         input: Tensor,
-        documents: Option<&Documents>,
+        (documents, counted): (Option<&Documents>, f64),
         cache: Option<&mut [LayerCache]>,
     ) -> Result<Tensor> {
         let mut x = match &self.expand {
@@ -203,7 +203,7 @@ impl Blocks {
         let past = caches.as_slice().first().map_or(0, LayerCache::length);
         let (samples, tokens, _) = x.size3()?;
         let place = (&self.shape, x.kind(), x.device());
-        let extents = Extents { samples, tokens, past };
+        let extents = Extents { samples, tokens, past, counted };
         let visibility = Visibility::new(kinds, documents, extents, place)?;
         let groups = TokenGroups::new(&self.own, [samples, tokens]);
         x = groups.take(&x)?;

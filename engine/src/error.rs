@@ -123,7 +123,8 @@ pub enum EngineError {
         /// The base.
         path: PathBuf,
     },
-    /// The last stage needs the tokens to predict, and every stage after a boundary in a subspace the tokens.
+    /// The last stage needs the tokens to predict, and every stage after a boundary in a subspace the tokens. With
+    /// a loss that balances experts every stage needs them.
     #[error("{0} has come without its labels")]
     MissingLabels(ClaimKey),
     /// A sample that is no pair, in a run on pairs.

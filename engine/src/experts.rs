@@ -28,15 +28,23 @@ fn weigh(output: &Tensor, logit: &Tensor) -> Result<Tensor> {
 }
 
 impl Experts {
-    /// The mixture for `x`, `[B, T, H]`.
-    pub(crate) fn apply(&self, x: &Tensor, shape: &Shape) -> Result<Tensor> {
+    /// The mixture for `x`, `[B, T, H]`; see [`BalanceLoss`] for `counted`.
+    pub(crate) fn apply(&self, x: &Tensor, shape: &Shape, counted: f64) -> Result<Tensor> {
         let of = shape.experts();
         let rows = x.f_flatten(0, 1)?;
         let logits = rows.f_linear(&self.router, None::<Tensor>)?;
         let (routing, weights) = match &self.biases {
             None => {
                 let [experts, weights] = of.choose(&logits)?;
-                (Routing::new(&experts, of)?, weights)
+                let routing = Routing::new(&experts, of)?;
+                match of.balance_loss {
+                    None => (routing, weights),
+                    Some(loss) => {
+                        let logits = logits.f_to_kind(Kind::Float)?;
+                        let [_, weights] = of.choose(&loss.add_to(&logits, &routing, counted)?)?;
+                        (routing, weights)
+                    }
+                }
             }
             Some(biases) => {
                 let choice = of.choose_biased(&logits, biases)?;
@@ -67,6 +75,7 @@ impl SlicedExperts {
         shape: &Shape,
         own: &OwnSlices,
         groups: &TokenGroups<'_>,
+        counted: f64,
     ) -> Result<Tensor> {
         let of = shape.experts();
         let width = x.size2()?.1;
@@ -101,6 +110,12 @@ impl SlicedExperts {
         for (number, ((rows, logits), slice)) in all.enumerate() {
             let weights = match &biased {
                 None => {
+                    // Every slice has the same loss, and the first one counts.
+                    let loss = of.balance_loss.filter(|_| number == 0 && own.counts_shared());
+                    let logits = match loss {
+                        Some(loss) => loss.add_to(&logits, &routing, counted)?,
+                        None => logits,
+                    };
                     let [_, weights] = of.choose(&logits)?;
                     weights
                 }
@@ -180,6 +195,7 @@ mod tests {
             dense_layers: Vec::new(),
             balance: Balance::None,
             balance_rate: Settings::BALANCE_RATE,
+            balance_coefficient: Settings::BALANCE_COEFFICIENT,
         });
         model
     }
@@ -244,7 +260,7 @@ mod tests {
     ) -> Vec<[Vec<f32>; 2]> {
         let index = Tensor::from_slice(which);
         let x = all.index_select(1, &index).set_requires_grad(true);
-        let mixed = experts.apply(&x, shape).expect("a mixture");
+        let mixed = experts.apply(&x, shape, 1.0).expect("a mixture");
         let weights = tokens(64).index_select(1, &index) + 0.5;
         let of_x = gradients(&mixed, Some(&weights), &[&x]).expect("a graph").remove(0);
         let row = |of: &Tensor, at| floats(&of.select(1, at));
@@ -281,7 +297,7 @@ mod tests {
         let shape = Shape::new(&model(6, 2, true), Device::Cpu).expect("small");
         // All logits are equal: every token has the first two experts.
         let experts = exact_experts(6, 0.0);
-        let mixed = experts.apply(&tokens(9), &shape).expect("a mixture");
+        let mixed = experts.apply(&tokens(9), &shape, 1.0).expect("a mixture");
         let matrix = |linear: &Linear| linear.weight.matrices[0].shallow_clone();
         let matrices = experts.experts.iter().flat_map(|one| [&one.gate_up, &one.down]);
         let matrices: Vec<Tensor> = matrices.map(matrix).collect();

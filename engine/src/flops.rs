@@ -163,6 +163,7 @@ mod tests {
             dense_layers: Vec::new(),
             balance: Balance::None,
             balance_rate: Experts::BALANCE_RATE,
+            balance_coefficient: Experts::BALANCE_COEFFICIENT,
         });
         // Two experts of half the width have as many weights as the block, beside the router's.
         let tokens = manifest.tokens_per_microbatch() as f64;

@@ -138,9 +138,13 @@ fn devices_that_share_slices_divide_the_graph_and_each_have_its_ends() {
 
 #[test]
 fn graphs_of_experts_take_about_the_stated_memory() {
-    for (dtype, slices, shared) in
-        [(Dtype::F32, 1, None), (Dtype::Bf16, 1, Some(96)), (Dtype::F32, 4, Some(64))]
-    {
+    for (dtype, slices, shared, balance) in [
+        (Dtype::F32, 1, None, Balance::None),
+        (Dtype::Bf16, 1, Some(96), Balance::None),
+        (Dtype::F32, 4, Some(64), Balance::None),
+        (Dtype::F32, 1, None, Balance::Loss),
+        (Dtype::Bf16, 4, None, Balance::Loss),
+    ] {
         let mut manifest = manifest_of(slices, dtype);
         manifest.model.block.experts = Some(Experts {
             count: 8,
@@ -150,8 +154,9 @@ fn graphs_of_experts_take_about_the_stated_memory() {
             renormalise: true,
             shared_intermediate: shared,
             dense_layers: vec![5],
-            balance: Balance::None,
+            balance,
             balance_rate: Experts::BALANCE_RATE,
+            balance_coefficient: Experts::BALANCE_COEFFICIENT,
         });
         manifest.check().expect("a run");
         let (found, stated) = (kept(&manifest, Stage(1), 1), graph_bytes(&manifest, Stage(1)));

@@ -223,7 +223,7 @@ impl LanguageModel {
                 let dtype = self.manifest.training.dtype;
                 x = embedding.embed(&rows, (past, None), &blocks.shape, dtype)?;
             }
-            x = blocks.through(x, None, layers)?;
+            x = blocks.through(x, (None, 1.0), layers)?;
         }
         Ok(x)
     }

@@ -207,7 +207,9 @@ pub(crate) fn routed_bytes(model: &Model, layer: u32, size: u64) -> u64 {
     let (each, hidden) = (u64::from(experts.per_token), u64::from(model.hidden));
     let shared = experts.shared_intermediate.map_or(0, |_| size * hidden + 8);
     let routed = each * (2 * size * hidden + 4 + 16) + (4 + 4 + 8) * u64::from(experts.count);
-    u64::from(model.slices) * (routed + shared)
+    // The gradient of a loss that balances them, in f32, is in the first slice alone.
+    let balance = if model.has_balance_loss() { 4 * u64::from(experts.count) } else { 0 };
+    u64::from(model.slices) * (routed + shared) + balance
 }
 
 /// Elements of the largest matrix of a layer's feed-forward block that has one gradient.

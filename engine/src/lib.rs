@@ -22,6 +22,7 @@ mod all_reduce;
 #[cfg(not(fuzzing))]
 mod allocator;
 mod attention;
+mod balance_loss;
 pub mod base;
 mod base_error;
 mod blocks;

@@ -34,13 +34,19 @@ pub(crate) fn inner(both: &Tensor, shape: &Shape) -> Result<Tensor> {
 }
 
 /// The feed-forward block.
-fn feed_forward(x: &Tensor, layer: &Layer, shape: &Shape, groups: &TokenGroups) -> Result<Tensor> {
+fn feed_forward(
+    x: &Tensor,
+    layer: &Layer,
+    shape: &Shape,
+    groups: &TokenGroups,
+    counted: f64,
+) -> Result<Tensor> {
     match &layer.matrices {
         Matrices::Whole(whole) => match &whole.feed_forward {
             FeedForward::Dense(dense) => dense.down.apply(&inner(&dense.gate_up.apply(x)?, shape)?),
-            FeedForward::Experts(experts) => experts.apply(x, shape),
+            FeedForward::Experts(experts) => experts.apply(x, shape, counted),
         },
-        Matrices::Sliced(sliced) => sliced.feed_forward(x, shape.slice(), groups),
+        Matrices::Sliced(sliced) => sliced.feed_forward(x, shape.slice(), groups, counted),
     }
 }
 
@@ -102,7 +108,7 @@ pub(crate) fn decoder_layer(
     let middle = x.f_add(&attended)?;
     let input = if shape.placement == Placement::Parallel { x } else { &middle };
     let normal = through(input, &layer.feed_forward_input_norm)?;
-    let fed = feed_forward(&normal, layer, shape, groups)?;
+    let fed = feed_forward(&normal, layer, shape, groups, visibility.counted)?;
     let fed = through(&fed, &layer.feed_forward_output_norm)?;
     Ok(middle.f_add(&fed)?)
 }

@@ -3,6 +3,7 @@
 use shoal_protocol::manifest::{Model, Router};
 use tch::{Device, Kind, Tensor};
 
+use crate::balance_loss::BalanceLoss;
 use crate::error::Result;
 use crate::shim;
 use crate::tensor::elements;
@@ -13,6 +14,8 @@ pub(crate) struct ExpertsShape {
     count: usize,
     per_token: i64,
     renormalise: bool,
+    /// What keeps them equally busy, if that is a loss.
+    pub(crate) balance_loss: Option<BalanceLoss>,
 }
 
 impl ExpertsShape {
@@ -23,6 +26,7 @@ impl ExpertsShape {
             count: experts.count as usize,
             per_token: i64::from(experts.per_token),
             renormalise: experts.renormalise,
+            balance_loss: BalanceLoss::of(model),
         })
     }
 
@@ -151,6 +155,11 @@ impl Routing {
         Ok(Self { order: tensor(&order)?, inverse: tensor(&inverse)?, counts })
     }
 
+    /// The choices of each expert.
+    pub(crate) fn counts(&self) -> &[i64] {
+        &self.counts
+    }
+
     /// What the chosen experts give each token of `x`, `[N, H]`, times their weights: `[N, H]` of `apply`'s outputs.
     pub(crate) fn mix(
         &self,
@@ -180,6 +189,10 @@ impl Routing {
 mod tests {
     use super::*;
 
+    fn shape(count: usize, per_token: i64, renormalise: bool) -> ExpertsShape {
+        ExpertsShape { count, per_token, renormalise, balance_loss: None }
+    }
+
     /// Numbers without a pattern, from 0 to 996.
     fn numbers(seed: i64) -> impl Iterator<Item = i64> {
         let mut state = seed;
@@ -191,7 +204,7 @@ mod tests {
 
     #[test]
     fn of_equal_experts_the_lower_number_is_chosen() {
-        let shape = ExpertsShape { count: 6, per_token: 3, renormalise: true };
+        let shape = shape(6, 3, true);
         let choose = |logits: &[f32]| {
             let logits = Tensor::from_slice(logits).view([-1, 6]);
             let [experts, weights] = shape.choose(&logits).expect("small");
@@ -208,7 +221,7 @@ mod tests {
     #[test]
     fn biases_choose_experts_and_do_not_weigh_them() {
         for renormalise in [false, true] {
-            let shape = ExpertsShape { count: 4, per_token: 2, renormalise };
+            let shape = shape(4, 2, renormalise);
             let rows = [[3f32, 1.0, 2.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 5.0, 0.0, 5.0]];
             let logits = Tensor::from_slice(rows.as_flattened()).view([3, 4]);
             let biases = |values: &[f32]| Biases { values: Tensor::from_slice(values), unit: 0.5 };
@@ -244,7 +257,7 @@ mod tests {
 
     #[test]
     fn the_gradient_of_biases_is_the_number_of_tokens() {
-        let shape = ExpertsShape { count: 3, per_token: 1, renormalise: true };
+        let shape = shape(3, 1, true);
         let logits = Tensor::from_slice(&[2f32, 0.0, 1.0, 2.0, 0.0, 1.0]).view([2, 3]);
         let logits = logits.set_requires_grad(true);
         let values = Tensor::from_slice(&[0f32, 0.0, 0.0]).set_requires_grad(true);

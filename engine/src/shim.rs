@@ -53,6 +53,11 @@ unsafe extern "C" {
         scale: f64,
         result: *mut *mut C_tensor,
     ) -> *mut c_char;
+    fn shoal_add_gradient(
+        input: *mut C_tensor,
+        more: *mut C_tensor,
+        result: *mut *mut C_tensor,
+    ) -> *mut c_char;
     fn shoal_count(
         logits: *mut C_tensor,
         biases: *mut C_tensor,
@@ -215,6 +220,12 @@ pub(crate) fn attend_documents(
             result,
         )
     })
+}
+
+/// The tensor, to whose gradient a backward pass adds `more`, of its shape and dtype.
+pub(crate) fn add_gradient(input: &Tensor, more: &Tensor) -> Result<Tensor> {
+    // SAFETY: all pointers are of live tensors or of the result.
+    new_tensor(|result| unsafe { shoal_add_gradient(pointer(input), pointer(more), result) })
 }
 
 /// The logits, of which a backward pass gives `counts` as the gradient of `biases`, both f32 of one size.

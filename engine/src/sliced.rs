@@ -44,17 +44,20 @@ impl Sliced {
         groups.sum(&parts, &self.attention_output_bias)
     }
 
-    /// The feed-forward block of the device's tokens, with constants of one slice.
+    /// The feed-forward block of the device's tokens, with constants of one slice; see [`BalanceLoss`] for `counted`.
+    ///
+    /// [`BalanceLoss`]: crate::balance_loss::BalanceLoss
     pub(crate) fn feed_forward(
         &self,
         x: &Tensor,
         shape: &Shape,
         groups: &TokenGroups<'_>,
+        counted: f64,
     ) -> Result<Tensor> {
         let slices = match &self.feed_forward {
             SlicedFeedForward::Dense(slices) => slices,
             SlicedFeedForward::Experts(experts) => {
-                return experts.apply(x, shape, &self.own, groups);
+                return experts.apply(x, shape, &self.own, groups, counted);
             }
         };
         let rows = slices.iter().map(|slice| &slice.gate_up);

@@ -41,6 +41,8 @@ pub(crate) struct Visibility {
     angles: BTreeMap<Option<u8>, Angles>,
     /// Tokens before these whose keys are in a cache.
     pub(crate) past: i64,
+    /// The share of the pass's terms that count towards the loss.
+    pub(crate) counted: f64,
 }
 
 /// The tokens of a pass.
@@ -51,6 +53,8 @@ pub(crate) struct Extents {
     pub(crate) tokens: i64,
     /// Tokens before these whose keys are in a cache.
     pub(crate) past: i64,
+    /// The share of the terms that count towards the loss.
+    pub(crate) counted: f64,
 }
 
 impl Visibility {
@@ -61,7 +65,7 @@ impl Visibility {
         extents: Extents,
         (shape, kind, device): (&Shape, Kind, Device),
     ) -> Result<Self> {
-        let Extents { samples, tokens, past } = extents;
+        let Extents { samples, tokens, past, counted } = extents;
         let (mut by_window, mut angles) = (BTreeMap::new(), BTreeMap::new());
         for layer in layers {
             if let Entry::Vacant(place) = by_window.entry(layer.window) {
@@ -77,7 +81,7 @@ impl Visibility {
         let are_read = by_window.values().any(|keys| matches!(keys, Keys::OfDocument));
         let reads = are_read && device != Device::Cpu && has_flash(shape, kind, device)?;
         let starts = reads.then(|| starts(&lengths, device)).transpose()?;
-        Ok(Self { by_window, ranges: Ranges { lengths, starts }, angles, past })
+        Ok(Self { by_window, ranges: Ranges { lengths, starts }, angles, past, counted })
     }
 
     /// The keys that a layer's queries read.
@@ -166,7 +170,7 @@ mod tests {
         let shape = Shape::new(&manifest().model, Device::Cpu).expect("small");
         let layer = manifest().model.layer_attention(0);
         let documents = Documents::new(vec![3, 1, 4], 4, Device::Cpu).expect("small");
-        let extents = Extents { samples: 2, tokens: 4, past: 0 };
+        let extents = Extents { samples: 2, tokens: 4, past: 0, counted: 1.0 };
         let of = |documents| {
             let place = (&shape, Kind::Float, Device::Cpu);
             Visibility::new([layer].into_iter(), documents, extents, place).expect("small")

@@ -6,6 +6,8 @@ use shoal_protocol::manifest::{Balance, Experts, Router};
 use super::config::Config;
 use crate::base_error::ConfigJsonError;
 
+const COEFFICIENT: &str = "router_aux_loss_coef";
+
 /// The keys of a family's experts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mixture {
@@ -71,6 +73,11 @@ impl Mixture {
             return Ok(None);
         }
         let width = |key| config.size(key, limits::INTERMEDIATE);
+        let coefficient = config.real(COEFFICIENT)?;
+        let balanced = config.flag("output_router_logits")? && coefficient != 0.0;
+        if balanced && coefficient < 0.0 {
+            return Err(config.unsupported(COEFFICIENT, "it must be a number above 0"));
+        }
         Ok(Some(Experts {
             count,
             per_token,
@@ -79,8 +86,9 @@ impl Mixture {
             renormalise: self.renormalise.map_or(Ok(true), |key| config.flag(key))?,
             shared_intermediate: self.shared.map(width).transpose()?,
             dense_layers,
-            balance: Balance::None,
+            balance: if balanced { Balance::Loss } else { Balance::None },
             balance_rate: Experts::BALANCE_RATE,
+            balance_coefficient: if balanced { coefficient } else { Experts::BALANCE_COEFFICIENT },
         }))
     }
 
@@ -98,7 +106,7 @@ impl Mixture {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use shoal_protocol::manifest::Experts;
+    use shoal_protocol::manifest::{Balance, Experts};
 
     use crate::family::describe;
 
@@ -166,6 +174,33 @@ mod tests {
     }
 
     #[test]
+    fn the_loss_that_balances_experts_is_that_of_the_keys() {
+        let balance = |family, keys| {
+            let experts = of(family, keys)?.expect("experts");
+            Ok((experts.balance, experts.balance_coefficient))
+        };
+        for family in ALL {
+            let none = (Balance::None, Experts::BALANCE_COEFFICIENT);
+            for keys in [
+                json!({}),
+                json!({"router_aux_loss_coef": 0.5}),
+                json!({"output_router_logits": true, "router_aux_loss_coef": 0.0}),
+            ] {
+                assert_eq!(balance(family, keys), Ok(none), "{family}");
+            }
+            let keys = json!({"output_router_logits": true, "router_aux_loss_coef": 0.5});
+            assert_eq!(balance(family, keys), Ok((Balance::Loss, 0.5)), "{family}");
+            let default = if family == "olmoe" { 0.01 } else { 0.001 };
+            let keys = json!({"output_router_logits": true});
+            assert_eq!(balance(family, keys), Ok((Balance::Loss, default)), "{family}");
+            let keys = json!({"output_router_logits": true, "router_aux_loss_coef": -0.5});
+            let error: Result<_, String> = balance(family, keys);
+            let error = error.expect_err("it would unbalance");
+            assert!(error.contains("coef"), "{error}");
+        }
+    }
+
+    #[test]
     fn what_is_not_computed_is_refused() {
         for family in ALL {
             let count = if family == "mixtral" { "num_local_experts" } else { "num_experts" };
@@ -177,11 +212,6 @@ mod tests {
                                  choose more than the 8 experts of {count}"
             );
             assert!(error.contains(&named), "{error}");
-            let error = of(family, json!({"output_router_logits": true})).expect_err("a loss");
-            assert!(
-                error.contains("output_router_logits = true") && error.contains("auxiliary loss")
-            );
-            of(family, json!({"output_router_logits": false})).expect("none");
         }
         let error = of("mixtral", json!({"router_jitter_noise": 0.1})).expect_err("noise");
         assert!(error.contains("router_jitter_noise = 0.1"), "{error}");

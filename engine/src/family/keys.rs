@@ -253,16 +253,8 @@ pub(super) const GPT2: Keys = &[
 ];
 
 /// What all mixtures of experts have.
-const EXPERTS: Rows = &[
-    (
-        "output_router_logits",
-        Rule::Refused(
-            "with it training adds an auxiliary loss that balances experts, which is not computed \
-             here: set it to false to train by the loss of the text alone",
-        ),
-    ),
-    ("router_aux_loss_coef", Rule::Ignored),
-];
+const EXPERTS: Rows =
+    &[("output_router_logits", flag(false)), ("router_aux_loss_coef", real(0.001))];
 
 pub(super) const MIXTRAL: Keys = &[
     EXPERTS,
@@ -321,6 +313,7 @@ pub(super) const QWEN3_MOE: Keys = &[
 ];
 
 pub(super) const OLMOE: Keys = &[
+    &[("router_aux_loss_coef", real(0.01))],
     EXPERTS,
     &[
         ("rms_norm_eps", real(1e-5)),

@@ -310,7 +310,8 @@ impl StageModel {
                 (leaf, None, x, initial)
             }
         };
-        let mut output = blocks.through(x, documents, None)?;
+        let counted = self.counted(key, labels.as_ref())?;
+        let mut output = blocks.through(x, (documents, counted), None)?;
         if let (false, Some((projection, rows))) = (self.last, &initial) {
             output = projection.compress(&output, rows)?;
         }
@@ -328,6 +329,16 @@ impl StageModel {
             )?);
         }
         Ok(Pass { leaf, tokens, output, loss, targets, padded })
+    }
+
+    /// The share of the microbatch's terms that count towards the loss, by which the balance of experts counts it.
+    fn counted(&self, key: ClaimKey, labels: Option<&Labels>) -> Result<f64> {
+        if !self.manifest.model.has_balance_loss() {
+            return Ok(1.0);
+        }
+        let labels = labels.ok_or(EngineError::MissingLabels(key))?;
+        let terms = labels.terms(labels.objective(&self.manifest));
+        Ok(terms as f64 / self.manifest.terms_per_microbatch() as f64)
     }
 
     /// The loss of rows `[N, H]` under the head.

@@ -24,6 +24,7 @@ fn balance(manifest: &mut Manifest) {
         dense_layers: vec![2],
         balance: Balance::Bias,
         balance_rate: 0.01,
+        balance_coefficient: Experts::BALANCE_COEFFICIENT,
     });
 }
 

@@ -20,6 +20,7 @@ fn mix(manifest: &mut Manifest) {
         dense_layers: vec![2],
         balance: Balance::None,
         balance_rate: Experts::BALANCE_RATE,
+        balance_coefficient: Experts::BALANCE_COEFFICIENT,
     });
 }
 

@@ -2,6 +2,7 @@
 
 mod audits;
 mod balance;
+mod balance_loss;
 mod checkpoints;
 mod common;
 mod configs;

@@ -75,6 +75,10 @@ MODELS = {
         "rope_type": "longrope", "short_factor": [1.0, 1.2, 1.4], "long_factor": [1.5, 3, 5.5]})),
     "olmo2-dynamic": ("Olmo2", dict(max_position_embeddings=8, rope_parameters={"rope_type": "dynamic", "factor": 16.0})),
     "neox-yarn": ("GPTNeoX", dict(num_key_value_heads=None, rope_parameters=YARN | {"partial_rotary_factor": 0.75, "attention_factor": 1.3})),
+    "qwen3-moe-balanced": ("Qwen3Moe", dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, mlp_only_layers=[0, 1, 3],
+                                            output_router_logits=True, router_aux_loss_coef=0.3)),
+    "mixtral-balanced": ("Mixtral", dict(num_local_experts=6, num_experts_per_tok=2, output_router_logits=True,
+                                         router_aux_loss_coef=0.5)),
 }
 
 

@@ -55,10 +55,12 @@ def train(model, run, optimizer=None):
         counted = sum((label >= 0).sum().item() for label in labels)
         total = 0.0
         for batch, label in zip(step["microbatches"], labels):
-            logits = model(torch.tensor(batch["inputs"]), **attention(batch)).logits
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), label, reduction="sum") / counted
-            loss.backward()
+            output = model(torch.tensor(batch["inputs"]), **attention(batch))
+            loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), label, reduction="sum") / counted
             total += loss.item()
+            if getattr(output, "aux_loss", None) is not None:
+                loss = loss + balance_loss(model, output) * (label >= 0).sum() / counted
+            loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run["gradient_clip"])
         for group in optimizer.param_groups:
             group["lr"] = step["learning_rate"]
@@ -71,6 +73,19 @@ def train(model, run, optimizer=None):
         losses.append(total)
         norms.append(norm.item())
     return {"losses": losses, "norms": norms}
+
+
+def balance_loss(model, output):
+    """The auxiliary loss of each layer by itself, and the mean of them. That of transformers is of all layers at once."""
+    count, chosen = model.num_experts, model.num_experts_per_tok
+    losses = []
+    for logits in output.router_logits:
+        shares = logits.float().softmax(-1)
+        loads = torch.bincount(shares.topk(chosen, -1).indices.flatten(), minlength=count) / len(shares)
+        losses.append(count * (loads * shares.mean(0)).sum())
+    if len(losses) == 1:
+        assert torch.allclose(losses[0], output.aux_loss), (losses, output.aux_loss)
+    return model.router_aux_loss_coef * torch.stack(losses).mean()
 
 
 def attention(batch):

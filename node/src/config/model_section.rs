@@ -161,7 +161,8 @@ fn experts_section(experts: Option<&Experts>) -> String {
     lines.extend(shared);
     lines.push(format!("dense_layers = {:?}", experts.dense_layers));
     lines.push(format!("balance = {}", text_of(experts.balance)));
-    lines.push(format!("balance_rate = {}\n", experts.balance_rate));
+    lines.push(format!("balance_rate = {}", experts.balance_rate));
+    lines.push(format!("balance_coefficient = {}\n", experts.balance_coefficient));
     lines.join("\n")
 }
 

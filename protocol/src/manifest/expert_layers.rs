@@ -17,6 +17,12 @@ impl Model {
         self.experts_of(layer).filter(|experts| experts.balance == Balance::Bias)
     }
 
+    /// Whether a loss keeps the experts equally busy.
+    #[must_use]
+    pub fn has_balance_loss(&self) -> bool {
+        self.block.experts.as_ref().is_some_and(|experts| experts.balance == Balance::Loss)
+    }
+
     /// Whether some layer has a single feed-forward block.
     #[must_use]
     pub fn has_dense_layers(&self) -> bool {
@@ -40,6 +46,7 @@ impl Model {
         let shared = experts.shared_intermediate.unwrap_or(1);
         within("model.experts.shared_intermediate", shared, width)?;
         within("model.experts.balance_rate", experts.balance_rate, 1e-8..=1.0)?;
+        within("model.experts.balance_coefficient", experts.balance_coefficient, 1e-8..=1e3)?;
         let dense = &experts.dense_layers;
         let in_order = dense.is_sorted_by(|one, other| one < other);
         if !in_order || dense.last().is_some_and(|last| *last >= self.layers) {
@@ -140,6 +147,7 @@ mod tests {
             dense_layers: vec![0, 3],
             balance: Balance::None,
             balance_rate: Experts::BALANCE_RATE,
+            balance_coefficient: Experts::BALANCE_COEFFICIENT,
         }
     }
 
@@ -243,6 +251,24 @@ mod tests {
             let error = error.expect_err("refused");
             assert!(error.starts_with("model.experts.balance_rate = "), "{error}");
         }
+        for coefficient in [0.0, -0.01, f64::NAN, 1001.0] {
+            let error = refusal(|experts| experts.balance_coefficient = coefficient);
+            assert!(error.starts_with("model.experts.balance_coefficient = "), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_loss_balances_experts_also_beside_adapters_and_with_workers() {
+        let base = Base { index: ContentHash([1; 32]), bytes: 9, loads_weights: true };
+        let targets = LoraTarget::ALL[..4].to_vec();
+        let lora = Lora { rank: 2, alpha: 4.0, targets, base: None };
+        let balanced = with(|manifest| {
+            manifest.model.block.experts.as_mut().expect("some").balance = Balance::Loss;
+            assert!(manifest.model.has_balance_loss());
+            (manifest.model.base, manifest.lora) = (Some(base), Some(lora));
+            manifest.codec.all_reduce = SumCodec::Rounded(Codec::Bf16);
+        });
+        assert_eq!(balanced, Ok(()));
     }
 
     #[test]

@@ -32,15 +32,24 @@ pub struct Experts {
     /// What each bias moves by after a step, with [`Balance::Bias`].
     #[serde(default = "default_balance_rate")]
     pub balance_rate: f64,
+    /// Factor on the loss of [`Balance::Loss`].
+    #[serde(default = "default_balance_coefficient")]
+    pub balance_coefficient: f64,
 }
 
 impl Experts {
     /// [`Self::balance_rate`] where a run names none: that of DeepSeek-V3.
     pub const BALANCE_RATE: f64 = 0.001;
+    /// [`Self::balance_coefficient`] where a run names none: that of the Switch Transformer.
+    pub const BALANCE_COEFFICIENT: f64 = 0.01;
 }
 
 fn default_balance_rate() -> f64 {
     Experts::BALANCE_RATE
+}
+
+fn default_balance_coefficient() -> f64 {
+    Experts::BALANCE_COEFFICIENT
 }
 
 fn yes() -> bool {
@@ -89,4 +98,8 @@ pub enum Balance {
     /// each step it goes up where fewer tokens than the mean chose the expert, and down where more did (Wang et al.,
     /// arXiv 2408.15664; DeepSeek-AI, arXiv 2412.19437).
     Bias,
+    /// An auxiliary loss, the mean over the layers with experts (Lepikhin et al., arXiv 2006.16668; Fedus et al., arXiv
+    /// 2101.03961). Of a layer and a microbatch it is the number of experts times the sum, over experts, of the share of tokens
+    /// that chose the expert times its mean share of the softmax.
+    Loss,
 }
