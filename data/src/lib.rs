@@ -5,7 +5,7 @@
 //! documents into rows of equal length, [`prepared`] is their format on disk, [`mod@prepare`] runs all
 //! of these on every core, [`draw`] says which of several data sets a sample is from, [`order`] is the
 //! order in which a run reads the rows of each, [`batch`] makes its microbatches of them, [`reference`]
-//! adds a base's log-probabilities to pairs, and [`stats`] shows them.
+//! adds a base's log-probabilities to pairs, and [`stats`] shows them. [`stream`] makes rows while a run reads them.
 
 pub mod batch;
 mod class;
@@ -18,6 +18,7 @@ pub mod prepared;
 pub mod reference;
 pub mod source;
 pub mod stats;
+pub mod stream;
 pub mod template;
 pub mod tokenizer;
 

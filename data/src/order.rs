@@ -6,7 +6,7 @@ use shoal_protocol::permutation::Permutation;
 
 use crate::prepared::Index;
 
-/// Shards whose rows are shuffled together.
+/// Shards whose rows are shuffled together, unless they are made as they are read.
 const GROUP: u64 = 4;
 
 /// The place of a row: a shard of the training or held-out list, and a row of it.
@@ -22,7 +22,7 @@ pub struct RowPlace {
 ///
 /// An epoch takes every training row once. In each epoch
 /// 1. a keyed permutation shuffles the shards,
-/// 2. each four shards that follow one another form a group,
+/// 2. each four shards that follow one another form a group; of streamed data, each shard is one,
 /// 3. a keyed permutation shuffles the rows of each group,
 ///
 /// and the groups are read one after another. So samples that follow one another read four shards,
@@ -37,6 +37,8 @@ pub struct Order {
     rows_per_shard: u64,
     rows: u64,
     held_out_rows: u64,
+    /// Shards of a group.
+    group: u64,
 }
 
 /// One group of shards in one epoch.
@@ -61,6 +63,7 @@ impl Order {
             // An index that was parsed has at least one row.
             rows: index.train_totals.rows.max(1),
             held_out_rows: index.held_out_totals.rows,
+            group: if index.stream.is_some() { 1 } else { GROUP },
         }
     }
 
@@ -140,8 +143,8 @@ impl Order {
     /// The group with the row at `place` of an epoch.
     fn group_of(&self, epoch: u64, place: u64) -> Group {
         let shard_order = Permutation::new(self.key(epoch, u64::MAX), self.shards);
-        let short_group = shard_order.place_of(self.shards - 1) / GROUP;
-        let full = GROUP * self.rows_per_shard;
+        let short_group = shard_order.place_of(self.shards - 1) / self.group;
+        let full = self.group * self.rows_per_shard;
         // Groups after the one with the last shard of the list start earlier by its missing rows.
         let start =
             |group: u64| group * full - if group > short_group { self.missing() } else { 0 };
@@ -149,7 +152,7 @@ impl Order {
         if place >= start(number + 1) {
             number += 1;
         }
-        let shards: Vec<u64> = (number * GROUP..self.shards.min((number + 1) * GROUP))
+        let shards: Vec<u64> = (number * self.group..self.shards.min((number + 1) * self.group))
             .map(|place| shard_order.at(place))
             .collect();
         let rows = shards.iter().map(|shard| self.rows_of(*shard)).sum();

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use flate2::read::ZlibDecoder;
 use shoal_data::prepared::{INDEX_FILE, Index, Shard};
+use shoal_data::stream::TOKENIZER_FOLDER;
 use shoal_engine::{BaseIndex, Checkpoint, base, data};
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::manifest::{Base, Data, Manifest, Tokens};
@@ -150,10 +151,17 @@ fn prepared_files(
     }
     let mut files = vec![(index.hash(), folder.join(INDEX_FILE))];
     let row = index.layout().row_bytes() as u64;
-    for shard in index.train.iter().chain(&index.held_out) {
+    // The shards of streamed data are made while they are read.
+    let whole = index.train.iter().filter(|_| index.stream.is_none());
+    for shard in whole.chain(&index.held_out) {
         let path = Shard::path_in(folder, shard);
         expect_length(&path, shard.rows * row, "prepare the data again").exit_with(Exit::Usage)?;
         files.push((shard.hash, path));
+    }
+    for file in index.stream.iter().flat_map(|stream| &stream.tokenizer) {
+        let path = folder.join(TOKENIZER_FOLDER).join(&file.name);
+        expect_length(&path, file.bytes, "prepare the data again").exit_with(Exit::Usage)?;
+        files.push((file.hash, path));
     }
     Ok(files)
 }

@@ -488,6 +488,7 @@ impl<'a> Work<'a> {
             documents: self.documents,
             chat_template: self.foreign_template(encoder),
             reference: None,
+            stream: None,
         };
         self.end(&index)?;
         Ok((index, self.notes))

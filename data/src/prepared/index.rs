@@ -10,6 +10,7 @@ use shoal_protocol::manifest::{Dtype, TokenWidth};
 
 use super::INDEX_FILE;
 use super::layout::Layout;
+use super::stream::Stream;
 use crate::pack::{Counts, Packing};
 use crate::template::SOURCE_BYTES;
 
@@ -178,6 +179,10 @@ pub struct Index {
     /// The base whose log-probabilities the rows have; only rows of pairs have some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<Reference>,
+    /// Where the rows come from, if a run makes them as it reads them. The training shards are then files of a
+    /// repository: each has the same number of rows, and a name in place of a hash.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream: Option<Stream>,
 }
 
 impl Index {
@@ -238,6 +243,13 @@ impl Index {
         ContentHash::of(&self.bytes())
     }
 
+    /// The place of a training shard whose rows are made of a repository's file; `None` of any other shard.
+    #[must_use]
+    pub fn streamed(&self, entry: &ShardEntry) -> Option<usize> {
+        self.stream.as_ref()?;
+        self.train.iter().position(|one| one == entry)
+    }
+
     /// The size and encoding of rows.
     #[must_use]
     pub const fn layout(&self) -> Layout {
@@ -279,6 +291,9 @@ impl Index {
                 let reason = format!("token {token} is outside the vocabulary");
                 return Err(IndexError::Invalid(reason));
             }
+        }
+        if let Some(problem) = self.stream.as_ref().and_then(|stream| stream.problem(self)) {
+            return Err(IndexError::Invalid(problem));
         }
         for (list, totals) in
             [(&self.train, self.train_totals), (&self.held_out, self.held_out_totals)]

@@ -8,11 +8,14 @@
 mod index;
 mod layout;
 mod shard;
+mod stream;
 mod writer;
 
 pub use index::{Documents, FORMAT, Index, IndexError, Reference, ShardEntry, Totals};
 pub use layout::{Layout, RowError};
 pub use shard::{Shard, ShardError};
+pub(crate) use stream::MILLION;
+pub use stream::{Stream, StreamedFile, TOKENIZER_FILES, TokenizerFile};
 pub use writer::WriteError;
 pub(crate) use writer::{ListState, ShardWriter, rename, write_index};
 

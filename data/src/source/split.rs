@@ -33,7 +33,8 @@ const WORDS: [(&str, Split); 10] = [
 
 impl Split {
     /// The split of a file, by its path in the folder of a data set: the last part that names one.
-    pub(super) fn of(path: &Path) -> Option<Self> {
+    #[must_use]
+    pub fn of(path: &Path) -> Option<Self> {
         path.iter().rev().find_map(|part| {
             let part = part.to_string_lossy().to_lowercase();
             part.split(|character: char| !character.is_alphabetic()).find_map(|word| {

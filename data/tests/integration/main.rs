@@ -14,4 +14,5 @@ mod prepare;
 mod resume;
 mod roles;
 mod sources;
+mod streaming;
 mod tokenizers;

@@ -36,6 +36,7 @@ fn index(rows: u64, held_out: u64, rows_per_shard: u64) -> Index {
         held_out,
         chat_template: None,
         reference: None,
+        stream: None,
         documents: Documents { train: 1, ..Documents::default() },
     }
 }

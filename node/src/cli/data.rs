@@ -88,6 +88,10 @@ pub struct DataPrepareArgs {
     /// Most bytes of a row.
     #[arg(long, value_name = "SIZE", default_value = "16MiB")]
     pub line_bytes: Bytes,
+    /// Make no rows but those of the first file: a run makes the others while it reads them, of a file at a time, so that
+    /// training begins at once and data may be larger than a disk.
+    #[arg(long)]
+    pub stream: bool,
     /// Size of a shard.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub shard_bytes: Bytes,

@@ -159,6 +159,9 @@ pub struct PeerArgs {
     /// disk.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     log_memory: Bytes,
+    /// Disk for shards of the data that no step reads soon; a host of the first stage removes them beyond that.
+    #[arg(long, value_name = "SIZE", default_value = "4GiB")]
+    data_cache: Bytes,
     /// Congestion control of connections.
     #[arg(long, value_enum, default_value_t = Congestion::Tolerant)]
     congestion: Congestion,
@@ -286,6 +289,7 @@ impl PeerArgs {
                 memory: self.memory,
                 device_memory: self.device_memory,
                 log_memory: self.log_memory,
+                data_cache: self.data_cache,
             },
             packing: self.packing,
             anchor: self.anchor,

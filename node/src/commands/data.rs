@@ -18,7 +18,7 @@ use shoal_protocol::ids::{Microbatch, Step};
 use shoal_protocol::label::Label;
 use shoal_protocol::manifest::Manifest;
 
-use super::{data_notes, hub, reference};
+use super::{data_notes, hub, reference, stream};
 use crate::cli::{DataCommand, DataPrepareArgs, DataShowArgs, DataStatsArgs};
 use crate::config::RunConfig;
 use crate::dataset::{self, Dataset};
@@ -60,8 +60,8 @@ pub(super) fn run(command: DataCommand) -> anyhow::Result<()> {
 fn prepare_data(args: DataPrepareArgs) -> anyhow::Result<()> {
     hub::check_base(&args.tokenizer).exit_with(Exit::Usage)?;
     let mut sources = Vec::new();
-    for source in args.sources {
-        sources.extend(hub::local_sources(source)?);
+    for source in args.sources.iter().filter(|_| !args.stream) {
+        sources.extend(hub::local_sources(source.clone())?);
     }
     let mut options = PrepareOptions {
         format: args.format,
@@ -71,10 +71,13 @@ fn prepare_data(args: DataPrepareArgs) -> anyhow::Result<()> {
         line_bytes: usize::try_from(args.line_bytes.0).unwrap_or(usize::MAX),
         split: args.split,
         threads: args.threads,
-        chat_template: args.chat_template,
+        chat_template: args.chat_template.clone(),
         date: args.date,
-        ..PrepareOptions::new(sources, args.tokenizer, args.context)
+        ..PrepareOptions::new(sources, args.tokenizer.clone(), args.context)
     };
+    if args.stream {
+        return stream::run(&args, options);
+    }
     let kind = say_sources(&options)?;
     if let (RowKind::Pair, Some(pack)) = (kind, args.pack) {
         let problem = anyhow!(
@@ -229,7 +232,12 @@ fn rows(
         return Err(problem).exit_with(Exit::Usage);
     }
     let indexes = folders.iter().map(|folder| Index::read(folder)).collect::<Result<_, _>>();
-    let batches = Batches::new(manifest, indexes.exit_with(Exit::Usage)?);
+    let indexes: Vec<Index> = indexes.exit_with(Exit::Usage)?;
+    if indexes.iter().any(|index| index.stream.is_some()) {
+        let problem = anyhow!("the data is streamed: its rows are made while a run reads them");
+        return Err(problem).exit_with(Exit::Usage);
+    }
+    let batches = Batches::new(manifest, indexes);
     let mut rows = Vec::new();
     for BatchRow { shard, row } in batches.rows(Step(args.step), Microbatch(args.microbatch)) {
         let SourceShard { source, entry } = shard;
@@ -318,5 +326,7 @@ fn folder_stats(folder: &Path, rows: u64) -> anyhow::Result<()> {
 }
 
 fn read_stats(folder: &Path, index: &Index, rows: u64) -> anyhow::Result<Stats> {
-    Stats::of(folder, index, &index.train, rows).exit_with(Exit::Corrupt)
+    // Of streamed data only the rows that are held out are here.
+    let shards = if index.stream.is_some() { &index.held_out } else { &index.train };
+    Stats::of(folder, index, shards, rows).exit_with(Exit::Corrupt)
 }

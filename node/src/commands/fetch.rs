@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use shoal_protocol::ids::{Era, Member, PeerId, Term};
 use shoal_protocol::message::{Envelope, Message, SavedCheckpoint};
 use shoal_protocol::net::transport::{Transport, TransportEvent, Welcome};
+use shoal_protocol::units::Bytes;
 use shoal_protocol::wire;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
@@ -58,6 +59,7 @@ async fn fetch(address: &JoinAddress, out: &Path) -> anyhow::Result<()> {
         data_dir: scratch.path().to_owned(),
         files,
         mirrors: Arc::new([]),
+        cache: Bytes(0),
         transport: Some(transport.clone()),
         holders,
     };

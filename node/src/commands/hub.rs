@@ -92,13 +92,15 @@ pub(super) fn local_sources(source: String) -> anyhow::Result<Vec<String>> {
         return Ok(vec![source]);
     }
     let reference: Reference = source.parse().exit_with(Exit::Usage)?;
-    let readable = |path: &str| {
-        let path = path.trim_end_matches(".gz").trim_end_matches(".zst");
-        [".jsonl", ".ndjson", ".parquet", ".txt", ".md"].iter().any(|end| path.ends_with(end))
-    };
-    let snapshot = download(&hub()?, &reference, &readable)?;
+    let snapshot = download(&hub()?, &reference, &is_readable)?;
     let path = |file: SnapshotFile| file.local.to_string_lossy().into_owned();
     Ok(snapshot.files.into_iter().map(path).collect())
+}
+
+/// Whether a file of a data set has rows, by its name.
+pub(super) fn is_readable(path: &str) -> bool {
+    let path = path.trim_end_matches(".gz").trim_end_matches(".zst");
+    [".jsonl", ".ndjson", ".parquet", ".txt", ".md"].iter().any(|end| path.ends_with(end))
 }
 
 /// Uploads a folder as one commit; returns the commit's page.
@@ -129,7 +131,11 @@ pub(super) fn push(
     Ok(pushed.exit_with(Exit::Failed)?.url)
 }
 
-fn hub() -> anyhow::Result<Hub> {
+/// A client with the settings of the environment.
+///
+/// # Errors
+/// If one of them is invalid.
+pub(super) fn hub() -> anyhow::Result<Hub> {
     HubConfig::from_environment().and_then(Hub::new).exit_with(Exit::Usage)
 }
 

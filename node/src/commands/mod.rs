@@ -44,6 +44,7 @@ pub mod simulate;
 mod spans;
 pub mod start;
 mod status;
+mod stream;
 mod timeline;
 mod top;
 mod training;

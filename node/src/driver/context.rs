@@ -8,7 +8,7 @@ use shoal_protocol::ids::Member;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Sealer, Signatures};
 use shoal_protocol::net::transport::Transport;
-use shoal_protocol::units::Moment;
+use shoal_protocol::units::{Bytes, Moment};
 use tokio::sync::watch;
 
 use super::archive::Archive;
@@ -29,6 +29,8 @@ pub(super) struct Context {
     pub(super) files: Files,
     /// Web servers with prepared data.
     pub(super) mirrors: Arc<[String]>,
+    /// Disk for shards that no step reads soon.
+    pub(super) data_cache: Bytes,
     /// The names of the members, for log lines and events.
     pub(super) names: PeerNames,
     /// The key of this peer, which signs for coordinators and checks the signatures of anchors.
@@ -64,6 +66,7 @@ impl Context {
             data_dir: self.data_dir.clone(),
             files: self.files.clone(),
             mirrors: self.mirrors.clone(),
+            cache: self.data_cache,
             transport: self.transport.clone(),
             holders: self.file_holders.clone(),
         }

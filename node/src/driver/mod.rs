@@ -53,6 +53,7 @@ mod startup_probes;
 mod status_feed;
 mod status_snapshot;
 mod step_progress;
+mod streamed_shards;
 mod swap_watch;
 mod timers;
 mod unpacker;

@@ -39,11 +39,18 @@ pub struct ResourceLimits {
     pub device_memory: Option<Bytes>,
     /// Memory for the output log; its rest is on the disk.
     pub log_memory: Bytes,
+    /// Disk for shards of data that no step reads soon.
+    pub data_cache: Bytes,
 }
 
 impl Default for ResourceLimits {
     fn default() -> Self {
-        Self { memory: None, device_memory: None, log_memory: Bytes::mebi(1 << 10) }
+        Self {
+            memory: None,
+            device_memory: None,
+            log_memory: Bytes::mebi(1 << 10),
+            data_cache: Bytes::mebi(1 << 12),
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use shoal_protocol::ids::{ContentHash, PeerId, Stage, StageSpan, Step};
 use shoal_protocol::manifest::{Base, Data, Manifest, Prepared, Start};
 use shoal_protocol::message::View;
 use shoal_protocol::net::transport::Transport;
+use shoal_protocol::units::Bytes;
 use tokio::sync::watch;
 
 use super::chunks::is_partial;
@@ -30,7 +31,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The folders of the token file, of prepared data, of the base and of the checkpoint that the run goes
 /// on from, in the data directory.
 const TOKENS: &str = "tokens";
-const SHARDS: &str = "shards";
+pub(super) const SHARDS: &str = "shards";
 const BASE: &str = "base";
 const START: &str = "start";
 
@@ -74,14 +75,14 @@ impl FileHolders {
 }
 
 /// A file to be fetched.
-struct Wanted<'a> {
-    hash: ContentHash,
-    length: u64,
-    path: &'a Path,
+pub(super) struct Wanted<'a> {
+    pub(super) hash: ContentHash,
+    pub(super) length: u64,
+    pub(super) path: &'a Path,
     /// For messages.
-    what: &'static str,
+    pub(super) what: &'static str,
     /// The path in a mirror, if mirrors have such files.
-    mirrored: Option<String>,
+    pub(super) mirrored: Option<String>,
 }
 
 /// The files that the manifest names, here or at other peers.
@@ -92,6 +93,8 @@ pub(crate) struct RunFiles {
     pub(crate) files: Files,
     /// Web servers with a copy of the prepared data's folder.
     pub(crate) mirrors: Arc<[String]>,
+    /// Shards that stay on the disk, besides those that are read soon.
+    pub(crate) cache: Bytes,
     pub(crate) transport: Option<Transport>,
     pub(crate) holders: watch::Receiver<FileHolders>,
 }
@@ -197,6 +200,10 @@ impl RunFiles {
         let Some(data) = self.manifest.data.prepared().into_iter().nth(source) else {
             anyhow::bail!("the run has no data set {source} with shards");
         };
+        let index = self.open_index(data)?;
+        if let Some(place) = index.streamed(entry) {
+            return self.obtain_streamed(&index, place).await;
+        }
         let (context, vocabulary) = (data.context, data.vocabulary);
         let has_reference = data.pairs.is_some_and(|pairs| pairs.reference.is_some());
         let width = Layout::width_of(vocabulary);
@@ -302,7 +309,7 @@ impl RunFiles {
 
     /// Fetches a file from a mirror, or from a peer that has it because it hosts one of these stages, unless
     /// it is here, and offers it to others.
-    async fn obtain(&self, stages: &[Stage], wanted: Wanted<'_>) -> anyhow::Result<()> {
+    pub(super) async fn obtain(&self, stages: &[Stage], wanted: Wanted<'_>) -> anyhow::Result<()> {
         let Wanted { hash, length, path, what, .. } = wanted;
         if !path.exists() && (self.transport.is_some() || !self.mirrors.is_empty()) {
             tracing::info!(%hash, length, "fetching {what}");

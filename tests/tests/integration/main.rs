@@ -28,6 +28,7 @@ mod reference;
 mod reshape;
 mod scores;
 mod spans;
+mod streaming;
 mod swapping;
 mod swarm;
 mod tensorboard;

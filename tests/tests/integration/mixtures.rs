@@ -11,7 +11,7 @@ use shoal_tests::run::Run;
 use shoal_tests::swarm::Swarm;
 
 /// Tokens of the tokenizer below, its end of documents included.
-const VOCABULARY: u32 = 300;
+pub(crate) const VOCABULARY: u32 = 300;
 
 /// GPT-2's character for a byte.
 fn printable(byte: u8) -> char {
@@ -24,7 +24,7 @@ fn printable(byte: u8) -> char {
 }
 
 /// Writes a model's folder with a tokenizer whose token `b` is the byte `b`, whose end token has a name.
-fn base(folder: &Path, end: &str) {
+pub(crate) fn base(folder: &Path, end: &str) {
     fs::create_dir_all(folder).expect("room for a folder");
     let vocabulary: BTreeMap<String, u8> =
         (0..=u8::MAX).map(|byte| (printable(byte).to_string(), byte)).collect();
@@ -87,7 +87,7 @@ fn mixed(weights: [f64; 2]) -> Run {
     run
 }
 
-fn set_data(run: &Run, section: &str) {
+pub(crate) fn set_data(run: &Run, section: &str) {
     let text = fs::read_to_string(run.config()).expect("it is there");
     let mut config: toml::Table = text.parse().expect("valid TOML");
     let section: toml::Table = section.parse().expect("valid TOML");

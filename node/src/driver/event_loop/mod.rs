@@ -114,6 +114,7 @@ impl<'a> Driver<'a> {
             archive: role.archive.clone(),
             files: setup.files,
             mirrors: setup.mirrors.into(),
+            data_cache: setup.limits.data_cache,
             transport: network.as_ref().map(|network| network.transport.clone()),
             file_holders: holders,
             names: PeerNames::default(),
