@@ -204,13 +204,7 @@ fn slices_have_the_losses_of_whole_experts_and_the_bits_of_one_device() {
     balance(&mut manifest);
     let off = slices::difference(&manifest, 2);
     assert!(off < 1e-2, "2 slices: {off}");
-    for (stages, dtype, recompute) in [(1, Dtype::F32, false), (2, Dtype::Bf16, true)] {
-        manifest.model.slices = 4;
-        manifest.training.stages = stages;
-        manifest.training.dtype = dtype;
-        manifest.training.recompute = recompute;
-        slices::compare(&manifest, &[2, 4]);
-    }
+    slices::assert_bits_of_one_device(balance);
 }
 
 #[test]

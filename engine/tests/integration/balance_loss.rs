@@ -4,7 +4,7 @@ use crate::common::{self, Trainer, manifest, samples, text, with_workers};
 use crate::{device_memory, islands, slices, stages, swapping};
 use shoal_engine::EngineError;
 use shoal_protocol::ids::Stage;
-use shoal_protocol::manifest::{Balance, Codecs, Dtype, Experts, Manifest, Router};
+use shoal_protocol::manifest::{Balance, Dtype, Experts, Manifest, Router};
 
 /// Turns a run's layers into mixtures that a loss balances, but the third one.
 fn balance(manifest: &mut Manifest) {
@@ -51,23 +51,7 @@ fn the_loss_changes_what_is_learnt_in_every_layer_before_it() {
 
 #[test]
 fn the_cut_and_repeated_passes_change_no_bit() {
-    for dtype in [Dtype::F32, Dtype::Bf16] {
-        let bits = |stages, recompute| {
-            stages::bits(|manifest| {
-                balance(manifest);
-                manifest.training.dtype = dtype;
-                manifest.codec = Codecs::all(dtype.into());
-                manifest.training.stages = stages;
-                manifest.training.recompute = recompute;
-                manifest.optimizer.gradient_clip = 0.0;
-            })
-            .1
-        };
-        let whole = bits(1, false);
-        for (stages, recompute) in [(2, false), (4, true)] {
-            assert!(bits(stages, recompute) == whole, "{dtype:?}, {stages} stages");
-        }
-    }
+    stages::assert_equal_bits_of_cuts(balance);
 }
 
 #[test]
@@ -78,13 +62,7 @@ fn slices_have_the_losses_of_whole_experts_and_the_bits_of_one_device() {
         let off = slices::difference(&manifest, count);
         assert!(off < 1e-2, "{count} slices: {off}");
     }
-    for (stages, dtype, recompute) in [(1, Dtype::F32, false), (2, Dtype::Bf16, true)] {
-        manifest.model.slices = 4;
-        manifest.training.stages = stages;
-        manifest.training.dtype = dtype;
-        manifest.training.recompute = recompute;
-        slices::compare(&manifest, &[2, 4]);
-    }
+    slices::assert_bits_of_one_device(balance);
 }
 
 #[test]

@@ -61,15 +61,7 @@ fn slices_have_the_losses_of_whole_experts() {
 
 #[test]
 fn devices_that_share_slices_of_experts_compute_the_bits_of_one() {
-    for (stages, dtype, recompute) in [(1, Dtype::F32, false), (2, Dtype::Bf16, true)] {
-        let mut manifest = slices::divisible();
-        mix(&mut manifest);
-        manifest.model.slices = 4;
-        manifest.training.stages = stages;
-        manifest.training.dtype = dtype;
-        manifest.training.recompute = recompute;
-        slices::compare(&manifest, &[2, 4]);
-    }
+    slices::assert_bits_of_one_device(mix);
 }
 
 #[test]

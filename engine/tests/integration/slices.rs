@@ -185,6 +185,19 @@ pub(crate) fn compare(manifest: &Manifest, devices: &[usize]) {
     compare_of(manifest, devices, false);
 }
 
+/// Asserts that two and four devices which share four slices have the bits of one, in the run that `change` makes.
+pub(crate) fn assert_bits_of_one_device(change: impl Fn(&mut Manifest)) {
+    for (stages, dtype, recompute) in [(1, Dtype::F32, false), (2, Dtype::Bf16, true)] {
+        let mut manifest = divisible();
+        change(&mut manifest);
+        manifest.model.slices = 4;
+        manifest.training.stages = stages;
+        manifest.training.dtype = dtype;
+        manifest.training.recompute = recompute;
+        compare(&manifest, &[2, 4]);
+    }
+}
+
 /// Like [`compare`], perhaps of packed documents.
 fn compare_of(manifest: &Manifest, devices: &[usize], packed: bool) {
     let folder = tempfile::tempdir().expect("a temporary folder");

@@ -43,7 +43,7 @@ pub(super) fn run(args: &DataPrepareArgs, options: PrepareOptions) -> anyhow::Re
     let commit = client.resolve(repository, reference.revision()).exit_with(Exit::Failed)?;
     let listed = client.list(repository, &commit).exit_with(Exit::Failed)?;
     let files = files_of(&listed, &reference, args.split).exit_with(Exit::Usage)?;
-    let Some((first, count)) = files.first().cloned().zip(Some(files.len())) else {
+    let Some(first) = files.first().cloned() else {
         let problem = anyhow!("{source} selects no file that can be read");
         return Err(problem).exit_with(Exit::Usage);
     };
@@ -73,8 +73,9 @@ pub(super) fn run(args: &DataPrepareArgs, options: PrepareOptions) -> anyhow::Re
     }
     let out = args.out.display();
     outln!(
-        "{out}: {} of {count} files, of which a run reads {} rows of {} tokens each; {} rows are held out of the first",
+        "{out}: {} of {} files, of which a run reads {} rows of {} tokens each; {} rows are held out of the first",
         index.train.len(),
+        options.files.len(),
         index.rows_per_shard,
         index.context,
         index.held_out_totals.rows

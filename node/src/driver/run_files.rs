@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use shoal_data::batch::Batches;
-use shoal_data::prepared::{INDEX_FILE, Index, Layout, SHARDS_FOLDER, ShardEntry};
+use shoal_data::prepared::{INDEX_FILE, Index, SHARDS_FOLDER, ShardEntry};
 use shoal_engine::base::BaseFile;
 use shoal_engine::{BaseFiles, BaseIndex, Origin, StartFiles, TokenFile};
 use shoal_hub::{Hub, HubConfig};
@@ -188,26 +188,19 @@ impl RunFiles {
         named.map_or_else(|| file.to_owned(), |source| format!("{}/{file}", source.name))
     }
 
-    /// Fetches a shard of a data set, unless it is here, and returns its path.
+    /// Fetches a shard of a data set with this index, or makes it, unless it is here, and returns its path.
     ///
     /// # Errors
     /// When no holder gives it.
     pub(super) async fn obtain_shard(
         &self,
-        source: usize,
+        (source, index): (usize, &Index),
         entry: &ShardEntry,
     ) -> anyhow::Result<PathBuf> {
-        let Some(data) = self.manifest.data.prepared().into_iter().nth(source) else {
-            anyhow::bail!("the run has no data set {source} with shards");
-        };
-        let index = self.open_index(data)?;
         if let Some(place) = index.streamed(entry) {
-            return self.obtain_streamed(&index, place).await;
+            return self.obtain_streamed(index, place).await;
         }
-        let (context, vocabulary) = (data.context, data.vocabulary);
-        let has_reference = data.pairs.is_some_and(|pairs| pairs.reference.is_some());
-        let width = Layout::width_of(vocabulary);
-        let layout = Layout { context, width, vocabulary, has_reference };
+        let layout = index.layout();
         let length = entry.rows.saturating_mul(layout.row_bytes() as u64);
         let path = self.place(SHARDS, entry.hash, "shard");
         let what = "a shard of the data";

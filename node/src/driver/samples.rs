@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Context;
 use bytes::Bytes;
@@ -78,7 +79,7 @@ impl PreparedSamples {
             let ahead = self.batches.shards(step, STEPS_AHEAD).into_iter();
             self.shards.expect(ahead.map(|shard| (shard.source, shard.entry.clone())).collect());
         }
-        self.shards.fetch_next();
+        self.shards.fetch_next(&self.batches);
         let mut read = Vec::new();
         for BatchRow { shard, row } in self.batches.rows_of(step, microbatch, rows) {
             read.push(self.shards.open(shard, &self.batches)?.row(row)?);
@@ -116,7 +117,7 @@ impl ShardCache {
     }
 
     /// Begins the next fetch ahead of use, unless one is going on.
-    fn fetch_next(&mut self) {
+    fn fetch_next(&mut self, batches: &Batches) {
         if self.task.try_join_next().is_some() {
             self.fetching = None;
         }
@@ -127,9 +128,9 @@ impl ShardCache {
                 continue;
             }
             self.fetching = Some(entry.hash);
-            let run_files = self.run_files.clone();
+            let (run_files, index) = (self.run_files.clone(), Arc::clone(batches.index_of(source)));
             let fetch = async move {
-                if let Err(error) = run_files.obtain_shard(source, &entry).await {
+                if let Err(error) = run_files.obtain_shard((source, &index), &entry).await {
                     let error = format!("{error:#}");
                     tracing::warn!(shard = %entry.hash, error, "not fetched ahead");
                 }
@@ -171,11 +172,13 @@ impl ShardCache {
             self.fetching = None;
         }
         if !self.open.contains_key(&entry.hash) {
-            let path = self.waits.wait(self.run_files.obtain_shard(source, entry))??;
+            let index = batches.index_of(source);
+            let obtained = self.run_files.obtain_shard((source, index), entry);
+            let path = self.waits.wait(obtained)??;
             self.kept.insert(entry.hash);
-            let shard = Shard::open(&path, batches.index_of(source), entry)?;
+            let shard = Shard::open(&path, index, entry)?;
             // A streamed one was made here, and its name says of what.
-            let checked = match batches.index_of(source).streamed(entry) {
+            let checked = match index.streamed(entry) {
                 Some(_) => Ok(()),
                 None => shard.check_hash(),
             };
