@@ -6,7 +6,7 @@ import platform
 import re
 import subprocess
 
-# The limits of glibc's allocator that the node sets itself (engine/src/device.rs), for examples.
+# The limits of glibc's allocator that the node sets itself (engine/src/device/setup.rs), for examples.
 ALLOCATOR = {
     "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824"
 }

@@ -6,7 +6,7 @@ queues and loss, with each congestion control, and beside a TCP connection with 
         --network target/release/examples/emulated_network [--seconds 12]
 
 On loopback it takes turns with quinn alone and TLS over TCP, all with the limits of the allocator that the node
-sets (engine/src/device.rs).
+sets (engine/src/device/setup.rs).
 
 Needs root, /dev/net/tun and `ip`. A share is of the rate that a link leaves for the content of packets of 1500
 bytes. Packets sent again are those that the sender considered lost.

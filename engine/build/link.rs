@@ -22,6 +22,6 @@ pub(crate) fn link_arguments() {
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", libtorch_folder().display());
     // libtorch's own dependencies are found by its own run path, not at link time.
     println!("cargo:rustc-link-arg=-Wl,--allow-shlib-undefined");
-    // MKL looks for its function among exported ones: see engine/src/mkl.rs.
+    // MKL looks for its function among exported ones: see engine/src/device/mkl.rs.
     println!("cargo:rustc-link-arg=-Wl,--export-dynamic-symbol=mkl_serv_intel_cpu_true");
 }

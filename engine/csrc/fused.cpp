@@ -1,5 +1,5 @@
 // The elementwise parts of a layer as autograd functions. Tensors are f32 or bf16. The loops for the CPU are in Rust
-// (src/fused.rs); this file distributes them over libtorch's threads. A GPU has kernels (kernels/).
+// (src/numeric/fused.rs); this file distributes them over libtorch's threads. A GPU has kernels (kernels/).
 
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -13,7 +13,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-// Dimensions of a rotation, with the layout in src/fused.rs.
+// Dimensions of a rotation, with the layout in src/numeric/fused.rs.
 struct Heads {
   size_t tokens;
   size_t heads;

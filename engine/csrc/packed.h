@@ -1,4 +1,4 @@
-// Frozen matrices in four bits for each weight: sections of bytes, with the layout of src/nf4/.
+// Frozen matrices in four bits for each weight: sections of bytes, with the layout of src/numeric/nf4/.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// The values of a part of a packed matrix, with the layout and the levels of src/nf4/.
+// The values of a part of a packed matrix, with the layout and the levels of src/numeric/nf4/.
 
 TABLE float nf4_levels[16] = {
     -1.0f, -0.6961928f, -0.52507305f, -0.3949175f, -0.28444138f, -0.18477343f, -0.091050036f, 0.0f,

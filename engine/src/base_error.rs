@@ -123,6 +123,17 @@ pub enum BaseError {
         /// The dtypes and shape that are expected.
         expected: String,
     },
+    /// A matrix of a quantised model is not in the format that is read.
+    #[error("{tensor} in {path} is not in NF4 with double quantisation: {reason}; import the unquantised model, with \
+             --nf4 if it is to be packed", path = path.display())]
+    NotNf4 {
+        /// The file.
+        path: PathBuf,
+        /// The matrix.
+        tensor: String,
+        /// What it is.
+        reason: String,
+    },
     /// Tensors that this engine would ignore.
     #[error("{path} has the tensor {tensor}, which a {family} model does not have: the model would \
              not be the one that was trained; {remedy}", path = path.display())]

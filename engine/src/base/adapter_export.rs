@@ -11,7 +11,7 @@ use super::import::NAME;
 use super::weights::BaseFiles;
 use super::{BaseError, Result, staging};
 use crate::checkpoint::Checkpoint;
-use crate::parameters::parameters;
+use crate::model::parameters::parameters;
 
 /// Writes the adapters of a checkpoint into the folder `out`, which is complete once it exists. `base`
 /// describes the model that they were trained beside, and `name` is where PEFT finds it: a repository or a

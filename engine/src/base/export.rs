@@ -12,12 +12,12 @@ use shoal_protocol::manifest::{Lora, Manifest};
 
 use super::weights::{BaseFiles, StageFiles};
 use super::{BaseError, Result, staging};
-use crate::adapter::{self, Factor};
 use crate::checkpoint::Checkpoint;
 use crate::family::tensors::{Location, locate};
 use crate::family::{self, Naming};
-use crate::nf4;
-use crate::parameters::{Parameter, all_parameters, model_parameters, parameters};
+use crate::model::adapter::{self, Factor};
+use crate::model::parameters::{Parameter, all_parameters, model_parameters, parameters};
+use crate::numeric::nf4;
 
 /// The most bytes of weights in a file.
 const FILE_BYTES: usize = 2 << 30;
@@ -260,12 +260,15 @@ impl<'a> Stages<'a> {
         let Some((adapters, files)) = &held.adapters else {
             return Ok(Cow::Borrowed(&held.trained[parameter.range()]));
         };
-        let mut weights = files.values(parameter)?;
+        // Adapters were trained beside what packing left of the base.
+        let dtype = self.manifest.training.dtype;
+        let is_packed = self.manifest.packs_base() && parameter.is_packable();
+        let mut weights = match files.section(parameter)? {
+            Some(section) if is_packed => nf4::values_in(dtype, section, parameter.len()),
+            None if is_packed => nf4::rounded_in(dtype, &files.values(parameter)?),
+            _ => files.values(parameter)?,
+        };
         if let Some(lora) = &self.manifest.lora {
-            // Adapters were trained beside what packing left of the base.
-            if lora.base.is_some() && parameter.is_packable() {
-                weights = nf4::rounded_in(self.manifest.training.dtype, &weights);
-            }
             add_adapter(&mut weights, parameter, lora, (adapters, &held.trained));
         }
         Ok(Cow::Owned(weights))

@@ -8,14 +8,14 @@ use std::path::Path;
 use serde_json::Value;
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::inside::holds;
-use shoal_protocol::manifest::Base;
+use shoal_protocol::manifest::{Base, Quantisation};
 
 use super::index::{BaseFile, BaseIndex, FORMAT, INDEX};
 use super::model_files::ModelFiles;
 use super::weights::file_of;
-use super::{BaseError, Result, staging, what};
+use super::{BaseError, Result, quantised, staging, what};
 use crate::family;
-use crate::parameters::{Parameter, all_parameters};
+use crate::model::parameters::{Parameter, all_parameters};
 
 /// The most bytes of a JSON file of a model that are parsed.
 const JSON_CAP: u64 = 64 << 20;
@@ -51,23 +51,36 @@ pub struct Imported {
     pub parameters: u64,
 }
 
+/// How a model is imported.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ImportOptions<'a> {
+    /// A tied head becomes a weight of its own, with the embedding's values.
+    pub untie: bool,
+    /// The name that others find the model by. Adapters that are trained beside the base name it.
+    pub name: Option<&'a str>,
+    /// Packs the matrices of layers, which are then frozen ones of adapters. Those of a model that is quantised are taken as
+    /// they are.
+    pub pack: Option<Quantisation>,
+}
+
 /// Imports the model in `source` as the base `out`, which is complete once it exists. With `untie`
 /// a tied head becomes a weight of its own, with the embedding's values.
 ///
 /// # Errors
 /// If the model is incomplete, has an unknown shape, or the disk is full; `out` then does not exist.
 pub fn import(source: &Path, out: &Path, untie: bool) -> Result<Imported> {
-    import_as(source, out, untie, None)
+    import_with(source, out, ImportOptions { untie, ..ImportOptions::default() })
 }
 
-/// As [`import`], of a model with a name that others find it by. Adapters that are trained beside the
-/// base name it.
+/// As [`import`], with options.
 ///
 /// # Errors
-/// As [`import`].
-pub fn import_as(source: &Path, out: &Path, untie: bool, name: Option<&str>) -> Result<Imported> {
+/// As [`import`]; and if the model is quantised in another way than `pack` says.
+pub fn import_with(source: &Path, out: &Path, options: ImportOptions<'_>) -> Result<Imported> {
+    let ImportOptions { untie, name, pack } = options;
     staging::refuse_occupied(out)?;
     let mut config = read_config(source)?;
+    let quantised = quantised::take_format(&mut config);
     // What a file says there is where its author had the model, or the model that it was made from.
     match (config.as_object_mut(), name) {
         (Some(keys), Some(name)) => drop(keys.insert(NAME.to_owned(), name.into())),
@@ -78,7 +91,7 @@ pub fn import_as(source: &Path, out: &Path, untie: bool, name: Option<&str>) -> 
         .map_err(|error| BaseError::Config { path: source.to_owned(), error })?;
     let naming = family::naming(&described.family).expect("a described family is in the table");
     let mut model = described.model;
-    let mut model_files = ModelFiles::open(source, naming)?;
+    let mut model_files = ModelFiles::open(source, naming, (quantised, pack))?;
     model_files.tie(&mut model, untie)?;
     if !model.block.tied {
         config["tie_word_embeddings"] = Value::Bool(false);
@@ -101,7 +114,8 @@ pub fn import_as(source: &Path, out: &Path, untie: bool, name: Option<&str>) -> 
     }
     let others = copy_others(source, staging.path(), &config)?;
     let family = described.family;
-    let index = BaseIndex { format: FORMAT, family, model, config, weights, others };
+    let packed = quantised.or(pack);
+    let index = BaseIndex { format: FORMAT, family, model, packed, config, weights, others };
     let bytes = index.to_bytes();
     let path = staging.path().join(INDEX);
     fs::write(&path, &bytes).map_err(BaseError::io(&path))?;

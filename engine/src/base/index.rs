@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::{ContentHash, Stage};
 use shoal_protocol::inside::is_plain_name;
 use shoal_protocol::limits;
-use shoal_protocol::manifest::{Base, Manifest, Model};
+use shoal_protocol::manifest::{Base, Manifest, Model, Quantisation};
 
 use super::{BaseError, Result};
 use crate::family::{self, Naming};
@@ -40,6 +40,9 @@ pub struct BaseIndex {
     pub family: String,
     /// The shape; its context is the longest position.
     pub model: Model,
+    /// The format of the matrices of layers, if they are packed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packed: Option<Quantisation>,
     /// `config.json` as imported.
     pub config: serde_json::Value,
     /// The files of weights: the embedding, each layer, the head.
@@ -144,6 +147,7 @@ pub(crate) const DECODER: shoal_protocol::decoder::Decoder = shoal_protocol::dec
             format: FORMAT,
             family: "llama".to_owned(),
             model,
+            packed: Some(Quantisation::Nf4),
             config: serde_json::json!({}),
             weights,
             others,

@@ -8,7 +8,9 @@
 //! config.json, tokenizer.json, tokenizer_config.json, ...   as imported
 //! ```
 //!
-//! The weights have the names of this engine ([`crate::parameters`]) and the dtype of the import. A
+//! A packed matrix ([`crate::numeric::nf4`]) is a tensor of bytes, under the name of its weight with the format behind it.
+//!
+//! The weights have the names of this engine ([`crate::model::parameters`]) and the dtype of the import. A
 //! manifest names a base by the hash of `base.json`, so the cut into stages is free, and a peer needs
 //! only the files of its stage.
 
@@ -17,13 +19,14 @@ mod export;
 mod import;
 mod index;
 mod model_files;
+mod quantised;
 mod staging;
 mod weights;
 mod what;
 
 pub use adapter_export::export_adapter;
 pub use export::{ExportDtype, export, export_base};
-pub use import::{Imported, import, import_as};
+pub use import::{ImportOptions, Imported, import, import_with};
 #[cfg(test)]
 pub(crate) use index::DECODER;
 pub use index::{BaseFile, BaseIndex, INDEX};

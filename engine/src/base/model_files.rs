@@ -2,20 +2,22 @@
 //! `transformers` chooses.
 
 use std::collections::BTreeSet;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
-use shoal_protocol::manifest::Model;
+use shoal_protocol::manifest::{Model, Quantisation};
 
 use super::import::{describe_file, read_json};
 use super::index::BaseFile;
-use super::weights::{open, size_of_dtype, wrong_tensor};
-use super::{BaseError, Result, what};
+use super::weights::{expected, open, packed_name, size_of_dtype, widened, wrong_tensor};
+use super::{BaseError, Result, quantised, what};
+use crate::data::safetensors_file::{FileTensor, SafetensorsFile, is_finite};
 use crate::family::Naming;
 use crate::family::tensors::{Location, is_constant, locate};
-use crate::parameters::{EMBEDDING, HEAD, Parameter};
-use crate::safetensors_file::{FileTensor, SafetensorsFile, is_finite};
+use crate::model::parameters::{EMBEDDING, HEAD, Parameter};
+use crate::numeric::nf4;
 
 /// The safetensors files of a model.
 pub(super) struct ModelFiles {
@@ -26,11 +28,34 @@ pub(super) struct ModelFiles {
     head: &'static str,
     /// As `head`, for the embedding.
     embedding: &'static str,
+    /// The format of the matrices of layers, and the one that they get.
+    formats: (Option<Quantisation>, Option<Quantisation>),
+}
+
+/// A tensor of a base.
+struct BaseTensor {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl BaseTensor {
+    /// A packed matrix.
+    fn packed(parameter: &Parameter, section: Vec<u8>) -> Self {
+        let (name, shape) = (packed_name(&parameter.name), vec![section.len()]);
+        Self { name, dtype: Dtype::U8, shape, bytes: section }
+    }
 }
 
 impl ModelFiles {
-    /// Opens the single file, or else those that the index names.
-    pub(super) fn open(folder: &Path, naming: Naming) -> Result<Self> {
+    /// Opens the single file, or else those that the index names. `formats` are those of the matrices of layers there, and
+    /// the one that they get.
+    pub(super) fn open(
+        folder: &Path,
+        naming: Naming,
+        formats: (Option<Quantisation>, Option<Quantisation>),
+    ) -> Result<Self> {
         let single = "model.safetensors";
         let mut names = BTreeSet::new();
         let index = folder.join("model.safetensors.index.json");
@@ -52,7 +77,8 @@ impl ModelFiles {
             return Err(BaseError::NoWeights { path: folder.to_owned(), found });
         }
         let files = names.iter().map(|name| open(&folder.join(name))).collect::<Result<_>>()?;
-        Ok(Self { folder: folder.to_owned(), files, naming, head: HEAD, embedding: EMBEDDING })
+        let (folder, head, embedding) = (folder.to_owned(), HEAD, EMBEDDING);
+        Ok(Self { folder, files, naming, head, embedding, formats })
     }
 
     /// Decides whether head and embedding are one weight, and which tensor has it. With `untie`, a
@@ -119,6 +145,9 @@ impl ModelFiles {
         let mut seen = BTreeSet::new();
         for file in &self.files {
             for name in file.names() {
+                if self.formats.0.is_some() && self.is_of_packed(name, &known) {
+                    continue;
+                }
                 let prefixed = format!("{}{name}", self.naming.prefix());
                 let whole = if known.contains(&prefixed) { &prefixed } else { name };
                 if !known.contains(whole) && !is_constant(name) {
@@ -138,6 +167,51 @@ impl ModelFiles {
         Ok(())
     }
 
+    /// Whether a tensor belongs to the quantisation of one of these.
+    fn is_of_packed(&self, name: &str, known: &BTreeSet<String>) -> bool {
+        let Some(matrix) = quantised::matrix_of(name) else { return false };
+        known.contains(matrix) || known.contains(&format!("{}{matrix}", self.naming.prefix()))
+    }
+
+    /// A weight as a base has it.
+    fn read(&self, parameter: &Parameter, model: &Model) -> Result<BaseTensor> {
+        let location = self.location(parameter, model);
+        let name = &location.tensor;
+        let (file, tensor) = self.tensor(name).ok_or_else(|| {
+            let (path, tensor) = (self.folder.clone(), name.clone());
+            let remedy = what::missing_tensor(&parameter.name);
+            BaseError::MissingTensor { path, tensor, remedy }
+        })?;
+        let (quantised, pack) = self.formats;
+        if quantised.is_some() && parameter.is_packable() {
+            if !location.is_whole(parameter) {
+                let (path, tensor) = (file.path().to_owned(), name.clone());
+                let reason = "it joins several matrices, or is transposed".to_owned();
+                return Err(BaseError::NotNf4 { path, tensor, reason });
+            }
+            let find = |name: &str| Some(self.tensor(name)?.1);
+            let section = quantised::section(file.path(), name, parameter, find)?;
+            return Ok(BaseTensor::packed(parameter, section));
+        }
+        let size = size_of_dtype(tensor.dtype).filter(|_| tensor.shape == location.shape);
+        let size = size
+            .ok_or_else(|| wrong_tensor(file.path(), name, tensor, &expected(&location.shape)))?;
+        let bytes = location.read(tensor.data, parameter, size);
+        if !is_finite(tensor.dtype, &bytes) {
+            let (path, tensor) = (file.path().to_owned(), location.tensor);
+            return Err(BaseError::NotFinite { path, tensor });
+        }
+        if pack.is_some() && parameter.is_packable() {
+            let values = widened(tensor.dtype, &bytes, parameter.len());
+            let mut section = vec![0; nf4::section_bytes(values.len())];
+            let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+            nf4::pack(&values, &mut section, threads);
+            return Ok(BaseTensor::packed(parameter, section));
+        }
+        let (name, shape) = (parameter.name.clone(), parameter.shape.clone());
+        Ok(BaseTensor { name, dtype: tensor.dtype, shape, bytes })
+    }
+
     /// Writes some weights under the names of this engine.
     pub(super) fn write(
         &self,
@@ -146,31 +220,14 @@ impl ModelFiles {
         group: &[&Parameter],
         model: &Model,
     ) -> Result<BaseFile> {
-        let mut data: Vec<(&Parameter, Dtype, Vec<u8>)> = Vec::new();
-        for parameter in group {
-            let location = self.location(parameter, model);
-            let (file, tensor) = self.tensor(&location.tensor).ok_or_else(|| {
-                let tensor = location.tensor.clone();
-                let remedy = what::missing_tensor(&parameter.name);
-                BaseError::MissingTensor { path: self.folder.clone(), tensor, remedy }
-            })?;
-            let size = size_of_dtype(tensor.dtype).filter(|_| tensor.shape == location.shape);
-            let size = size.ok_or_else(|| {
-                wrong_tensor(file.path(), &location.tensor, tensor, &location.shape)
-            })?;
-            let weights = location.read(tensor.data, parameter, size);
-            if !is_finite(tensor.dtype, &weights) {
-                let (path, tensor) = (file.path().to_owned(), location.tensor);
-                return Err(BaseError::NotFinite { path, tensor });
-            }
-            data.push((parameter, tensor.dtype, weights));
-        }
+        let tensors = group.iter().map(|parameter| self.read(parameter, model));
+        let tensors = tensors.collect::<Result<Vec<_>>>()?;
         let name = format!("{name}.safetensors");
         let path = to.join(&name);
-        let views = data.iter().map(|(parameter, dtype, bytes)| {
-            let view = TensorView::new(*dtype, parameter.shape.clone(), bytes)
+        let views = tensors.iter().map(|tensor| {
+            let view = TensorView::new(tensor.dtype, tensor.shape.clone(), &tensor.bytes)
                 .expect("the data has the length of its shape");
-            (parameter.name.as_str(), view)
+            (tensor.name.as_str(), view)
         });
         safetensors::serialize_to_file(views, None, &path)
             .map_err(|error| BaseError::io(&path)(std::io::Error::other(error)))?;
@@ -190,7 +247,7 @@ mod tests {
     use super::super::{BaseFiles, Imported, import};
     use super::Dtype;
     use crate::family::describe;
-    use crate::parameters::{EMBEDDING, HEAD, all_parameters};
+    use crate::model::parameters::{EMBEDDING, HEAD, all_parameters};
 
     type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
@@ -335,7 +392,7 @@ mod tests {
             "vocab_size": 4, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 4,
         });
         let model = describe(&config).expect("a model").model;
-        let with_values = |parameter: crate::parameters::Parameter| {
+        let with_values = |parameter: crate::model::parameters::Parameter| {
             let values = vec![1.0; parameter.len()];
             (parameter.name, (parameter.shape, values))
         };

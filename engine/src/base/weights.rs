@@ -7,14 +7,15 @@ use std::sync::Arc;
 
 use safetensors::tensor::Dtype as FileDtype;
 use shoal_protocol::ids::{ContentHash, Stage};
-use shoal_protocol::manifest::{Dtype, Manifest, Training, example};
+use shoal_protocol::manifest::{Dtype, Manifest, Quantisation, Training, example};
 
 use super::index::{BaseFile, BaseIndex};
 use super::{BaseError, Result, what};
-use crate::boundary;
-use crate::init::initial_weights;
-use crate::parameters::{Parameter, parameter_count, parameters, source_of};
-use crate::safetensors_file::{FileProblem, FileTensor, SafetensorsFile};
+use crate::data::safetensors_file::{FileProblem, FileTensor, SafetensorsFile};
+use crate::model::boundary;
+use crate::model::parameters::{Parameter, parameter_count, parameters, source_of};
+use crate::numeric::nf4;
+use crate::weights::init::initial_weights;
 
 /// Finds a file by its hash.
 pub(crate) type Find = dyn Fn(&ContentHash) -> Option<PathBuf> + Send + Sync;
@@ -119,11 +120,29 @@ impl StageFiles {
         Ok(Self { files, is_tied: manifest.model.block.tied })
     }
 
+    fn tensor(&self, name: &str) -> Option<(&SafetensorsFile, FileTensor<'_>)> {
+        self.files.iter().find_map(|file| Some((file, file.tensor(name)?)))
+    }
+
+    /// The section of a matrix that the base has packed.
+    pub(crate) fn section(&self, parameter: &Parameter) -> Result<Option<&[u8]>> {
+        let found = parameter.is_packable().then(|| self.tensor(&packed_name(&parameter.name)));
+        let Some((file, tensor)) = found.flatten() else { return Ok(None) };
+        let length = nf4::section_bytes(parameter.len());
+        if tensor.dtype != FileDtype::U8 || tensor.shape != [length] {
+            let expected = format!("U8 [{length}]");
+            return Err(wrong_tensor(file.path(), &parameter.name, tensor, &expected));
+        }
+        Ok(Some(tensor.data))
+    }
+
     /// The values of a weight.
     pub(crate) fn values(&self, parameter: &Parameter) -> Result<Vec<f32>> {
+        if let Some(section) = self.section(parameter)? {
+            return Ok(nf4::values_in(Dtype::F32, section, parameter.len()));
+        }
         let name = source_of(parameter, self.is_tied);
-        let found = self.files.iter().find_map(|file| Some((file, file.tensor(name)?)));
-        let Some((file, tensor)) = found else {
+        let Some((file, tensor)) = self.tensor(name) else {
             let (path, tensor) = (PathBuf::from("the base"), parameter.name.clone());
             return Err(BaseError::MissingTensor {
                 path,
@@ -131,12 +150,11 @@ impl StageFiles {
                 remedy: "import the model again",
             });
         };
-        let mut values = vec![0.0; parameter.len()];
-        let fits = tensor.shape == parameter.shape;
-        if !fits || widen(tensor.dtype, tensor.data, &mut values).is_none() {
-            return Err(wrong_tensor(file.path(), &parameter.name, tensor, &parameter.shape));
+        if tensor.shape != parameter.shape || size_of_dtype(tensor.dtype).is_none() {
+            let expected = expected(&parameter.shape);
+            return Err(wrong_tensor(file.path(), &parameter.name, tensor, &expected));
         }
-        Ok(values)
+        Ok(widened(tensor.dtype, tensor.data, parameter.len()))
     }
 }
 
@@ -165,14 +183,24 @@ pub(super) fn wrong_tensor(
     path: &Path,
     name: &str,
     found: FileTensor<'_>,
-    shape: &[usize],
+    expected: &str,
 ) -> BaseError {
     BaseError::WrongTensor {
         path: path.to_owned(),
         tensor: name.to_owned(),
         found: format!("{:?} {:?}", found.dtype, found.shape),
-        expected: format!("F32, BF16 or F16 {shape:?}"),
+        expected: expected.to_owned(),
     }
+}
+
+/// What a weight that is not packed is.
+pub(super) fn expected(shape: &[usize]) -> String {
+    format!("F32, BF16 or F16 {shape:?}")
+}
+
+/// The name of a packed matrix in a base's file.
+pub(super) fn packed_name(weight: &str) -> String {
+    format!("{weight}.{}", Quantisation::Nf4.name())
 }
 
 /// Bytes of a number, if the dtype is one of weights.
@@ -184,8 +212,12 @@ pub(super) fn size_of_dtype(dtype: FileDtype) -> Option<usize> {
     }
 }
 
-/// Converts numbers to f32, which is exact.
-fn widen(dtype: FileDtype, data: &[u8], to: &mut [f32]) -> Option<()> {
+/// Numbers in f32, which is exact.
+///
+/// # Panics
+/// If the dtype is none of weights.
+pub(super) fn widened(dtype: FileDtype, data: &[u8], count: usize) -> Vec<f32> {
+    let mut to = vec![0.0; count];
     let halves = || data.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes));
     match dtype {
         FileDtype::F32 => {
@@ -202,9 +234,9 @@ fn widen(dtype: FileDtype, data: &[u8], to: &mut [f32]) -> Option<()> {
                 *to = half::f16::from_bits(bits).to_f32();
             });
         }
-        _ => return None,
+        other => panic!("{other:?} is no dtype of weights"),
     }
-    Some(())
+    to
 }
 
 /// The name of the file with a weight, without `.safetensors`.

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::Path;
 
 use super::{BaseError, Result};
-use crate::parameters::HEAD;
+use crate::model::parameters::HEAD;
 
 /// The beginning of a pointer that Git LFS leaves in place of a file.
 const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";

@@ -30,9 +30,9 @@ pub use write::{publish, write_index, write_stage};
 
 pub use crate::checkpoint_error::CheckpointError;
 use crate::checkpoint_error::DESCRIPTION;
+use crate::data::safetensors_file::HEADER_CAP;
+use crate::model::parameters::{Parameter, parameters};
 use crate::optimizer::{Slot, layout_of_run};
-use crate::parameters::{Parameter, parameters};
-use crate::safetensors_file::HEADER_CAP;
 
 /// The file that describes the folder.
 pub const INDEX: &str = DESCRIPTION;

@@ -13,9 +13,11 @@ use super::{
     CheckpointError, CheckpointFile, DESCRIPTION, Description, StageState, TensorHasher,
     optimizer_file, optimizer_tensors, weights_file,
 };
+use crate::data::safetensors_file::{
+    FileProblem, FileTensor, HEADER_CAP, SafetensorsFile, is_finite,
+};
+use crate::model::parameters::{Parameter, parameters};
 use crate::optimizer::layout_of_run;
-use crate::parameters::{Parameter, parameters};
-use crate::safetensors_file::{FileProblem, FileTensor, HEADER_CAP, SafetensorsFile, is_finite};
 
 type Result<T> = std::result::Result<T, CheckpointError>;
 

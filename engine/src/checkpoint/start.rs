@@ -14,8 +14,8 @@ use super::{
     weights_file,
 };
 use crate::base::Find;
+use crate::model::parameters::{Parameter, parameter_count, parameters, source_of};
 use crate::optimizer::{Slot, guard_layout, layout_of_run};
-use crate::parameters::{Parameter, parameter_count, parameters, source_of};
 
 type Result<T> = std::result::Result<T, CheckpointError>;
 

@@ -15,8 +15,8 @@ use super::{
     optimizer_tensors, weights_file,
 };
 use crate::base::{self, BaseFiles};
-use crate::parameters::{Parameter, parameters};
-use crate::tokenizer;
+use crate::data::tokenizer;
+use crate::model::parameters::{Parameter, parameters};
 
 type Result<T> = std::result::Result<T, CheckpointError>;
 

@@ -1,7 +1,10 @@
 //! The interface for the driver: the stages of one peer's span.
 
 mod audit;
+pub(crate) mod fingerprint;
+pub(crate) mod footprint;
 mod needs;
+pub(crate) mod origin;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,16 +17,16 @@ use shoal_protocol::manifest::{Manifest, Verdict};
 use shoal_protocol::units;
 
 use crate::checkpoint::{self, CheckpointFile, StageState};
-use crate::device::Device;
+use crate::device::exchange::Seat;
+use crate::device::setup::Device;
+use crate::engine::footprint::Footprint;
+use crate::engine::origin::Origin;
 use crate::error::{EngineError, Result};
-use crate::exchange::Seat;
-use crate::fixed_point::add_words;
-use crate::footprint::Footprint;
+use crate::numeric::fixed_point::add_words;
 use crate::optimizer::Update;
-use crate::origin::Origin;
-use crate::share::Share;
-use crate::stage::{ForwardOutput, StageModel, WorkerForward};
 use crate::swap::{Images, Part, Swap, SwapStats, Tiers, Use};
+use crate::train::stage::{ForwardOutput, StageModel, WorkerForward};
+use crate::weights::share::Share;
 
 /// The tensor work of one peer. It belongs to one thread and never blocks on other peers.
 #[derive(Debug)]

@@ -70,7 +70,12 @@ const EVERY: Rows = &[
     ("vocab_size", MISSING),
     ("initializer_range", real(0.02)),
     ("tie_word_embeddings", flag(false)),
-    ("quantization_config", Rule::Refused("import the unquantised model")),
+    (
+        "quantization_config",
+        Rule::Refused(
+            "import the unquantised model, or one that bitsandbytes has quantised to NF4 with double quantisation",
+        ),
+    ),
     ("quantization", Rule::Refused("import the unquantised model")),
     ("per_layer_config", Rule::Refused("import a model whose layers are alike")),
     ("transformers_weights", Rule::Refused("name the file model.safetensors and take the key out")),

@@ -6,7 +6,7 @@
 use shoal_protocol::manifest::Model;
 
 use super::Naming;
-use crate::parameters::{EMBEDDING, HEAD, LAST_NORM, POSITIONS, Parameter};
+use crate::model::parameters::{EMBEDDING, HEAD, LAST_NORM, POSITIONS, Parameter};
 
 /// Where a file has a weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +49,12 @@ impl Location {
             self.shape.reverse();
         }
         self
+    }
+
+    /// Whether the tensor is the weight as it is.
+    pub(crate) fn is_whole(&self, parameter: &Parameter) -> bool {
+        let Self { tensor: _, shape, start, interleaved, transposed } = self;
+        *shape == parameter.shape && *start == 0 && interleaved.is_none() && !transposed
     }
 
     fn row(&self, row: usize) -> usize {

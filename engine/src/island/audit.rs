@@ -8,7 +8,7 @@ use shoal_protocol::message::{Challenge, SumsPrint, SumsPrinter};
 use super::several::Several;
 use super::{Devices, Island};
 use crate::error::Result;
-use crate::parameters::{group_elements, range_in_stage, range_within};
+use crate::model::parameters::{group_elements, range_in_stage, range_within};
 
 /// Elements that are printed at a time.
 const PRINTED: usize = 1 << 20;

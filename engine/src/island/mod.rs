@@ -17,16 +17,16 @@ use shoal_protocol::ids::{ClaimKey, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::{Manifest, Verdict};
 
 use self::several::Several;
-use crate::all_reduce::AllReduce;
 use crate::checkpoint::StageState;
-use crate::collectives::DeviceLinks;
-use crate::device::{Device, DeviceChoice};
+use crate::device::collectives::DeviceLinks;
+use crate::device::setup::{Device, DeviceChoice};
 use crate::engine::Engine;
+use crate::engine::footprint::Footprint;
+use crate::engine::origin::Origin;
 use crate::error::Result;
-use crate::footprint::Footprint;
 use crate::optimizer::Update;
-use crate::origin::Origin;
 use crate::swap::{Means, SwapStats, Tiers};
+use crate::train::all_reduce::AllReduce;
 
 /// The threads of each of so many devices: an equal part, at least one.
 #[must_use]

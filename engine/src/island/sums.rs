@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::accumulator::Accumulator;
 use crate::error::Result;
+use crate::train::accumulator::Accumulator;
 
 /// The sums of each step that can run at the same time, used in turn.
 #[derive(Debug)]

@@ -4,11 +4,11 @@ use std::ops::{Deref, DerefMut};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::device::{Device, DeviceChoice};
+use crate::device::exchange::{EndOnDrop, Seat};
+use crate::device::setup::{Device, DeviceChoice};
 use crate::engine::Engine;
+use crate::engine::footprint::Footprint;
 use crate::error::{EngineError, Result};
-use crate::exchange::{EndOnDrop, Seat};
-use crate::footprint::Footprint;
 use crate::swap::SwapStats;
 
 /// Orders that wait at most. A device has two passes at a time, each with an order to add or drop its gradient.

@@ -4,8 +4,8 @@
 use shoal_protocol::manifest::Adafactor;
 
 use super::{Terms, norm, take_step};
-use crate::kernel::widest;
-use crate::square_norm::square_norm;
+use crate::device::kernel::widest;
+use crate::numeric::square_norm::square_norm;
 
 /// Updates a vector with its second moment.
 pub(super) fn update_vector(

@@ -4,9 +4,9 @@ use shoal_protocol::manifest::Adam;
 use tch::{Kind, Tensor};
 
 use super::Terms;
-use crate::cuda::{Argument, Kernels};
+use crate::device::cuda::{Argument, Kernels};
+use crate::device::kernel::widest;
 use crate::error::Result;
-use crate::kernel::widest;
 
 /// The scalars of an update, rounded once to f32.
 #[derive(Debug, Clone, Copy)]
@@ -137,8 +137,8 @@ fn update_by_parts(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::tests::{of, of_mut, on_processor};
-    use crate::tensor::elements;
+    use crate::device::cuda::tests::{of, of_mut, on_processor};
+    use crate::device::tensor::elements;
 
     #[test]
     fn all_ways_have_the_same_bits() {

@@ -33,7 +33,7 @@ fn move_by(biases: &mut [f32], counts: &[i64], rate: f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixed_point::FixedPoint;
+    use crate::numeric::fixed_point::FixedPoint;
     use crate::testing::manifest;
 
     #[test]

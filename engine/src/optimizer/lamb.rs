@@ -3,7 +3,7 @@
 use shoal_protocol::manifest::Adam;
 
 use super::{Terms, adamw, norm, take_step};
-use crate::kernel::widest;
+use crate::device::kernel::widest;
 
 /// Updates one parameter.
 pub(super) fn update(

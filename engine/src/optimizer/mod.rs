@@ -7,6 +7,7 @@
 mod adafactor;
 mod adamw;
 mod balance;
+pub(crate) mod guard;
 mod lamb;
 mod lars;
 mod lion;
@@ -29,11 +30,11 @@ use tch::{Device, Kind, Tensor};
 pub use self::schedule::{clip_scale, learning_rate};
 pub use self::slots::{Slot, optimizer_elements};
 pub(crate) use self::slots::{SlotLayout, carried_elements, guard_layout, layout, layout_of_run};
+use crate::device::kernel::widest;
+use crate::device::tensor::elements_mut;
 use crate::error::Result;
-use crate::kernel::widest;
-use crate::parameters::Parameter;
-use crate::square_norm::square_norm;
-use crate::tensor::elements_mut;
+use crate::model::parameters::Parameter;
+use crate::numeric::square_norm::square_norm;
 
 /// One optimizer update.
 #[derive(Debug, Clone, Copy)]

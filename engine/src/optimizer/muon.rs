@@ -2,13 +2,13 @@
 //! singular values made nearly equal by five Newton-Schulz steps.
 //!
 //! `torch.optim.Muon` computes the steps in bf16. Here they are in f32, by matrix products whose additions have a
-//! fixed order ([`crate::product`]).
+//! fixed order ([`crate::numeric::product`]).
 
 use shoal_protocol::manifest::{Muon, RateScale};
 
 use super::{Terms, norm, take_step};
-use crate::kernel::widest;
-use crate::product::{Symmetry, multiply, transpose};
+use crate::device::kernel::widest;
+use crate::numeric::product::{Symmetry, multiply, transpose};
 
 /// The authors' coefficients of the steps `a·X + (b·A + c·A²)·X` with `A = X·Xᵀ`.
 const COEFFICIENTS: [f32; 3] = [3.4445, -4.775, 2.0315];

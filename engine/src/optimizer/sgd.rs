@@ -3,7 +3,7 @@
 use shoal_protocol::manifest::Sgd;
 
 use super::Terms;
-use crate::kernel::widest;
+use crate::device::kernel::widest;
 
 /// The scalars of an update, rounded once to f32.
 #[derive(Debug, Clone, Copy)]

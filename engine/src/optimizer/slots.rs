@@ -3,8 +3,8 @@
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{Lars, Manifest, Rule, Sgd};
 
-use crate::guard;
-use crate::parameters::{Parameter, parameters};
+use crate::model::parameters::{Parameter, parameters};
+use crate::optimizer::guard;
 
 /// A vector beside the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

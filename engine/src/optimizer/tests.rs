@@ -4,7 +4,7 @@ use serde_json::Value;
 use tch::{Device, Tensor};
 
 use super::*;
-use crate::tensor::elements;
+use crate::device::tensor::elements;
 use crate::testing::manifest;
 
 const GOLDEN: &str = include_str!("golden.json");

@@ -2,7 +2,7 @@
 
 use shoal_protocol::manifest::Manifest;
 
-use crate::normal_stream::NormalStream;
+use crate::numeric::normal_stream::NormalStream;
 
 /// The name whose stream the basis is drawn from, as weights are from theirs.
 const NAME: &str = "shoal.subspace";

@@ -26,12 +26,12 @@ use shoal_protocol::manifest::Manifest;
 use tch::Tensor;
 
 pub(crate) use self::projection::Projection;
+use crate::device::tensor::elements_mut;
 use crate::error::Result;
-use crate::layer_table::joins_stream;
-use crate::normal_stream::NormalStream;
-use crate::parameters::{EMBEDDING, Parameter, parameters, source_of};
-use crate::product::{Symmetry, multiply};
-use crate::tensor::elements_mut;
+use crate::model::layer_table::joins_stream;
+use crate::model::parameters::{EMBEDDING, Parameter, parameters, source_of};
+use crate::numeric::normal_stream::NormalStream;
+use crate::numeric::product::{Symmetry, multiply};
 
 /// Rows of an embedding that are constrained together.
 const ROWS: usize = 256;
@@ -80,7 +80,7 @@ impl Subspace {
             Some((parameter, constraint))
         });
         Some(Self {
-            rows: crate::product::transpose(&columns, width),
+            rows: crate::numeric::product::transpose(&columns, width),
             columns,
             hidden: manifest.model.hidden as usize,
             width,
@@ -190,8 +190,8 @@ mod tests {
     use shoal_protocol::manifest::{Boundary, BoundaryKind};
 
     use super::*;
-    use crate::init::initial_weights;
     use crate::testing;
+    use crate::weights::init::initial_weights;
 
     fn manifest() -> Manifest {
         let mut manifest = testing::manifest();

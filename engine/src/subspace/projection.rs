@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 
 use super::{Constraint, Subspace};
 use crate::error::Result;
-use crate::normal_stream::NormalStream;
+use crate::numeric::normal_stream::NormalStream;
 
 /// A run's subspace on the device of a stage, for passes. All is computed in f32.
 #[derive(Debug)]

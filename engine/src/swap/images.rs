@@ -11,11 +11,11 @@ use shoal_protocol::units::{Bytes, Rate};
 use tch::{Device, Tensor};
 
 use super::SwapStats;
+use crate::device::shim::set_memory;
+use crate::device::streams::{CopyEnd, CopyStream};
+use crate::device::tensor::byte_count;
 use crate::error::{EngineError, Result};
-use crate::image::Copied;
-use crate::shim::set_memory;
-use crate::streams::{CopyEnd, CopyStream};
-use crate::tensor::byte_count;
+use crate::weights::image::Copied;
 
 /// Bytes that a measurement copies.
 const MEASURED: usize = 64 << 20;

@@ -7,8 +7,8 @@ use shoal_protocol::ids::{Stage, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 
 use super::{Part, Place, Swap, Swappable};
-use crate::all_reduce::AllReduce;
 use crate::error::{EngineError, Result};
+use crate::train::all_reduce::AllReduce;
 
 /// The mean gradients of a peer's stages.
 pub(crate) struct Means<'a> {

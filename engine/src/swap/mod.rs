@@ -32,10 +32,10 @@ pub(crate) use self::parts::Use;
 use self::region::{Region, padded};
 pub use self::stats::SwapStats;
 pub use self::tier::{LowerTier, Tiers, swap_rate};
+use crate::device::shim;
+use crate::device::tensor::bytes_of;
 use crate::error::{EngineError, Result};
 use crate::optimizer::Slot;
-use crate::shim;
-use crate::tensor::bytes_of;
 
 /// One of a stage's tensors. Numbers tell apart the versions of weights, and the accumulators of steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -420,7 +420,7 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
-    use crate::tensor::{elements, elements_mut};
+    use crate::device::tensor::{elements, elements_mut};
 
     const COUNT: usize = 3 * 1024;
     const LENGTH: usize = 4 * COUNT;

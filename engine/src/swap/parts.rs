@@ -3,9 +3,9 @@
 use shoal_protocol::ids::{Stage, Step};
 
 use super::{Part, Place, Swappable};
-use crate::image::{Copied, Image};
-use crate::stage::StageModel;
-use crate::weights::Weights;
+use crate::train::stage::StageModel;
+use crate::weights::image::{Copied, Image};
+use crate::weights::version::Weights;
 
 /// Work on a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

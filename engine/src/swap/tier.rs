@@ -9,9 +9,9 @@ use shoal_protocol::units::{Bytes, Rate};
 
 use super::file::{SwapFile, read, write};
 use super::region::Region;
+use crate::cost::memory::{device_floor, swapped_means, swapped_share, swapping_floor};
 use crate::error::{EngineError, Result};
-use crate::memory::{device_floor, swapped_means, swapped_share, swapping_floor};
-use crate::share::Share;
+use crate::weights::share::Share;
 
 /// Bytes that a measurement writes and reads.
 const MEASURED: usize = 16 << 20;

@@ -1,7 +1,7 @@
-"""Writes the golden values of packed matrices (src/nf4/golden.json), computed by bitsandbytes 0.50.2 in a folder DIR:
+"""Writes the golden values of packed matrices (src/numeric/nf4/golden.json), computed by bitsandbytes 0.50.2 in a folder DIR:
 
     pip install --target DIR --no-deps bitsandbytes==0.50.2
-    PYTHONPATH=DIR python nf4.py > ../../src/nf4/golden.json
+    PYTHONPATH=DIR python nf4.py > ../../src/numeric/nf4/golden.json
 
 Its library for processors looks scales up in a table that is not exact, unlike its kernels for GPUs and its reference in
 Python. So the library is hidden from it."""
@@ -77,4 +77,5 @@ def main():
     print()
 
 
-main()
+if __name__ == "__main__":
+    main()

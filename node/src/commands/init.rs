@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use shoal_data::prepared::{INDEX_FILE, Index};
 use shoal_engine::BaseIndex;
+use shoal_engine::base::BaseFile;
 use shoal_protocol::manifest::{
     Adam, Base, Data, Dtype, Lora, LoraTarget, Model, Pairs, Prepared, Quantisation, Rule, Schedule,
 };
@@ -272,7 +273,16 @@ fn train_for(config: &mut RunConfig, (rows, held_out_rows): (u64, u64), epochs: 
 /// Values for fine-tuning a base, all of it or adapters of a rank, perhaps beside matrices in 4 bits.
 fn fine_tuning(folder: &Path, (rank, is_packed): (Option<u32>, bool)) -> anyhow::Result<RunConfig> {
     let (index, base) = BaseIndex::read(folder).exit_with(Exit::Usage)?;
-    let bytes: u64 = index.weights.iter().map(|file| file.bytes).sum();
+    let packs = is_packed || index.packed.is_some();
+    if index.packed.is_some() && rank.is_none() {
+        return Err(anyhow!(
+            "{} is packed in 4 bits, which are no weights to train: give --lora 16 for adapters beside it, or import the model \
+             without --nf4",
+            folder.display()
+        ))
+        .exit_with(Exit::Usage);
+    }
+    let bytes = held_bytes(&index, packs);
     let mut config = RunConfig::default();
     let context = CONTEXT.min(index.model.context);
     let base = Some(Base { loads_weights: true, ..base });
@@ -300,7 +310,7 @@ fn fine_tuning(folder: &Path, (rank, is_packed): (Option<u32>, bool)) -> anyhow:
     };
     let targets = LoraTarget::ALL.into_iter().filter(exists).collect();
     // A scale of twice the rank is what most recipes take.
-    let base = is_packed.then_some(Quantisation::Nf4);
+    let base = packs.then_some(Quantisation::Nf4);
     config.lora = rank.map(|rank| Lora { rank, alpha: 2.0 * f64::from(rank), targets, base });
     config.optimizer.learning_rate = rate;
     config.optimizer.schedule = Schedule::Cosine { final_learning_rate: rate / 10.0 };
@@ -308,6 +318,18 @@ fn fine_tuning(folder: &Path, (rank, is_packed): (Option<u32>, bool)) -> anyhow:
     config.optimizer.weight_decay = 0.01;
     config.evaluation.held_out = 0.05;
     Ok(config)
+}
+
+/// Bytes of a base's weights in memory, where the matrices of its layers may be packed.
+fn held_bytes(index: &BaseIndex, packs: bool) -> u64 {
+    let bytes = |files: &[BaseFile]| files.iter().map(|file| file.bytes).sum::<u64>();
+    let all = bytes(&index.weights);
+    if !packs || index.packed.is_some() {
+        return all;
+    }
+    // 33 of 64 bytes for a weight, of which files have two bytes. The first and the last file are not packed.
+    let layers = bytes(&index.weights[1..index.weights.len() - 1]);
+    all - layers + layers * 33 / 128
 }
 
 /// The path from the root, since a path in run.toml starts at the file's folder.

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use shoal_data::template::ChatTemplate;
-use shoal_engine::base::{self, BaseError, ExportDtype, Imported};
+use shoal_engine::base::{self, BaseError, ExportDtype, ImportOptions, Imported};
 use shoal_engine::{BaseFiles, Checkpoint};
+use shoal_protocol::manifest::Quantisation;
 
 use super::hub;
 use super::init::CONTEXT;
@@ -25,7 +26,9 @@ pub(super) fn import(args: &ImportArgs) -> anyhow::Result<()> {
     match &args.out {
         Some(out) if args.check && out.join(base::INDEX).exists() => {}
         Some(out) => {
-            let imported = checked(base::import_as(&folder, out, args.untie, name.as_deref()))?;
+            let pack = args.nf4.then_some(Quantisation::Nf4);
+            let options = ImportOptions { untie: args.untie, name: name.as_deref(), pack };
+            let imported = checked(base::import_with(&folder, out, options))?;
             print_imported(out, &imported);
         }
         None => {}

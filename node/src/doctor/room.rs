@@ -11,6 +11,9 @@ const TRAINED: u64 = 32;
 /// Bytes for a frozen weight beside adapters, in bf16.
 const FROZEN: u64 = 2;
 
+/// Packed weights in 33 bytes: 64 in 32, and their scale.
+const PACKED: u64 = 64;
+
 /// The part of the memory that activations, snapshots and libtorch take.
 const OTHERS: u64 = 4;
 
@@ -34,9 +37,10 @@ fn of_machine(HostMemory { total, available }: HostMemory) -> Finding {
 pub(super) fn room(free: Bytes) -> String {
     let usable = free.0 - free.0 / OTHERS;
     format!(
-        "trains about {} weights, or adapters beside {}; more are shared with peers or swapped",
+        "trains about {} weights, or adapters beside {}, or {} in 4 bits; more are shared with peers or swapped",
         weights(usable / TRAINED),
-        weights(usable / FROZEN)
+        weights(usable / FROZEN),
+        weights(usable / 33 * PACKED)
     )
 }
 
@@ -56,7 +60,11 @@ mod tests {
     #[test]
     fn memory_is_measured_in_weights() {
         let text = room(Bytes(128_000_000_000));
-        assert!(text.contains("3.0 billion weights") && text.contains("48.0 billion;"), "{text}");
+        assert!(
+            text.contains("3.0 billion weights")
+                && text.contains("48.0 billion, or 186.2 billion in 4 bits;"),
+            "{text}"
+        );
         assert!(room(Bytes(4_000_000_000)).contains("93 million weights"));
         let machine = |available| HostMemory { total: Bytes::mebi(8192), available };
         assert_eq!(of_machine(machine(Bytes::mebi(4096))).state, State::Well);

@@ -5,10 +5,10 @@ use shoal_protocol::manifest::{
 };
 
 use super::*;
-use crate::memory::{island_overhead, memory_floor, swapped_bytes, swapping_floor};
-use crate::parameters::{Parameter, WeightPart, parameter_count, parameters};
+use crate::cost::memory::{island_overhead, memory_floor, swapped_bytes, swapping_floor};
+use crate::device::tensor::byte_count;
+use crate::model::parameters::{Parameter, WeightPart, parameter_count, parameters};
 use crate::swap::Part;
-use crate::tensor::byte_count;
 use crate::testing::manifest;
 
 /// What each of so many workers has.

@@ -155,8 +155,9 @@ impl Plan {
     }
 
     pub(super) fn import(&self) -> Vec<OsString> {
-        let mut words = command(&["import", &self.args.model, "-o"]);
-        words.push(self.base().into());
+        let mut words = command(&["import", &self.args.model]);
+        words.extend(self.args.nf4.then(|| "--nf4".into()));
+        words.extend(["-o".into(), self.base().into()]);
         words
     }
 

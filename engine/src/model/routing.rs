@@ -1,0 +1,293 @@
+//! The router of a mixture: the experts that each token chooses, and the way of its row to them and back.
+
+use shoal_protocol::manifest::{Model, Router};
+use tch::{Device, Kind, Tensor};
+
+use crate::device::shim;
+use crate::device::tensor::elements;
+use crate::error::Result;
+use crate::model::balance_loss::BalanceLoss;
+
+/// The constants of a model's experts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExpertsShape {
+    count: usize,
+    per_token: i64,
+    renormalise: bool,
+    /// What keeps them equally busy, if that is a loss.
+    pub(crate) balance_loss: Option<BalanceLoss>,
+}
+
+impl ExpertsShape {
+    pub(crate) fn of(model: &Model) -> Option<Self> {
+        let experts = model.block.experts.as_ref()?;
+        let Router::Softmax = experts.router;
+        Some(Self {
+            count: experts.count as usize,
+            per_token: i64::from(experts.per_token),
+            renormalise: experts.renormalise,
+            balance_loss: BalanceLoss::of(model),
+        })
+    }
+
+    /// Like [`Self::choose`], with a bias for each expert that is added to its share for the choice alone.
+    pub(crate) fn choose_biased(&self, logits: &Tensor, biases: &Biases) -> Result<BiasedChoice> {
+        let _guard = tch::no_grad_guard();
+        let biases = biases.values.f_to(logits.device())?;
+        let shares = logits.f_softmax(-1, Kind::Float)?.f_add(&biases)?;
+        let order = shares.f_sort_stable(true, -1, true)?.1;
+        // Places in the rows become places among the shares of all tokens.
+        let (tokens, count) = order.size2()?;
+        let starts = Tensor::f_arange(tokens, (Kind::Int64, logits.device()))?;
+        let starts = starts.f_mul_scalar(count)?.f_unsqueeze(-1)?;
+        let flat =
+            |places: &Tensor| -> Result<Tensor> { Ok(places.f_add(&starts)?.f_flatten(0, 1)?) };
+        let inverse = flat(&order.f_argsort(-1, false)?)?;
+        let experts = order.f_narrow(-1, 0, self.per_token)?;
+        Ok(BiasedChoice { experts, order: flat(&order)?, inverse })
+    }
+
+    /// The weights, in f32, of experts that were chosen with biases: of the shares without them.
+    pub(crate) fn weights(&self, logits: &Tensor, choice: &BiasedChoice) -> Result<Tensor> {
+        let shares = logits.f_softmax(-1, Kind::Float)?;
+        let rows = shares.f_view([-1, 1])?;
+        let sorted = shim::permute(&rows, [&choice.order, &choice.inverse])?.f_view_as(&shares)?;
+        self.normalised(sorted.f_narrow(-1, 0, self.per_token)?)
+    }
+
+    /// Weights of chosen experts, divided by their sums if the model does that.
+    fn normalised(&self, weights: Tensor) -> Result<Tensor> {
+        if !self.renormalise {
+            return Ok(weights);
+        }
+        let sum = weights.f_sum_dim_intlist(Some(&[-1i64][..]), true, Kind::Float)?;
+        Ok(weights.f_div(&sum)?)
+    }
+
+    /// The chosen experts of each token, best first, and their weights in f32, both `[N, per_token]`, of logits `[N,
+    /// experts]`. Of equal experts the one with the lower number is chosen.
+    pub(crate) fn choose(&self, logits: &Tensor) -> Result<[Tensor; 2]> {
+        let shares = logits.f_softmax(-1, Kind::Float)?;
+        let (sorted, experts) = shares.f_sort_stable(true, -1, true)?;
+        let weights = sorted.f_narrow(-1, 0, self.per_token)?;
+        let experts = experts.f_narrow(-1, 0, self.per_token)?;
+        Ok([experts, self.normalised(weights)?])
+    }
+}
+
+/// Experts that were chosen with biases.
+pub(crate) struct BiasedChoice {
+    /// Those of each token, best first, `[N, per_token]`.
+    pub(crate) experts: Tensor,
+    /// The places of all tokens' shares in the order of the biased ones, and the inverse.
+    order: Tensor,
+    inverse: Tensor,
+}
+
+/// The biases that keep a layer's experts equally busy.
+#[derive(Debug)]
+pub(crate) struct Biases {
+    /// f32, one for each expert.
+    pub(crate) values: Tensor,
+    /// What one token counts in their gradient: the resolution of sums, so that each token is 1 there.
+    pub(crate) unit: f32,
+}
+
+impl Biases {
+    /// The logits, of which a backward pass gives the tokens of each expert as the gradient of the biases.
+    pub(crate) fn count(&self, logits: &Tensor, routing: &Routing) -> Result<Tensor> {
+        let counts: Vec<f32> =
+            routing.counts.iter().map(|count| *count as f32 * self.unit).collect();
+        let counts = Tensor::f_from_slice(&counts)?.f_to(self.values.device())?;
+        shim::count(logits, &self.values, &counts)
+    }
+}
+
+/// The choices of tokens sorted by expert. A choice is a token's number times the experts of a token, plus the choice's
+/// place among the token's.
+#[derive(Debug, PartialEq, Eq)]
+struct Sorted {
+    /// The choices by expert, those of an expert in ascending order.
+    order: Vec<i64>,
+    /// The place of each choice in that order.
+    inverse: Vec<i64>,
+    /// Choices of each expert.
+    counts: Vec<i64>,
+}
+
+impl Sorted {
+    /// Sorts choices, each an expert's number below `experts`.
+    fn new(choices: &[i64], experts: usize) -> Self {
+        let mut counts = vec![0; experts];
+        choices.iter().for_each(|expert| counts[*expert as usize] += 1);
+        let mut next = Vec::with_capacity(experts);
+        let mut start = 0;
+        for count in &counts {
+            next.push(start);
+            start += count;
+        }
+        let (mut order, mut inverse) = (vec![0; choices.len()], vec![0; choices.len()]);
+        for (choice, expert) in choices.iter().enumerate() {
+            let place = &mut next[*expert as usize];
+            order[*place as usize] = choice as i64;
+            inverse[choice] = *place;
+            *place += 1;
+        }
+        Self { order, inverse, counts }
+    }
+}
+
+/// Where each token's choices are among those sorted by expert.
+pub(crate) struct Routing {
+    order: Tensor,
+    inverse: Tensor,
+    counts: Vec<i64>,
+}
+
+impl Routing {
+    /// Of chosen experts `[N, per_token]`. The host waits for a GPU once, since the products depend on the counts.
+    pub(crate) fn new(experts: &Tensor, shape: &ExpertsShape) -> Result<Self> {
+        let device = experts.device();
+        let choices = experts.f_detach()?.f_to(Device::Cpu)?.f_contiguous()?;
+        let Sorted { order, inverse, counts } = Sorted::new(elements(&choices), shape.count);
+        let tensor =
+            |places: &[i64]| -> Result<Tensor> { Ok(Tensor::f_from_slice(places)?.f_to(device)?) };
+        Ok(Self { order: tensor(&order)?, inverse: tensor(&inverse)?, counts })
+    }
+
+    /// The choices of each expert.
+    pub(crate) fn counts(&self) -> &[i64] {
+        &self.counts
+    }
+
+    /// What the chosen experts give each token of `x`, `[N, H]`, times their weights: `[N, H]` of `apply`'s outputs.
+    pub(crate) fn mix(
+        &self,
+        x: &Tensor,
+        weights: &Tensor,
+        apply: impl Fn(usize, &Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let (tokens, width) = x.size2()?;
+        let choices = weights.size2()?.1;
+        let repeated = x.f_unsqueeze(1)?.f_expand([tokens, choices, width], true)?;
+        let repeated = repeated.f_reshape([tokens * choices, width])?;
+        let sorted = shim::permute(&repeated, [&self.order, &self.inverse])?;
+        let of_experts = sorted.f_split_with_sizes(self.counts.as_slice(), 0)?;
+        let outputs = of_experts.iter().enumerate().map(|(expert, rows)| apply(expert, rows));
+        let outputs = Tensor::f_cat(&outputs.collect::<Result<Vec<_>>>()?, 0)?;
+        let outputs = shim::permute(&outputs, [&self.inverse, &self.order])?;
+        let outputs = outputs.f_view([tokens, choices, -1])?;
+        let weighed = outputs.f_mul(&weights.f_unsqueeze(-1)?)?;
+        let mut results = weighed.f_unbind(1)?.into_iter();
+        let first = results.next().expect("a token has an expert");
+        let sum = results.try_fold(first, |sum, result| sum.f_add(&result))?;
+        Ok(sum.f_to_kind(x.kind())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(count: usize, per_token: i64, renormalise: bool) -> ExpertsShape {
+        ExpertsShape { count, per_token, renormalise, balance_loss: None }
+    }
+
+    /// Numbers without a pattern, from 0 to 996.
+    fn numbers(seed: i64) -> impl Iterator<Item = i64> {
+        let mut state = seed;
+        std::iter::from_fn(move || {
+            state = (state * 16_807 + 11) % 2_147_483_647;
+            Some(state % 997)
+        })
+    }
+
+    #[test]
+    fn of_equal_experts_the_lower_number_is_chosen() {
+        let shape = shape(6, 3, true);
+        let choose = |logits: &[f32]| {
+            let logits = Tensor::from_slice(logits).view([-1, 6]);
+            let [experts, weights] = shape.choose(&logits).expect("small");
+            let weights = elements::<f32>(&weights.contiguous()).to_vec();
+            (elements::<i64>(&experts.contiguous()).to_vec(), weights)
+        };
+        let (experts, weights) = choose(&[0.0; 12]);
+        assert_eq!(experts, [0, 1, 2, 0, 1, 2]);
+        assert!(weights.iter().all(|weight| (weight - 1.0 / 3.0).abs() < 1e-6), "{weights:?}");
+        assert_eq!(choose(&[1.0, 3.0, 1.0, 3.0, 2.0, 1.0]).0, [1, 3, 4]);
+        assert_eq!(choose(&[1.0, 0.0, 1.0, 2.0, 1.0, 1.0]).0, [3, 0, 2]);
+    }
+
+    #[test]
+    fn biases_choose_experts_and_do_not_weigh_them() {
+        for renormalise in [false, true] {
+            let shape = shape(4, 2, renormalise);
+            let rows = [[3f32, 1.0, 2.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 5.0, 0.0, 5.0]];
+            let logits = Tensor::from_slice(rows.as_flattened()).view([3, 4]);
+            let biases = |values: &[f32]| Biases { values: Tensor::from_slice(values), unit: 0.5 };
+            let read = |values: &[f32]| {
+                let choice = shape.choose_biased(&logits, &biases(values)).expect("small");
+                let experts = elements::<i64>(&choice.experts.contiguous()).to_vec();
+                let weights = shape.weights(&logits, &choice).expect("small").contiguous();
+                (experts, elements::<f32>(&weights).to_vec())
+            };
+            let [experts, weights] = shape.choose(&logits).expect("small");
+            let plain = elements::<f32>(&weights.contiguous()).to_vec();
+            assert_eq!(read(&[0.0; 4]), (elements(&experts.contiguous()).to_vec(), plain));
+            // Experts 0 and 1 are never among the best two.
+            let (experts, weights) = read(&[-2.0, -2.0, 0.0, 0.0]);
+            assert_eq!(experts, [2, 3, 2, 3, 3, 2]);
+            let shares = logits.softmax(-1, Kind::Float);
+            let share = |token, expert| shares.double_value(&[token, expert]) as f32;
+            let mut expected = [[2, 3], [2, 3], [3, 2]]
+                .into_iter()
+                .zip(0..)
+                .flat_map(|(experts, token)| experts.map(|expert| share(token, expert)))
+                .collect::<Vec<f32>>();
+            if renormalise {
+                for pair in expected.chunks_mut(2) {
+                    let sum = pair[0] + pair[1];
+                    pair.iter_mut().for_each(|weight| *weight /= sum);
+                }
+            }
+            let close = |(one, other): (&f32, &f32)| (one - other).abs() < 1e-6;
+            assert!(weights.iter().zip(&expected).all(close), "{weights:?} and {expected:?}");
+        }
+    }
+
+    #[test]
+    fn the_gradient_of_biases_is_the_number_of_tokens() {
+        let shape = shape(3, 1, true);
+        let logits = Tensor::from_slice(&[2f32, 0.0, 1.0, 2.0, 0.0, 1.0]).view([2, 3]);
+        let logits = logits.set_requires_grad(true);
+        let values = Tensor::from_slice(&[0f32, 0.0, 0.0]).set_requires_grad(true);
+        let biases = Biases { values, unit: (-20f32).exp2() };
+        let choice = shape.choose_biased(&logits, &biases).expect("small");
+        let routing = Routing::new(&choice.experts, &shape).expect("small");
+        for seed in [1.0, -7.0] {
+            let counted = biases.count(&logits, &routing).expect("small");
+            let output = counted.softmax(-1, Kind::Float);
+            let of_output = output.ones_like() * seed;
+            let inputs = [&logits, &biases.values];
+            let found = shim::gradients(&output, Some(&of_output), &inputs).expect("a graph");
+            let unit = (-20f32).exp2();
+            assert_eq!(elements::<f32>(&found[1]), [2.0 * unit, 0.0, 0.0]);
+        }
+    }
+
+    #[test]
+    fn choices_are_sorted_by_expert_in_their_order() {
+        for (count, experts) in [(0, 1), (1, 3), (200, 7), (64, 64)] {
+            let choices: Vec<i64> =
+                numbers(count + 1).take(count as usize).map(|number| number % experts).collect();
+            let Sorted { order, inverse, counts } = Sorted::new(&choices, experts as usize);
+            let mut expected: Vec<i64> = (0..count).collect();
+            expected.sort_by_key(|choice| choices[*choice as usize]);
+            assert_eq!(order, expected, "a stable sort");
+            for (choice, place) in inverse.iter().enumerate() {
+                assert_eq!(order[*place as usize], choice as i64);
+            }
+            assert_eq!(counts.iter().sum::<i64>(), count, "no token is dropped");
+        }
+    }
+}
