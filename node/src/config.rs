@@ -272,7 +272,7 @@ impl RunConfig {
     }
 
     /// The manifest with the prepared data, or more tokens of text than any run needs.
-    fn with_enough_tokens(&self) -> Result<Manifest, ManifestError> {
+    pub(crate) fn with_enough_tokens(&self) -> Result<Manifest, ManifestError> {
         if let Some(data) = self.data.rows() {
             return self.with_data(data);
         }

@@ -111,12 +111,33 @@ pub fn prepare(config: &RunConfig, folder: &Path) -> anyhow::Result<Dataset> {
     Ok(Dataset { manifest, files })
 }
 
+/// Refuses to train the weights of a base that has few bits of them.
+///
+/// # Errors
+/// If the base is packed, and the run has no adapters.
+pub(crate) fn check_packed(
+    index: &BaseIndex,
+    has_adapters: bool,
+    folder: &Path,
+) -> anyhow::Result<()> {
+    if index.packed.is_none() || has_adapters {
+        return Ok(());
+    }
+    let folder = folder.display();
+    Err(anyhow!(
+        "{folder} is packed in 4 bits, which are no weights to train: give `shoal init` --lora 16 for adapters beside it, or import \
+         the model without --nf4"
+    ))
+    .exit_with(Exit::Usage)
+}
+
 /// The files of the run's base.
 fn base_files(
     config: &RunConfig,
     base: Option<&(BaseIndex, Base)>,
 ) -> anyhow::Result<Vec<(ContentHash, PathBuf)>> {
     let (Some(folder), Some((index, base))) = (&config.base, base) else { return Ok(Vec::new()) };
+    check_packed(index, config.lora.is_some(), folder)?;
     let mut files = vec![(base.index, folder.join(base::INDEX))];
     for file in index.weights.iter().chain(&index.others) {
         let path = folder.join(&file.name);

@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::Value;
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::inside::holds;
-use shoal_protocol::manifest::{Base, Quantisation};
+use shoal_protocol::manifest::{Base, Model, Quantisation};
 
 use super::index::{BaseFile, BaseIndex, FORMAT, INDEX};
 use super::model_files::ModelFiles;
@@ -124,6 +124,19 @@ pub fn import_with(source: &Path, out: &Path, options: ImportOptions<'_>) -> Res
         Base { index: ContentHash::of(&bytes), bytes: bytes.len() as u64, loads_weights: true };
     let parameters = parameters.iter().map(|parameter| parameter.len() as u64).sum();
     Ok(Imported { index, base, parameters })
+}
+
+/// The shape of the model in a folder, of which nothing but `config.json` is read; its context is the longest position.
+///
+/// # Errors
+/// If there is no such file, or no known family in it.
+pub fn describe(source: &Path) -> Result<Model> {
+    let mut config = read_config(source)?;
+    quantised::take_format(&mut config);
+    let described = family::describe(&config);
+    let described =
+        described.map_err(|error| BaseError::Config { path: source.to_owned(), error })?;
+    Ok(described.model)
 }
 
 fn read_config(source: &Path) -> Result<Value> {

@@ -26,7 +26,7 @@ mod what;
 
 pub use adapter_export::export_adapter;
 pub use export::{ExportDtype, export, export_base};
-pub use import::{ImportOptions, Imported, import, import_with};
+pub use import::{ImportOptions, Imported, describe, import, import_with};
 #[cfg(test)]
 pub(crate) use index::DECODER;
 pub use index::{BaseFile, BaseIndex, INDEX};

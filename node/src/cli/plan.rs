@@ -23,6 +23,19 @@ pub struct PlanArgs {
     /// `gradient` and `[training]`.
     #[arg(long = "for", value_name = "run.toml")]
     pub run: Option<PathBuf>,
+    /// Take a model in Hugging Face's format instead, a folder or hf:OWNER/NAME[@REVISION], of which only config.json is read,
+    /// and the values of `shoal init --from` it. Its head and embedding are two matrices.
+    #[arg(long, value_name = "MODEL", conflicts_with = "run")]
+    pub model: Option<String>,
+    /// With --model: tokens of a sample.
+    #[arg(long, value_name = "TOKENS", requires = "model", default_value_t = 1024)]
+    pub context: u32,
+    /// With --model: train adapters of this rank beside frozen weights.
+    #[arg(long, value_name = "RANK", requires = "model")]
+    pub lora: Option<u32>,
+    /// With --lora: frozen matrices in 4 bits.
+    #[arg(long, requires = "lora")]
+    pub nf4: bool,
     /// Seed of the search.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,

@@ -21,6 +21,21 @@ const MODEL_FILES: [&str; 6] =
 /// # Errors
 /// If the name is invalid, or the Hub does not give the files.
 pub(super) fn local_model(model: &str) -> anyhow::Result<PathBuf> {
+    model_files(model, &|path| {
+        !path.contains('/') && MODEL_FILES.iter().any(|end| path.ends_with(end))
+    })
+}
+
+/// The folder with the `config.json` of a model, as [`local_model`], of which nothing else is downloaded.
+///
+/// # Errors
+/// Those of [`local_model`].
+pub(super) fn local_config(model: &str) -> anyhow::Result<PathBuf> {
+    model_files(model, &|path| path == "config.json")
+}
+
+/// The folder of a model, or these files of one on the Hub.
+fn model_files(model: &str, wants: &dyn Fn(&str) -> bool) -> anyhow::Result<PathBuf> {
     if !model.starts_with(PREFIX) {
         return Ok(PathBuf::from(model));
     }
@@ -29,9 +44,7 @@ pub(super) fn local_model(model: &str) -> anyhow::Result<PathBuf> {
         let problem = anyhow!("{model} is no model: name one as hf:owner/name");
         return Err(problem).exit_with(Exit::Usage);
     }
-    let wanted =
-        |path: &str| !path.contains('/') && MODEL_FILES.iter().any(|end| path.ends_with(end));
-    Ok(download(&hub()?, &reference, &wanted)?.folder)
+    Ok(download(&hub()?, &reference, wants)?.folder)
 }
 
 /// Refuses a name of the Hub without `hf:`, which would pass for a folder.

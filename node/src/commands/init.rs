@@ -8,6 +8,7 @@ use anyhow::{Context, anyhow};
 use shoal_data::prepared::{INDEX_FILE, Index};
 use shoal_engine::BaseIndex;
 use shoal_engine::base::BaseFile;
+use shoal_protocol::codec::Codec;
 use shoal_protocol::manifest::{
     Adam, Base, Data, Dtype, Lora, LoraTarget, Model, Pairs, Prepared, Quantisation, Rule, Schedule,
 };
@@ -16,6 +17,7 @@ use crate::cli::InitArgs;
 use crate::config::data_section::SourceKeys;
 use crate::config::loss_section::LossName;
 use crate::config::{RunConfig, TrainingEpochs, reads_bytes};
+use crate::dataset;
 use crate::exit::{Exit, ExitWith};
 use crate::source_epochs;
 use crate::terminal::outln;
@@ -274,25 +276,32 @@ fn train_for(config: &mut RunConfig, (rows, held_out_rows): (u64, u64), epochs: 
 fn fine_tuning(folder: &Path, (rank, is_packed): (Option<u32>, bool)) -> anyhow::Result<RunConfig> {
     let (index, base) = BaseIndex::read(folder).exit_with(Exit::Usage)?;
     let packs = is_packed || index.packed.is_some();
-    if index.packed.is_some() && rank.is_none() {
-        return Err(anyhow!(
-            "{} is packed in 4 bits, which are no weights to train: give --lora 16 for adapters beside it, or import the model \
-             without --nf4",
-            folder.display()
-        ))
-        .exit_with(Exit::Usage);
-    }
+    dataset::check_packed(&index, rank.is_some(), folder)?;
     let bytes = held_bytes(&index, packs);
-    let mut config = RunConfig::default();
     let context = CONTEXT.min(index.model.context);
     let base = Some(Base { loads_weights: true, ..base });
-    let layers = index.model.layers;
-    config.model = Model { context, base, ..index.model };
+    let model = Model { context, base, ..index.model };
+    let mut config = fine_tuned(model, bytes, (rank, packs));
     config.base = Some(absolute(folder)?);
+    Ok(config)
+}
+
+/// The same for a model of so many bytes.
+pub(super) fn fine_tuned(
+    model: Model,
+    bytes: u64,
+    (rank, packs): (Option<u32>, bool),
+) -> RunConfig {
+    let mut config = RunConfig::default();
+    let layers = model.layers;
+    config.model = model;
     let training = &mut config.training;
     let stage_bytes = if rank.is_some() { FROZEN_STAGE_BYTES } else { STAGE_BYTES };
     training.stages = bytes.div_ceil(stage_bytes).clamp(2, 64).min(u64::from(layers)) as u16;
     training.dtype = Dtype::Bf16;
+    // What passes round to 16 bits crosses links in 16 without a loss.
+    config.codec.activations = Codec::Bf16;
+    config.codec.activation_gradients = Codec::Bf16;
     training.recompute = true;
     training.microbatch_size = 1;
     training.microbatches = 16;
@@ -317,7 +326,7 @@ fn fine_tuning(folder: &Path, (rank, is_packed): (Option<u32>, bool)) -> anyhow:
     config.optimizer.rule = Rule::Adamw(Adam::DEFAULT);
     config.optimizer.weight_decay = 0.01;
     config.evaluation.held_out = 0.05;
-    Ok(config)
+    config
 }
 
 /// Bytes of a base's weights in memory, where the matrices of its layers may be packed.

@@ -7,6 +7,8 @@ use std::path::Path;
 use anyhow::{Context, anyhow};
 use serde::Serialize;
 use serde_json::json;
+use shoal_engine::base;
+use shoal_protocol::manifest::Model;
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::planner::{
     CostModel, Device, Effort, Network, Placement, PlanError, random_groups, search,
@@ -15,6 +17,8 @@ use shoal_scheduler::rng::Rng;
 
 use super::budget::{Choice, Searches, choices, order_by_cost};
 use super::fleet::Fleet;
+use super::hub;
+use super::init::fine_tuned;
 use super::machines::{self, machines};
 use super::plan_advice::{advice, devices, each, stages_of};
 use super::plan_work::RunWork;
@@ -34,7 +38,10 @@ const RANDOM: usize = 100;
 /// # Errors
 /// If the file describes no valid fleet, or the planner rejects it.
 pub(super) fn run(args: &PlanArgs) -> anyhow::Result<()> {
-    let work = args.run.as_deref().map(work_of).transpose()?;
+    let work = match &args.model {
+        Some(model) => Some(work_of_model(args, model)?),
+        None => args.run.as_deref().map(work_of).transpose()?,
+    };
     let fleet = read(&args.fleet, work.as_ref()).exit_with(Exit::Usage)?;
     let Some(training) = fleet.training() else {
         let plans = plans(&fleet, args.seed).exit_with(Exit::Usage)?;
@@ -109,6 +116,25 @@ fn work_of(path: &Path) -> anyhow::Result<RunWork> {
         return Err(anyhow!(HAS_WORKERS)).exit_with(Exit::Usage);
     }
     Ok(run_work::run_work(&dataset::prepare(&config, scratch.path())?.manifest))
+}
+
+/// The work of a run from a model of which nothing but its configuration is here.
+fn work_of_model(args: &PlanArgs, model: &str) -> anyhow::Result<RunWork> {
+    hub::check_model(model).exit_with(Exit::Usage)?;
+    let described = base::describe(&hub::local_config(model)?).exit_with(Exit::Usage)?;
+    let longest = described.context;
+    let context = args.context;
+    if !(1..=longest).contains(&context) {
+        return Err(anyhow!(
+            "--context {context}: {model} has positions for 1 to {longest} tokens"
+        ))
+        .exit_with(Exit::Usage);
+    }
+    let size = u64::from(described.hidden) * u64::from(described.layers);
+    let config = fine_tuned(Model { context, ..described }, size, (args.lora, args.nf4));
+    let manifest = config.with_enough_tokens().exit_with(Exit::Usage)?;
+    manifest.check().exit_with(Exit::Usage)?;
+    Ok(run_work::run_work(&manifest))
 }
 
 /// Devices of a region that a choice takes.

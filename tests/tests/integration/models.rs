@@ -187,6 +187,42 @@ fn peers_train_adapters_beside_a_packed_base_through_a_death() {
 }
 
 #[test]
+fn a_base_that_an_import_packed_is_that_which_a_run_packs() {
+    let run = run_from("llama", "from");
+    add_adapters(&run);
+    let plain = fs::read_to_string(run.config()).expect("it is there");
+    fs::write(run.config(), plain.clone() + "base = \"nf4\"\n").expect("room for a file");
+    let packed_by_run = run.local("whole");
+    let (source, base) = (run.path("models").join("llama"), run.path("packed"));
+    let mut command = shoal(["import", "--nf4", "-o"]);
+    command.arg(&base).arg(source);
+    let _ = Process::start("import", command).end().success();
+    let text = fs::read_to_string(run.config()).expect("it is there");
+    let text = text.replace("from = \"base\"", "from = \"packed\"");
+    fs::write(run.config(), &text).expect("room for a file");
+    let alone = run.local("alone");
+    assert_eq!(alone.losses(), packed_by_run.losses());
+    assert_eq!(with_a_death(&run.config(), 2).hash(), alone.hash());
+    let layer = |base: &str| {
+        let file = run.path(base).join("layer-00000.safetensors");
+        fs::metadata(file).expect("a layer").len()
+    };
+    assert!(5 * layer("packed") < layer("base"), "{} of {}", layer("packed"), layer("base"));
+
+    // Four bits are no weights to train.
+    let section = text.find("[lora]").expect("it was added");
+    fs::write(run.config(), &text[..section]).expect("room for a file");
+    let mut command = shoal(["local"]);
+    command.arg(run.config()).arg("--out").arg(run.path("refused"));
+    let error = Process::start("local", command).end().failure(2);
+    assert!(error.contains("packed is packed in 4 bits") && error.contains("--lora 16"), "{error}");
+    let mut command = shoal(["init", "-o", "other.toml", "--from"]);
+    command.arg(&base).arg("--data").arg(run.path("data"));
+    let error = Process::start("init", command).end().failure(2);
+    assert!(error.contains("packed is packed in 4 bits"), "{error}");
+}
+
+#[test]
 fn peers_train_adapters_and_survive_a_death_with_small_checkpoints() {
     let run = run_from("gemma3", "from");
     let alone_whole = run.local("whole");
