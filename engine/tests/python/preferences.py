@@ -92,4 +92,5 @@ def main():
     print(json.dumps({name: train(run) for name, run in runs.items()}))
 
 
-main()
+if __name__ == "__main__":
+    main()
