@@ -176,9 +176,8 @@ pub(crate) fn gradients_or_factors(
         shoal_gradients_or_factors(output, output_gradient, inputs, count, results, rows)
     })?;
     // SAFETY: each is null or a new tensor with no other owner.
-    let of_input = |rows: *mut C_tensor| {
-        (!rows.is_null()).then(|| unsafe { Tensor::from_ptr(rows) })
-    };
+    let of_input =
+        |rows: *mut C_tensor| (!rows.is_null()).then(|| unsafe { Tensor::from_ptr(rows) });
     Ok(gradients.into_iter().zip(rows.into_iter().map(of_input)).collect())
 }
 
