@@ -188,7 +188,7 @@ fn graphs_of_all_stages_take_at_most_the_stated_memory() {
 fn left(manifest: &Manifest) -> u64 {
     let stage = Stage(1);
     let key = ClaimKey { stage, ..key(0) };
-    let bytes = |size| Bytes::from(vec![1; size as usize]);
+    let bytes = |size| Bytes::from(vec![0; size as usize]);
     let labels = bytes(4 * manifest.tokens_per_microbatch());
     let input = bytes(manifest.boundary_bytes(manifest.codec.activations).0);
     let gradient = bytes(manifest.boundary_bytes(manifest.codec.activation_gradients).0);
