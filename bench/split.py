@@ -1,6 +1,6 @@
 """Measures what a step gains where peers send gradients before they compute those of their weights.
 
-    python bench/split.py --shoal target/release/shoal --shoal-before OLD \
+    python bench/split.py --shoal target/release/shoal --shoal-before OLD --text TEXT \
         --network target/release/examples/emulated_network
 
 Three stages have a machine each, and a step has few microbatches, so that most of it is the way up and down the
@@ -48,7 +48,9 @@ class Contest:
     """Both binaries, by what they send first."""
 
     def __init__(self, options):
-        self.binaries = {SENDS_LAST: Shoal(options.shoal_before), SENDS_FIRST: Shoal(options.shoal)}
+        binaries = {SENDS_LAST: options.shoal_before, SENDS_FIRST: options.shoal}
+        # Binaries have texts of their own.
+        self.binaries = {name: Shoal(path, text=options.text) for name, path in binaries.items()}
 
     def seconds(self, model, stages, microbatches, flags=(), inside=None, **run):
         """The seconds of a step with each binary: medians of the steps of all rounds."""
@@ -98,6 +100,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shoal", required=True, help="the node's release binary")
     parser.add_argument("--shoal-before", help="one that sends gradients last; the same if there is none")
+    parser.add_argument("--text", required=True, help="a text to train on")
     parser.add_argument("--network", required=True, help="the example emulated_network")
     options = parser.parse_args()
     options.shoal_before = options.shoal_before or options.shoal
