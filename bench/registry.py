@@ -104,6 +104,8 @@ BENCHMARKS = [
               smoke=("all_reduce 10", f"all_reduce.py {SHOAL} {NETWORK}"), needs_links=True),
     Benchmark("links", "the share of its speed that a swarm keeps over links (17 minutes; root)",
               (f"links.py {SHOAL} {NETWORK}",), needs_links=True),
+    Benchmark("split", "gradients that are sent before those of weights are computed (15 minutes; root)",
+              (f"split.py {SHOAL} {NETWORK} --text {{text}}",), needs_links=True),
     Benchmark("transport", "throughput over long, full and lossy links (13 minutes; root)",
               (f"transport.py --speed {{speed}} --plain {{plain}} {NETWORK}",), needs_links=True),
     Benchmark("convergence", "the effect of codecs on the loss (19 minutes; DATA=TEXT)",

@@ -7,6 +7,7 @@
 #include "fused.cpp"
 #include "packed.cpp"
 #include "permute.cpp"
+#include "product.cpp"
 #include "shim.cpp"
 #include "slices.cpp"
 #include "streams.cpp"

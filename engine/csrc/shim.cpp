@@ -1,26 +1,14 @@
 // Functions of libtorch that tch lacks.
 
 #include <ATen/Context.h>
-#include <c10/core/AutogradState.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/version.h>
 
 #include <cstdlib>
 
 #include "guard.h"
+#include "on_this_thread.h"
 #include "tensor_list.h"
-
-namespace {
-
-// Runs all of a backward pass on this thread while it lives. libtorch has one thread for all graphs of a GPU, in which
-// a device that waits for another one's gradients would hold that one up if both are the same GPU.
-struct OnThisThread {
-  bool before = c10::AutogradState::get_tls_state().get_multithreading_enabled();
-  OnThisThread() { c10::AutogradState::get_tls_state().set_multithreading_enabled(false); }
-  ~OnThisThread() { c10::AutogradState::get_tls_state().set_multithreading_enabled(before); }
-};
-
-}  // namespace
 
 extern "C" {
 

@@ -8,6 +8,8 @@ pub(crate) enum FaultPoint {
     ForwardSent,
     /// A gradient is about to be sent; no other peer has it.
     GradientUnsent,
+    /// A weight gradient is about to be added; the gradient that its pass returned was sent some time ago.
+    Adding,
     /// A piece of an all-reduce is about to be sent.
     Reducing,
     /// The result of an all-reduce is here and reported, but not committed.
@@ -62,6 +64,7 @@ mod armed {
             match self {
                 Self::ForwardSent => "forward-sent",
                 Self::GradientUnsent => "gradient-unsent",
+                Self::Adding => "adding",
                 Self::Reducing => "reducing",
                 Self::Reduced => "reduced",
                 Self::Swapping => "swapping",

@@ -14,6 +14,7 @@ use crate::cost::memory::{graph_bytes, graphs_bytes};
 use crate::device::exchange::Seat;
 use crate::device::setup::{Device, DeviceChoice};
 use crate::engine::Engine;
+use crate::model::parameters::parameter_count;
 use crate::swap::Tiers;
 use crate::testing::{key, manifest};
 use crate::weights::share::Share;
@@ -179,6 +180,52 @@ fn graphs_of_all_stages_take_at_most_the_stated_memory() {
                 let case = format!("{dtype:?}, {boundary:?}, {stage:?}, {devices} devices");
                 assert!(found <= stated && 3 * found > 2 * stated, "{case}: {found} of {stated}");
             }
+        }
+    }
+}
+
+/// The bytes that are left of a pass of the middle stage after its backward pass, for the addition of its gradient.
+fn left(manifest: &Manifest) -> u64 {
+    let stage = Stage(1);
+    let key = ClaimKey { stage, ..key(0) };
+    let bytes = |size| Bytes::from(vec![0; size as usize]);
+    let labels = bytes(4 * manifest.tokens_per_microbatch());
+    let input = bytes(manifest.boundary_bytes(manifest.codec.activations).0);
+    let gradient = bytes(manifest.boundary_bytes(manifest.codec.activation_gradients).0);
+    let device = Device::open(DeviceChoice::Cpu, 1).expect("a processor");
+    let mut engine = Engine::new(manifest, StageSpan::one(stage), device).expect("enough memory");
+    let counter = Counter::new();
+    counter.count(|| {
+        engine.forward(key, &input, Some(&labels)).expect("a pass");
+        engine.backward(key, Some(&gradient)).expect("a pass");
+        counter.bytes() as u64
+    })
+}
+
+#[test]
+fn factors_of_gradients_take_less_than_the_graph() {
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        for experts in [false, true] {
+            let mut manifest = manifest_of(1, dtype);
+            manifest.model.block.experts = experts.then_some(Experts {
+                count: 8,
+                per_token: 2,
+                intermediate: 80,
+                router: Router::Softmax,
+                renormalise: true,
+                shared_intermediate: Some(96),
+                dense_layers: vec![5],
+                balance: Balance::None,
+                balance_rate: Experts::BALANCE_RATE,
+                balance_coefficient: Experts::BALANCE_COEFFICIENT,
+            });
+            manifest.check().expect("a run");
+            let (found, stated) = (left(&manifest), graph_bytes(&manifest, Stage(1)));
+            println!("{dtype:?}, experts {experts}: {found} of {stated}");
+            assert!(found <= stated && 2 * found > stated, "{dtype:?}: {found} of {stated}");
+            // Whole gradients.
+            manifest.training.recompute = true;
+            assert!(left(&manifest) < 5 * parameter_count(&manifest, Stage(1)) as u64);
         }
     }
 }

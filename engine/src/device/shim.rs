@@ -18,6 +18,20 @@ unsafe extern "C" {
         count: usize,
         gradients: *mut *mut C_tensor,
     ) -> *mut c_char;
+    fn shoal_linear(
+        x: *mut C_tensor,
+        weight: *mut C_tensor,
+        bias: *mut C_tensor,
+        result: *mut *mut C_tensor,
+    ) -> *mut c_char;
+    fn shoal_gradients_or_factors(
+        output: *mut C_tensor,
+        output_gradient: *mut C_tensor,
+        inputs: *const *mut C_tensor,
+        count: usize,
+        gradients: *mut *mut C_tensor,
+        rows: *mut *mut C_tensor,
+    ) -> *mut c_char;
     fn shoal_be_deterministic() -> *mut c_char;
     fn shoal_rms_norm(
         x: *mut C_tensor,
@@ -133,6 +147,38 @@ pub(crate) fn gradients(
     new_tensors(inputs.len(), |results| unsafe {
         shoal_gradients(pointer(output), output_gradient, inputs.as_ptr(), inputs.len(), results)
     })
+}
+
+/// The product of `x` with a matrix `[outputs, inputs]`, plus a bias.
+pub(crate) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let bias = bias.map_or(ptr::null_mut(), pointer);
+    // SAFETY: the pointers are of live tensors or of the result, or null.
+    new_tensor(|result| unsafe { shoal_linear(pointer(x), pointer(weight), bias, result) })
+}
+
+/// Like [`gradients`], but without the products that the gradients of weights of [`linear`] are. In the place of such a
+/// gradient are its factors: that of the product's result, and the rows that the weight was multiplied with.
+///
+/// # Errors
+/// As [`gradients`], and if two products have one weight.
+pub(crate) fn gradients_or_factors(
+    output: &Tensor,
+    output_gradient: &Tensor,
+    inputs: &[&Tensor],
+) -> Result<Vec<(Tensor, Option<Tensor>)>> {
+    let inputs: Vec<*mut C_tensor> = inputs.iter().map(|input| pointer(input)).collect();
+    let (output, output_gradient) = (pointer(output), pointer(output_gradient));
+    let (inputs, count) = (inputs.as_ptr(), inputs.len());
+    let mut rows = vec![ptr::null_mut(); count];
+    // SAFETY: all pointers are of live tensors, and all arrays have `count` elements.
+    let gradients = new_tensors(count, |results| unsafe {
+        let rows = rows.as_mut_ptr();
+        shoal_gradients_or_factors(output, output_gradient, inputs, count, results, rows)
+    })?;
+    // SAFETY: each is null or a new tensor with no other owner.
+    let of_input =
+        |rows: *mut C_tensor| (!rows.is_null()).then(|| unsafe { Tensor::from_ptr(rows) });
+    Ok(gradients.into_iter().zip(rows.into_iter().map(of_input)).collect())
 }
 
 /// Makes libtorch's results reproducible: deterministic kernels, no TF32, no reductions in reduced

@@ -203,7 +203,8 @@ impl Engine {
     ///
     /// `gradient` is the gradient of the sent activation, in the same shape and dtype; the last
     /// stage needs none. Returns the gradient of the stage's input; `None` in the first stage. The
-    /// weight gradients stay pending until [`Engine::accumulate`] or [`Engine::discard`].
+    /// weight gradients stay pending until [`Engine::accumulate`] or [`Engine::discard`]: those of large matrices, in a
+    /// stage that returns a gradient, as two factors, so that it is returned sooner.
     ///
     /// # Errors
     /// If there was no forward pass, or the gradient is missing or has the wrong length; the
@@ -254,7 +255,7 @@ impl Engine {
         self.share.seat().into_iter().for_each(Seat::end);
     }
 
-    /// Adds a microbatch's pending weight gradients to the stage's accumulator.
+    /// Computes what the backward pass left of a microbatch's weight gradients, and adds them to the stage's accumulator.
     ///
     /// # Errors
     /// [`EngineError::BadGradient`] if fixed point cannot represent them; then none is added, and
@@ -262,6 +263,12 @@ impl Engine {
     pub fn accumulate(&mut self, key: ClaimKey) -> Result<()> {
         self.need(key.stage, Use::Sums(key.step), true)?;
         self.stage_mut(key.stage)?.accumulate(key)
+    }
+
+    /// Whether backward passes of a stage leave products to [`Engine::accumulate`].
+    #[must_use]
+    pub fn leaves_products(&self, stage: Stage) -> bool {
+        self.stages.get(&stage).is_some_and(StageModel::leaves_products)
     }
 
     /// Whether the run's guard leaves out gradients that fixed point cannot represent, and skips their step.

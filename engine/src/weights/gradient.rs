@@ -9,6 +9,39 @@ use crate::device::cuda::{Argument, Kernels};
 use crate::device::tensor::{elements, upload};
 use crate::error::Result;
 
+/// The gradient of a tensor.
+#[derive(Debug)]
+pub(crate) enum Gradient {
+    Whole(Tensor),
+    /// Of a product's weight, as the factors of the product that it is.
+    Factors {
+        /// The gradient of the product's result, `[N, outputs]`.
+        gradient: Tensor,
+        /// What the weight was multiplied with, `[N, inputs]`.
+        rows: Tensor,
+    },
+}
+
+impl From<(Tensor, Option<Tensor>)> for Gradient {
+    /// A gradient, or its two factors.
+    fn from((gradient, rows): (Tensor, Option<Tensor>)) -> Self {
+        match rows {
+            None => Self::Whole(gradient),
+            Some(rows) => Self::Factors { gradient, rows },
+        }
+    }
+}
+
+impl Gradient {
+    /// The gradient itself, with the bits that the backward pass would have computed.
+    pub(crate) fn into_whole(self) -> Result<Tensor> {
+        match self {
+            Self::Whole(gradient) => Ok(gradient),
+            Self::Factors { gradient, rows } => Ok(gradient.f_tr()?.f_mm(&rows)?),
+        }
+    }
+}
+
 /// The gradient of one weight, or of adjacent ones.
 #[derive(Debug)]
 pub(crate) struct Piece {

@@ -5,7 +5,7 @@ use tch::Tensor;
 use crate::error::Result;
 use crate::model::own_slices::OwnSlices;
 use crate::model::parameters::WeightPart;
-use crate::weights::gradient::Piece;
+use crate::weights::gradient::{Gradient, Piece};
 
 /// A view that gets a gradient, and the index of its first element in the flat vector.
 #[derive(Debug)]
@@ -53,14 +53,15 @@ impl Leaves {
     pub(crate) fn counted(
         &self,
         own: &OwnSlices,
-        gradients: &mut impl Iterator<Item = Tensor>,
-    ) -> Result<Vec<(&Leaf, Tensor)>> {
+        gradients: &mut impl Iterator<Item = Gradient>,
+    ) -> Result<Vec<(&Leaf, Gradient)>> {
         let all = self.leaves.iter().zip(gradients.by_ref());
         let counts = |leaf: &Leaf| leaf.part != WeightPart::Whole || own.counts_shared();
         let mut counted: Vec<_> = all.filter(|(leaf, _)| counts(leaf)).collect();
         let Some(weights) = self.of_groups.first() else { return Ok(counted) };
         let of_group = |group: &Vec<Leaf>| -> Result<Tensor> {
-            Ok(Tensor::f_cat(&gradients.by_ref().take(group.len()).collect::<Vec<_>>(), 0)?)
+            let all = gradients.by_ref().take(group.len()).map(Gradient::into_whole);
+            Ok(Tensor::f_cat(&all.collect::<Result<Vec<_>>>()?, 0)?)
         };
         let of_own = self.of_groups.iter().map(of_group).collect::<Result<Vec<_>>>()?;
         let of_all = own.all_parts(&of_own)?;
@@ -69,7 +70,7 @@ impl Leaves {
                 let mut start = 0;
                 for leaf in weights {
                     let length = leaf.tensor.size1()?;
-                    counted.push((leaf, of_group.f_narrow(0, start, length)?));
+                    counted.push((leaf, Gradient::Whole(of_group.f_narrow(0, start, length)?)));
                     start += length;
                 }
             }

@@ -286,6 +286,7 @@ impl Described {
             compute: ComputeScenario {
                 forward,
                 backward: forward * 2,
+                splits: true,
                 other: Duration::from_micros(100),
                 jitter_per_mille: 50,
             },

@@ -14,6 +14,7 @@ use shoal_scheduler::action::{Task, TaskResult};
 
 use super::payload::{Payloads, Tensor, Tensors};
 use super::wrong_work;
+use crate::fault_point::FaultPoint;
 
 /// What a device needs for passes besides its engine.
 #[derive(Debug, Clone)]
@@ -48,13 +49,7 @@ impl Passes {
                 engine.discard(key);
                 Ok(TaskResult::Accumulated { key, broken: false })
             }
-            Task::Accumulate { key, .. } => match engine.accumulate(key) {
-                Err(EngineError::BadGradient { .. }) if engine.leaves_out_broken(key.stage) => {
-                    engine.discard(key);
-                    Ok(TaskResult::Accumulated { key, broken: true })
-                }
-                added => added.map(|()| TaskResult::Accumulated { key, broken: false }),
-            },
+            Task::Accumulate { key, .. } => self.accumulate(engine, key),
             Task::Discard { key, .. } => {
                 engine.discard(key);
                 Ok(TaskResult::Discarded { key })
@@ -133,11 +128,30 @@ impl Passes {
         key: ClaimKey,
         gradient: Option<&Tensors>,
     ) -> Result<TaskResult, EngineError> {
-        std::thread::sleep(self.slow_down);
+        std::thread::sleep(self.slow_down - self.left_to_addition(engine, key));
         let input_gradient = engine.backward(key, gradient.map(|tensors| &tensors[0].bytes))?;
         let codec = self.manifest.codec.activation_gradients;
         let keep = |bytes| self.payloads.log([self.boundary_tensor(codec, bytes)]);
         Ok(TaskResult::Returned { key, gradient: input_gradient.map(keep) })
+    }
+
+    fn accumulate(&self, engine: &mut Engine, key: ClaimKey) -> Result<TaskResult, EngineError> {
+        std::thread::sleep(self.left_to_addition(engine, key));
+        FaultPoint::Adding.pass();
+        match engine.accumulate(key) {
+            Err(EngineError::BadGradient { .. }) if engine.leaves_out_broken(key.stage) => {
+                engine.discard(key);
+                Ok(TaskResult::Accumulated { key, broken: true })
+            }
+            added => added.map(|()| TaskResult::Accumulated { key, broken: false }),
+        }
+    }
+
+    /// The extra time of a backward pass that comes with the addition of its weight gradients: half of it, where the engine
+    /// leaves their products to that.
+    fn left_to_addition(&self, engine: &Engine, key: ClaimKey) -> Duration {
+        let leaves = engine.leaves_products(key.stage) && !self.has_exchanges(key);
+        if leaves { self.slow_down / 2 } else { Duration::ZERO }
     }
 
     /// Whether the passes of this work's virtual worker are exchanges.

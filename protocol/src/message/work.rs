@@ -27,7 +27,7 @@ pub struct HeldClaim {
 pub struct PassTimes {
     /// The forward pass.
     pub forward: Duration,
-    /// The backward pass; zero for a held-out microbatch.
+    /// The backward pass, with the addition of its weight gradients; zero for a held-out microbatch.
     pub backward: Duration,
 }
 

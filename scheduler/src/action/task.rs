@@ -78,7 +78,8 @@ pub enum Task {
         device: DeviceIndex,
     },
     /// Run a stage backward, from its own loss if there is no gradient. The weight gradient is kept
-    /// for `Accumulate` or `Discard`.
+    /// for `Accumulate` or `Discard`; products that only it needs may be left to `Accumulate`, so that the gradient of the
+    /// input is sent sooner.
     Backward {
         /// The work item.
         key: ClaimKey,
@@ -89,7 +90,8 @@ pub enum Task {
         /// The device.
         device: DeviceIndex,
     },
-    /// Add the kept weight gradient to the accumulator.
+    /// Add the kept weight gradient to the accumulator, once what is left of it is computed. Passes that the device was
+    /// given before it go first.
     Accumulate {
         /// The work item.
         key: ClaimKey,

@@ -288,13 +288,15 @@ impl Peer {
                 }
             }
             TaskResult::Accumulated { key, broken } => {
+                self.pipeline.end_addition(now, key);
                 // Before a rewind the accumulator was another.
                 if self.weights.are_here(&ctx) {
-                    self.pipeline.handle_accumulated(&ctx, key, broken, out);
+                    self.pipeline.handle_accumulated(&ctx, key, (busy, broken), out);
                 }
             }
             TaskResult::Discarded { key } => self.pipeline.handle_discarded(&ctx, key, out),
             TaskResult::Diverged { key, reason } => {
+                self.pipeline.end_addition(now, key);
                 let message = ToCoordinator::Diverged { key, reason };
                 out.push(PeerAction::ToCoordinator(message));
             }

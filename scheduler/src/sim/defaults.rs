@@ -156,6 +156,7 @@ impl ComputeScenario {
     /// Passes of these durations, randomly up to `jitter_per_mille` thousandths longer.
     #[must_use]
     pub fn passes(forward: Duration, backward: Duration, jitter_per_mille: u64) -> Self {
-        Self { forward, backward, other: Duration::from_micros(100), jitter_per_mille }
+        let other = Duration::from_micros(100);
+        Self { forward, backward, splits: false, other, jitter_per_mille }
     }
 }

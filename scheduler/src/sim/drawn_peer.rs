@@ -33,6 +33,7 @@ pub(super) fn peer(
         compute: ComputeScenario {
             forward,
             backward: forward * 2,
+            splits: true,
             other: rng.microseconds(1..=500),
             jitter_per_mille: rng.pick(&[0, 100, 1000]),
         },

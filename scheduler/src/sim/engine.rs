@@ -165,17 +165,36 @@ impl Engine {
         let waits = self.bring(now, &task, omit).since(now);
         let time = match &task {
             Task::Forward { .. } => self.compute.forward,
-            Task::Backward { .. } => self.compute.backward,
+            Task::Backward { key, .. } => self.compute.backward - self.left_to_addition(*key),
+            Task::Accumulate { key, .. } => self.compute.other + self.left_to_addition(*key),
             _ => self.compute.other,
         };
         let longer = self.rng.within(0..=self.compute.jitter_per_mille) as u32;
         let factor = if now < self.slow.0 { self.slow.1 } else { 1 };
         let time = (time + time * longer / 1000) * factor;
-        if is_pass(&task) {
+        if self.computes(&task).is_some() {
             self.busy += time;
         }
         let measured = if omit == Omit::LoadTimes { time } else { waits + time };
         Some((self.lanes.begin(task, measured), now + waits + time))
+    }
+
+    /// The part of a backward pass that comes with the addition of its weight gradients.
+    fn left_to_addition(&self, key: ClaimKey) -> Duration {
+        let is_once = self.manifest.exchanges_of(key.microbatch) == 1;
+        let splits = self.compute.splits && is_once && self.tiers.is_none();
+        if splits && key.stage > Stage(0) { self.compute.backward / 2 } else { Duration::ZERO }
+    }
+
+    /// The work item of which a task computes something.
+    pub(super) fn computes(&self, task: &Task) -> Option<ClaimKey> {
+        match task {
+            Task::Forward { key, .. } | Task::Backward { key, .. } => Some(*key),
+            Task::Accumulate { key, .. } => {
+                Some(*key).filter(|key| self.left_to_addition(*key) > Duration::ZERO)
+            }
+            _ => None,
+        }
     }
 
     /// The task that a device runs.

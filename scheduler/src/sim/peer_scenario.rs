@@ -79,6 +79,9 @@ pub struct ComputeScenario {
     pub forward: Duration,
     /// A backward pass of one stage.
     pub backward: Duration,
+    /// Whether the second half of a backward pass, its weights' gradients, comes with their addition, at stages that
+    /// return a gradient.
+    pub splits: bool,
     /// Any other task.
     pub other: Duration,
     /// Maximum random extension of each pass, in thousandths.

@@ -18,10 +18,15 @@ fn see_it_die(swarm: &mut Swarm) {
 
 /// Trains a run in which a peer dies at a moment, at a stage with another replica.
 fn trained_through_a_death(run: &Run, moment: &str, stage: &str) -> Trained {
+    trained_through_a_slow_death(run, moment, stage, "0")
+}
+
+/// The same, where the passes of the peer take so many milliseconds longer.
+fn trained_through_a_slow_death(run: &Run, moment: &str, stage: &str, slow: &str) -> Trained {
     let mut swarm = Swarm::start(&run.config(), &["--wait-for", "4", "--stage", "0"]);
     swarm.join(&["--stage", "1"]);
     swarm.join(&["--stage", if stage == "0" { "1" } else { "0" }]);
-    swarm.join_to_die(moment, &["--stage", stage]);
+    swarm.join_to_die(moment, &["--stage", stage, "--slow-down", slow]);
     see_it_die(&mut swarm);
     let trained = swarm.finish();
     assert_eq!(trained.report["microbatches"]["missing"], 0, "{moment}");
@@ -63,6 +68,14 @@ fn after_an_activation_was_sent() {
 #[test]
 fn before_a_gradient_was_sent() {
     dies_beside_a_replica("gradient-unsent:4", "1");
+}
+
+/// The other stage has the gradient, and nobody that of the weights.
+#[test]
+fn after_a_gradient_was_sent_and_before_those_of_weights_are_there() {
+    let run = Run::of_two_stages(STEPS, EVERY);
+    let trained = trained_through_a_slow_death(&run, "adding:4", "1", "60");
+    assert_eq!(trained.hash(), run.alone().hash());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! One stage of the model: its weights and its microbatches in flight.
 
 mod output;
+mod pending;
 mod state;
 mod update;
 mod workers;
@@ -15,6 +16,7 @@ use shoal_protocol::manifest::Manifest;
 use tch::{Kind, Tensor};
 
 pub use self::output::ForwardOutput;
+use self::pending::{Pending, may_leave_products};
 pub use self::workers::WorkerForward;
 
 use crate::device::setup::Device;
@@ -37,7 +39,7 @@ use crate::train::accumulator::Accumulator;
 use crate::train::frozen::Frozen;
 use crate::train::inner::InnerTrainer;
 use crate::weights::blocks::{Blocks, Head};
-use crate::weights::gradient::Piece;
+use crate::weights::gradient::{Gradient, Piece};
 use crate::weights::held::Held;
 use crate::weights::init::draw_weights;
 use crate::weights::leaves::Leaf;
@@ -79,8 +81,9 @@ pub(crate) struct StageModel {
     forwards: BTreeMap<ClaimKey, Kept>,
     /// Whether the passes are repeated for the backward pass, so that their graphs take no memory.
     pub(crate) recomputes: bool,
-    /// Weight gradients that are neither accumulated nor discarded, in pieces of the flat vector.
-    pending: BTreeMap<ClaimKey, Vec<Piece>>,
+    /// Whether backward passes that keep their graphs leave products to the addition of weight gradients.
+    may_leave_products: bool,
+    pending: BTreeMap<ClaimKey, Pending>,
     /// What does a microbatch's work, in a run of virtual workers.
     inner: Option<Box<InnerTrainer>>,
 }
@@ -226,6 +229,7 @@ impl StageModel {
             own,
             forwards: BTreeMap::new(),
             recomputes: manifest.training.recompute,
+            may_leave_products: may_leave_products(manifest, stage, &share),
             pending: BTreeMap::new(),
             inner: inner.map(Box::new),
         })
@@ -397,7 +401,7 @@ impl StageModel {
         gradient: Option<&Bytes>,
     ) -> Result<Option<Bytes>> {
         if let Some(Kept::Distance(pieces)) = self.forwards.get_mut(&key) {
-            self.pending.insert(key, std::mem::take(pieces));
+            self.pending.insert(key, std::mem::take(pieces).into());
             self.forwards.remove(&key);
             return Ok(None);
         }
@@ -411,7 +415,7 @@ impl StageModel {
                 &rerun
             }
         };
-        let mut pieces = Vec::new();
+        let (mut pieces, mut factors) = (Vec::new(), Vec::new());
         let blocks = &self.weights_of(key)?.blocks;
         let gradient = match (&pass.loss, &blocks.head) {
             (Some(Loss { gradients: Some(LossGradients { rows, heads }), .. }), Some(head)) => {
@@ -430,12 +434,18 @@ impl StageModel {
         };
         let input = Some(&pass.leaf).filter(|leaf| leaf.requires_grad());
         let inputs: Vec<&Tensor> = blocks.leaves.tensors().chain(input).collect();
-        let mut gradients = shim::gradients(&pass.output, Some(&gradient), &inputs)?.into_iter();
+        let mut gradients = self.gradients(pass, &gradient, &inputs)?.into_iter();
         for (leaf, gradient) in blocks.leaves.counted(&blocks.own, &mut gradients)? {
-            let gradient = self.within_constraint(leaf.offset, &gradient)?;
-            pieces.push(leaf.piece(&gradient)?);
+            match gradient {
+                Gradient::Whole(gradient) => {
+                    let gradient = self.within_constraint(leaf.offset, &gradient)?;
+                    pieces.push(leaf.piece(&gradient)?);
+                }
+                left => factors.push((leaf.offset, left)),
+            }
         }
-        let input_gradient = match (&blocks.embedding, &pass.tokens, gradients.next()) {
+        let of_input = gradients.next().map(Gradient::into_whole).transpose()?;
+        let input_gradient = match (&blocks.embedding, &pass.tokens, of_input) {
             (_, _, None) => None,
             (Some(embedding), Some(tokens), Some(of_input)) => {
                 let rows = of_input.f_flatten(0, 1)?;
@@ -450,20 +460,18 @@ impl StageModel {
             }
         };
         self.forwards.remove(&key);
-        self.pending.insert(key, pieces);
+        self.pending.insert(key, Pending { pieces, factors });
         Ok(input_gradient)
     }
 
-    /// Adds the pending weight gradients of one microbatch to the accumulator.
-    pub(crate) fn accumulate(&mut self, key: ClaimKey) -> Result<()> {
-        let gradients = self.pending.get(&key).ok_or(EngineError::NotInFlight(key))?;
-        let accumulator = &self.accumulators[self.turn(key.step)];
-        match self.weights.blocks.own.are_all() {
-            true => accumulator.add(key, gradients, &self.parameters)?,
-            false => accumulator.add_part(key, gradients, &self.parameters)?,
+    /// The gradients of a pass's inputs and weights.
+    fn gradients(&self, pass: &Pass, gradient: &Tensor, of: &[&Tensor]) -> Result<Vec<Gradient>> {
+        if self.leaves_products() {
+            let all = shim::gradients_or_factors(&pass.output, gradient, of)?;
+            return Ok(all.into_iter().map(Gradient::from).collect());
         }
-        self.pending.remove(&key);
-        Ok(())
+        let all = shim::gradients(&pass.output, Some(gradient), of)?;
+        Ok(all.into_iter().map(Gradient::Whole).collect())
     }
 
     /// The index of a step's accumulator.

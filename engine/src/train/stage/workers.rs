@@ -66,7 +66,7 @@ impl StageModel {
         let output = weights.and_then(|held| inner.backward_exchange(work, held, gradient, note));
         self.inner = Some(inner);
         let (gradient, note, pieces) = output?;
-        self.pending.extend(pieces.map(|pieces| (work.0, pieces)));
+        self.pending.extend(pieces.map(|pieces| (work.0, pieces.into())));
         Ok((gradient, note))
     }
 

@@ -34,7 +34,9 @@ struct DevicePasses {
 #[derive(Debug)]
 pub(super) struct ComputeQueue {
     devices: Vec<DevicePasses>,
-    /// Whether a pass ended since the window was last considered.
+    /// Gradients that devices are to add, a large part of whose products may be left to that.
+    adding: BTreeMap<ClaimKey, DeviceIndex>,
+    /// Whether a pass or an addition ended since the window was last considered.
     pass_ended: bool,
     forward: Forwards,
     backward: Backwards,
@@ -62,6 +64,7 @@ impl ComputeQueue {
         assert!(devices > 0, "a peer has a device");
         Self {
             devices: vec![DevicePasses::default(); devices],
+            adding: BTreeMap::new(),
             pass_ended: false,
             forward: Forwards::new(),
             backward: Backwards::new(),
@@ -196,6 +199,19 @@ impl ComputeQueue {
         self.pass_ended = true;
     }
 
+    /// A device is to add the gradient of a microbatch.
+    pub(super) fn note_addition(&mut self, key: ClaimKey, device: DeviceIndex) {
+        self.adding.insert(key, device);
+    }
+
+    /// A device has added a gradient, or refused it.
+    pub(super) fn note_added(&mut self, now: Moment, key: ClaimKey) {
+        if let Some(device) = self.adding.remove(&key) {
+            self.devices[device.index()].ended_at = now;
+            self.pass_ended = true;
+        }
+    }
+
     /// The time at which the last pass ended: on this device or, for a pass that any device may run, on any.
     pub(super) fn ended_at(&self, device: Option<DeviceIndex>) -> Moment {
         match device {
@@ -206,9 +222,14 @@ impl ComputeQueue {
 
     /// Whether a pass ended since the last call and a device has nothing left to do.
     pub(super) fn take_idle(&mut self) -> bool {
+        let ended = std::mem::take(&mut self.pass_ended);
+        let is_idle = |device: DeviceIndex| {
+            self.devices[device.index()].given == 0
+                && !self.adding.values().any(|adding| *adding == device)
+        };
         // Backward passes that wait have other devices, if there are several.
-        std::mem::take(&mut self.pass_ended)
-            && self.devices.iter().any(|device| device.given == 0)
+        ended
+            && self.devices().any(is_idle)
             && self.forward.is_empty()
             && (self.backward.is_empty() || self.devices.len() > 1)
     }

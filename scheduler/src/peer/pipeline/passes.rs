@@ -193,6 +193,7 @@ impl Pipeline {
                 "it ends in a loss"
             );
             let device = self.jobs.device_of(key);
+            self.queue.note_addition(key, device);
             out.push(PeerAction::Compute(Task::Accumulate { key, device }));
         }
         if let Some(gradient) = gradient {
@@ -235,21 +236,33 @@ impl Pipeline {
         let began = job.map_or(ctx.now, |job| self.available_at(ctx, key, job));
         let device = job.and_then(|job| job.device).or(self.queue.device_of_dropped(key));
         self.queue.note_end(ctx.now, device.expect("a pass has a device"));
+        // The microbatch has all its exchanges.
+        let exchanges = ctx.config.manifest.exchanges_of(key.microbatch);
+        self.measure(ctx, key, busy * exchanges, measure);
+        self.stages.notify_late_senders(out);
+        ctx.now.since(began)
+    }
+
+    /// Adds a measured time of a microbatch to its stage's.
+    fn measure(
+        &mut self,
+        ctx: &Context<'_>,
+        key: ClaimKey,
+        busy: Duration,
+        measure: impl Fn(&mut PassTimes, Duration),
+    ) {
         // A virtual worker makes many passes, and a held-out microbatch one.
         let manifest = &ctx.config.manifest;
         let is_usual = manifest.passes_of(key.microbatch) == manifest.passes();
         if let Some(hosted) = self.stages.get_mut(key.stage).filter(|_| is_usual) {
-            // The other devices run as many passes meanwhile, and the microbatch has all its exchanges.
-            let exchanges = manifest.exchanges_of(key.microbatch);
-            let each = busy * exchanges / u32::from(ctx.config.candidate.devices.get());
+            // The other devices do as much meanwhile.
+            let each = busy / u32::from(ctx.config.candidate.devices.get());
             measure(&mut hosted.times, each);
             // The pass of released late work counts twice, since its length is no accident.
             if hosted.has_late(key) {
                 measure(&mut hosted.times, each);
             }
         }
-        self.stages.notify_late_senders(out);
-        ctx.now.since(began)
     }
 
     /// Releases the result of work that was dropped meanwhile, and the tensors that it used.
@@ -274,20 +287,27 @@ impl Pipeline {
         }
     }
 
+    /// The engine has added a gradient to an accumulator, or refused it.
+    pub(in crate::peer) fn end_addition(&mut self, now: Moment, key: ClaimKey) {
+        self.queue.note_added(now, key);
+    }
+
     /// A gradient was added to its accumulator.
     pub(in crate::peer) fn handle_accumulated(
         &mut self,
         ctx: &Context<'_>,
         key: ClaimKey,
-        broken: bool,
+        (busy, broken): (Duration, bool),
         out: &mut Out,
     ) {
         // A peer that left the stage before this step dropped the job: that accumulator counts nowhere.
         if !self.jobs.contains(key) {
             return;
         }
+        self.measure(ctx, key, busy, PassTimes::add_addition);
+        let job = self.jobs.existing(key);
+        job.pass_times.backward += busy;
         if broken {
-            let job = self.jobs.existing(key);
             job.loss = Some(job.loss.unwrap_or_default().of_broken());
         }
         self.stages.existing(key.stage).count(key);

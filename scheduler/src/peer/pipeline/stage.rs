@@ -283,6 +283,8 @@ fn largest_window(config: &PeerConfig, hosted: usize) -> usize {
 pub(super) struct PassTimes {
     forward: RobustAverage,
     backward: RobustAverage,
+    /// The addition of weight gradients, with the products that the backward pass leaves to it.
+    addition: RobustAverage,
 }
 
 impl PassTimes {
@@ -294,9 +296,14 @@ impl PassTimes {
         self.backward.add(busy);
     }
 
-    /// Nanoseconds for both passes, once both are measured.
+    pub(super) fn add_addition(&mut self, busy: Duration) {
+        self.addition.add(busy);
+    }
+
+    /// Nanoseconds for both passes and what follows them, once both are measured.
     pub(super) fn nanoseconds(&self) -> Option<u64> {
-        Some(self.forward.nanoseconds()? + self.backward.nanoseconds()?)
+        let addition = self.addition.nanoseconds().unwrap_or(0);
+        Some(self.forward.nanoseconds()? + self.backward.nanoseconds()? + addition)
     }
 }
 
@@ -313,5 +320,7 @@ mod tests {
         assert_eq!(times.nanoseconds(), Some(2400));
         times.add_backward(Duration::from_nanos(800));
         assert_eq!(times.nanoseconds(), Some(800 + 1200));
+        times.add_addition(Duration::from_nanos(500));
+        assert_eq!(times.nanoseconds(), Some(800 + 1200 + 500));
     }
 }

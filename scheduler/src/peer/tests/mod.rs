@@ -218,12 +218,14 @@ fn claim(microbatch: u32) -> PeerAction {
     PeerAction::ToCoordinator(ToCoordinator::Claim { key: key(1, microbatch) })
 }
 
+/// The report of work whose gradient was added for a millisecond, after passes that ended at once.
 fn done(key: ClaimKey, grant: Grant, loss: Option<FixedLoss>) -> PeerAction {
+    let pass_times = PassTimes { backward: Duration::from_millis(1), ..PassTimes::default() };
     PeerAction::ToCoordinator(ToCoordinator::Done {
         key,
         grant,
         loss,
-        pass_times: PassTimes::default(),
+        pass_times,
         handover: Box::default(),
     })
 }

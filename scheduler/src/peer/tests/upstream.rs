@@ -120,6 +120,20 @@ fn backward_passes_go_first_and_few_passes_wait_in_the_engine() {
 }
 
 #[test]
+fn an_engine_that_adds_a_gradient_is_not_idle() {
+    let (mut probe, _) = Probe::at(1, |_| {});
+    let window = |probe: &Probe| probe.peer.load().window[&Stage(1)];
+    assert_eq!(window(&probe), 1);
+    for microbatch in 0..3 {
+        probe.offer(1, microbatch);
+    }
+    probe.complete(0);
+    assert_eq!(window(&probe), 1, "it computes what the pass left");
+    probe.done(TaskResult::Accumulated { key: key(1, 0), broken: false });
+    assert_eq!(window(&probe), 2, "it has nothing to do");
+}
+
+#[test]
 fn a_reclaim_releases_late_work_only() {
     let (mut probe, _) = Probe::at(1, |_| {});
     let (key, grant) = (key(1, 0), grant(0));

@@ -21,7 +21,7 @@ use crate::action::{
     TaskResult,
 };
 use crate::sim::corruption::Corruption;
-use crate::sim::engine::{Observed, is_pass};
+use crate::sim::engine::Observed;
 use crate::sim::founded::Founded;
 use crate::sim::integer_model::Weights;
 use crate::sim::marks::Mark;
@@ -194,10 +194,10 @@ impl<'a> Swarm<'a> {
     fn engine_began(&mut self, index: usize, device: DeviceIndex, end: Moment) {
         let node = &self.nodes[index];
         self.queue.at(end, Event::EngineDone(node.me, device));
-        let running = node.engine.running(device).filter(|task| is_pass(task));
-        if let Some(Task::Forward { key, .. } | Task::Backward { key, .. }) = running {
+        let running = node.engine.running(device);
+        if let Some(key) = running.and_then(|task| node.engine.computes(task)) {
             self.observation.report.ran(key.step, self.queue.now(), end);
-            self.observation.show(Seen::Ran { peer: index, key: *key, until: end });
+            self.observation.show(Seen::Ran { peer: index, key, until: end });
         }
     }
 
