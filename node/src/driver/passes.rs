@@ -132,7 +132,8 @@ impl Passes {
         let input_gradient = engine.backward(key, gradient.map(|tensors| &tensors[0].bytes))?;
         let codec = self.manifest.codec.activation_gradients;
         let keep = |bytes| self.payloads.log([self.boundary_tensor(codec, bytes)]);
-        Ok(TaskResult::Returned { key, gradient: input_gradient.map(keep) })
+        let (gradient, leaves) = (input_gradient.map(keep), engine.leaves_products(key.stage));
+        Ok(TaskResult::Returned { key, gradient, leaves })
     }
 
     fn accumulate(&self, engine: &mut Engine, key: ClaimKey) -> Result<TaskResult, EngineError> {
@@ -205,12 +206,13 @@ impl Passes {
         let note = note.map_or(0.0, read_note);
         let (gradient, note) = engine.backward_worker(key, exchange, gradient, note)?;
         if key.stage.0 == 0 {
-            return Ok(TaskResult::Returned { key, gradient: None });
+            return Ok(TaskResult::Returned { key, gradient: None, leaves: false });
         }
         let codec = self.manifest.codec.activation_gradients;
         let gradient = gradient.map(|bytes| self.boundary_tensor(codec, bytes));
         let tensors: Vec<_> = gradient.into_iter().chain([note_tensor(note)]).collect();
-        Ok(TaskResult::Returned { key, gradient: Some(self.payloads.log(tensors)) })
+        let gradient = Some(self.payloads.log(tensors));
+        Ok(TaskResult::Returned { key, gradient, leaves: false })
     }
 
     /// Makes a tensor for a stage boundary.

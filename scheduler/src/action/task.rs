@@ -246,6 +246,8 @@ pub enum TaskResult {
         key: ClaimKey,
         /// Gradient of the stage's input.
         gradient: Option<Payload>,
+        /// Whether products of the weight gradient are left to `Accumulate`.
+        leaves: bool,
     },
     /// `Accumulate`.
     Accumulated {

@@ -407,7 +407,7 @@ impl Audit {
                 let task = Task::Backward { key, exchange, gradient, device };
                 out.push(PeerAction::Compute(task));
             }
-            TaskResult::Returned { key, gradient } => {
+            TaskResult::Returned { key, gradient, .. } => {
                 self.handover.made[1] = hash(gradient);
                 out.extend(gradient.map(|payload| PeerAction::Release(payload.id)));
                 out.push(PeerAction::Compute(Task::Accumulate { key, device }));

@@ -282,16 +282,16 @@ impl Peer {
             TaskResult::Forwarded { key, output, loss } => {
                 self.pipeline.handle_forward(&ctx, key, busy, (output, loss), out);
             }
-            TaskResult::Returned { key, gradient } => {
-                if self.pipeline.handle_backward(&ctx, key, busy, gradient, out) {
+            TaskResult::Returned { key, gradient, leaves } => {
+                if self.pipeline.handle_backward(&ctx, key, busy, (gradient, leaves), out) {
                     self.weights.sums_change(&ctx, key);
                 }
             }
             TaskResult::Accumulated { key, broken } => {
-                self.pipeline.end_addition(now, key);
+                let computed = self.pipeline.end_addition(now, key).then_some(busy);
                 // Before a rewind the accumulator was another.
                 if self.weights.are_here(&ctx) {
-                    self.pipeline.handle_accumulated(&ctx, key, (busy, broken), out);
+                    self.pipeline.handle_accumulated(&ctx, key, (computed, broken), out);
                 }
             }
             TaskResult::Discarded { key } => self.pipeline.handle_discarded(&ctx, key, out),
@@ -338,7 +338,7 @@ impl Peer {
     fn release_result(&mut self, now: Moment, result: TaskResult, out: &mut Out) {
         match result {
             TaskResult::Forwarded { key, output: result, .. }
-            | TaskResult::Returned { key, gradient: result } => {
+            | TaskResult::Returned { key, gradient: result, .. } => {
                 self.pipeline.release_result(key, result, out);
             }
             TaskResult::Exported { .. }

@@ -142,7 +142,12 @@ pub(super) enum ComputeError {
 impl Corruption {
     /// Whether peers add up something else than they should.
     pub(super) fn makes_wrong_sums(self) -> bool {
-        matches!(self, Self::Miscompute { .. } | Self::Collude { .. })
+        matches!(
+            self,
+            Self::Miscompute { .. }
+                | Self::Collude { .. }
+                | Self::Forge { lie: SumLie::Results, .. }
+        )
     }
 
     /// Corrupts an action of the coordinator.

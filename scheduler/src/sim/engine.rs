@@ -425,7 +425,8 @@ impl Engine {
         let returned = returned ^ u64::from(errs == Some(ComputeError::Returned));
         let upstream = key.stage > Stage(0);
         let gradient = upstream.then(|| payloads.keep(Content::Word(returned), size));
-        Ok(TaskResult::Returned { key, gradient })
+        let leaves = self.left_to_addition(key) > Duration::ZERO;
+        Ok(TaskResult::Returned { key, gradient, leaves })
     }
 
     fn apply(

@@ -34,7 +34,7 @@ struct DevicePasses {
 #[derive(Debug)]
 pub(super) struct ComputeQueue {
     devices: Vec<DevicePasses>,
-    /// Gradients that devices are to add, a large part of whose products may be left to that.
+    /// Gradients that devices are to add, with products that are left to that.
     adding: BTreeMap<ClaimKey, DeviceIndex>,
     /// Whether a pass or an addition ended since the window was last considered.
     pass_ended: bool,
@@ -199,17 +199,17 @@ impl ComputeQueue {
         self.pass_ended = true;
     }
 
-    /// A device is to add the gradient of a microbatch.
+    /// A device is to add the gradient of a microbatch, and to compute products of it first.
     pub(super) fn note_addition(&mut self, key: ClaimKey, device: DeviceIndex) {
         self.adding.insert(key, device);
     }
 
-    /// A device has added a gradient, or refused it.
-    pub(super) fn note_added(&mut self, now: Moment, key: ClaimKey) {
-        if let Some(device) = self.adding.remove(&key) {
-            self.devices[device.index()].ended_at = now;
-            self.pass_ended = true;
-        }
+    /// A device has added a gradient, or refused it. Returns whether it computed products first.
+    pub(super) fn note_added(&mut self, now: Moment, key: ClaimKey) -> bool {
+        let Some(device) = self.adding.remove(&key) else { return false };
+        self.devices[device.index()].ended_at = now;
+        self.pass_ended = true;
+        true
     }
 
     /// The time at which the last pass ended: on this device or, for a pass that any device may run, on any.

@@ -164,7 +164,7 @@ impl Pipeline {
         ctx: &Context<'_>,
         key: ClaimKey,
         busy: Duration,
-        gradient: Option<Payload>,
+        (gradient, leaves): (Option<Payload>, bool),
         out: &mut Out,
     ) -> bool {
         self.queue.visits.end(Pass::Backward(key), busy);
@@ -193,7 +193,9 @@ impl Pipeline {
                 "it ends in a loss"
             );
             let device = self.jobs.device_of(key);
-            self.queue.note_addition(key, device);
+            if leaves {
+                self.queue.note_addition(key, device);
+            }
             out.push(PeerAction::Compute(Task::Accumulate { key, device }));
         }
         if let Some(gradient) = gradient {
@@ -287,27 +289,29 @@ impl Pipeline {
         }
     }
 
-    /// The engine has added a gradient to an accumulator, or refused it.
-    pub(in crate::peer) fn end_addition(&mut self, now: Moment, key: ClaimKey) {
-        self.queue.note_added(now, key);
+    /// The engine has added a gradient to an accumulator, or refused it. Returns whether it computed products first.
+    pub(in crate::peer) fn end_addition(&mut self, now: Moment, key: ClaimKey) -> bool {
+        self.queue.note_added(now, key)
     }
 
-    /// A gradient was added to its accumulator.
+    /// A gradient was added to its accumulator. `computed` is the time that this took, if products were left to it.
     pub(in crate::peer) fn handle_accumulated(
         &mut self,
         ctx: &Context<'_>,
         key: ClaimKey,
-        (busy, broken): (Duration, bool),
+        (computed, broken): (Option<Duration>, bool),
         out: &mut Out,
     ) {
         // A peer that left the stage before this step dropped the job: that accumulator counts nowhere.
         if !self.jobs.contains(key) {
             return;
         }
-        self.measure(ctx, key, busy, PassTimes::add_addition);
-        let job = self.jobs.existing(key);
-        job.pass_times.backward += busy;
+        if let Some(busy) = computed {
+            self.measure(ctx, key, busy, PassTimes::add_addition);
+            self.jobs.existing(key).pass_times.backward += busy;
+        }
         if broken {
+            let job = self.jobs.existing(key);
             job.loss = Some(job.loss.unwrap_or_default().of_broken());
         }
         self.stages.existing(key.stage).count(key);

@@ -283,7 +283,7 @@ fn largest_window(config: &PeerConfig, hosted: usize) -> usize {
 pub(super) struct PassTimes {
     forward: RobustAverage,
     backward: RobustAverage,
-    /// The addition of weight gradients, with the products that the backward pass leaves to it.
+    /// The addition of weight gradients, where backward passes leave products to it.
     addition: RobustAverage,
 }
 

@@ -49,7 +49,7 @@ fn forwarded(stage: u16, output: Option<u64>) -> TaskResult {
 }
 
 fn returned(stage: u16, gradient: Option<u64>) -> TaskResult {
-    TaskResult::Returned { key: key(stage, 0), gradient: gradient.map(payload) }
+    TaskResult::Returned { key: key(stage, 0), gradient: gradient.map(payload), leaves: false }
 }
 
 fn tensors(actions: &[PeerAction]) -> Vec<PeerAction> {
@@ -149,7 +149,7 @@ fn a_worker_waits_for_the_meeting_that_it_joins_and_is_not_late() {
     let mut ends = |result| forward(&probe.done(result));
     for next in [vec![1], vec![]] {
         let forwarded = TaskResult::Forwarded { key, output: None, loss: None };
-        let returned = TaskResult::Returned { key, gradient: None };
+        let returned = TaskResult::Returned { key, gradient: None, leaves: false };
         let begun = [ends(forwarded), ends(returned)].concat();
         assert_eq!(begun, next, "the first step is not committed");
     }
@@ -186,7 +186,7 @@ fn workers_of_a_step_are_divided_among_devices_also_while_one_waits() {
     let key = ClaimKey { step, ..key(0, 0) };
     for last in [false, true] {
         let forwarded = TaskResult::Forwarded { key, output: None, loss: None };
-        let returned = TaskResult::Returned { key, gradient: None };
+        let returned = TaskResult::Returned { key, gradient: None, leaves: false };
         let begun = [probe.done(forwarded), probe.done(returned)].concat();
         let next = if last { vec![] } else { vec![(1, 0, 1)] };
         assert_eq!(places(&begun), next, "it waits for the meeting");

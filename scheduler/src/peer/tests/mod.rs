@@ -172,6 +172,11 @@ impl Probe {
     /// Takes one microbatch of the last stage through both passes. Returns the actions that follow the end
     /// of the backward pass.
     fn complete(&mut self, microbatch: u32) -> Vec<PeerAction> {
+        self.complete_all_but(microbatch, false)
+    }
+
+    /// The same; the backward pass may leave products to the addition of its gradient.
+    fn complete_all_but(&mut self, microbatch: u32, leaves: bool) -> Vec<PeerAction> {
         let key = key(1, microbatch);
         self.tensor(1, TensorTag::Activation { key, exchange: FIRST }, u64::from(microbatch));
         let next_holder = None;
@@ -182,7 +187,7 @@ impl Probe {
         });
         self.done(TaskResult::Forwarded { key, output: None, loss: Some(FixedLoss::new(7, 1)) });
         let gradient = Some(payload(100 + u64::from(microbatch)));
-        self.done(TaskResult::Returned { key, gradient })
+        self.done(TaskResult::Returned { key, gradient, leaves })
     }
 }
 
@@ -218,14 +223,12 @@ fn claim(microbatch: u32) -> PeerAction {
     PeerAction::ToCoordinator(ToCoordinator::Claim { key: key(1, microbatch) })
 }
 
-/// The report of work whose gradient was added for a millisecond, after passes that ended at once.
 fn done(key: ClaimKey, grant: Grant, loss: Option<FixedLoss>) -> PeerAction {
-    let pass_times = PassTimes { backward: Duration::from_millis(1), ..PassTimes::default() };
     PeerAction::ToCoordinator(ToCoordinator::Done {
         key,
         grant,
         loss,
-        pass_times,
+        pass_times: PassTimes::default(),
         handover: Box::default(),
     })
 }

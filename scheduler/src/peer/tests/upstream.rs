@@ -57,7 +57,7 @@ fn nothing_is_counted_without_its_claim_and_a_report_repeats_until_it_is_acknowl
     });
     assert_eq!(probe.receive_from_coordinator(granted.clone()), [backward]);
     assert_eq!(probe.receive_from_coordinator(granted), []);
-    probe.done(TaskResult::Returned { key, gradient: Some(payload(2)) });
+    probe.done(TaskResult::Returned { key, gradient: Some(payload(2)), leaves: false });
     let report = done(key, grant(0), Some(FixedLoss::new(7, 1)));
     let counted = PeerAction::Event(PeerEvent::Counted { key });
     assert_eq!(
@@ -115,7 +115,8 @@ fn backward_passes_go_first_and_few_passes_wait_in_the_engine() {
         next_holder,
     });
     assert_eq!(passes(&probe.done(forwarded(1))), [(false, 0)], "before new forward passes");
-    let returned = TaskResult::Returned { key: key(1, 1), gradient: Some(payload(9)) };
+    let returned =
+        TaskResult::Returned { key: key(1, 1), gradient: Some(payload(9)), leaves: false };
     assert_eq!(passes(&probe.done(returned)), [(true, 2), (false, 2)]);
 }
 
@@ -127,7 +128,7 @@ fn an_engine_that_adds_a_gradient_is_not_idle() {
     for microbatch in 0..3 {
         probe.offer(1, microbatch);
     }
-    probe.complete(0);
+    probe.complete_all_but(0, true);
     assert_eq!(window(&probe), 1, "it computes what the pass left");
     probe.done(TaskResult::Accumulated { key: key(1, 0), broken: false });
     assert_eq!(window(&probe), 2, "it has nothing to do");
@@ -264,7 +265,11 @@ fn each_device_has_two_passes_and_the_graphs_of_its_own_forward_passes() {
     assert_eq!(passes(&probe.receive_from_coordinator(granted(1))), [(false, 1, 1)]);
     assert_eq!(passes(&probe.receive_from_coordinator(granted(0))), [], "its pass goes on");
     assert_eq!(passes(&probe.done(forwarded(0))), [(false, 0, 0)]);
-    let returned = probe.done(TaskResult::Returned { key: key(1, 1), gradient: Some(payload(9)) });
+    let returned = probe.done(TaskResult::Returned {
+        key: key(1, 1),
+        gradient: Some(payload(9)),
+        leaves: false,
+    });
     let accumulates = Task::Accumulate { key: key(1, 1), device: DeviceIndex(1) };
     assert!(returned.contains(&PeerAction::Compute(accumulates)), "{returned:?}");
 }
