@@ -1,9 +1,9 @@
 """Measures the training of a mixture of experts: Shoal's engine beside transformers, in one process of one thread each.
 
     make bench-mixture
-    .venv/bin/python bench/mixture.py --train-rounds target/release/examples/train_rounds --text TEXT
+    make bench-mixture ARGS='--layers 4'
 
-The shape is that of Qwen3-MoE, small: 127M of 495M parameters work on a token. First every way in which transformers can
+The shape is that of Qwen3-MoE, small: 128M of 496M parameters work on a token, or fewer of fewer layers. First every way in which transformers can
 compute experts trains one layer; the fastest one competes. The state of either side takes gigabytes, so only one process runs
 at a time, and each round starts both anew, in turns. Nothing of the loading is in the times.
 """
@@ -70,20 +70,21 @@ def probe(tools, dtype):
     return seconds
 
 
-def measure(side, dtype, more, tools):
+def measure(side, dtype, more, tools, shape):
     """Tokens a second and the peak memory of a process of its own."""
     order = {"dtype": dtype, "microbatches": MICROBATCHES, "steps": STEPS, **more}
-    with closing([start(side, SHAPE, tools)]) as [worker]:
+    with closing([start(side, shape, tools)]) as [worker]:
         worker.ask(**order)
         rate = rate_of(worker.ask(**order))
         return rate, peak_memory(worker.process.pid)
 
 
-def compare(tools, dtype):
+def compare(tools, dtype, shape):
     probes = probe(tools, dtype)
     variant, experts = min(probes, key=probes.get)
     more = {"Shoal": {}, "transformers": {"variant": variant, "experts": experts}}
-    found = take_turns({side: lambda side=side: measure(side, dtype, more[side], tools) for side in more}, ROUNDS)
+    sides = {side: lambda side=side: measure(side, dtype, more[side], tools, shape) for side in more}
+    found = take_turns(sides, tools.rounds)
     return {
         "dtype": dtype,
         "probes": {" ".join(key): value for key, value in probes.items()},
@@ -93,16 +94,16 @@ def compare(tools, dtype):
     }
 
 
-def check_memory():
+def check_memory(shape):
     """Refuses to measure where the state does not fit: the machine would stop another process."""
-    needs = STATE_PER_PARAMETER * SHAPE.parameters() + (2 << 30)
+    needs = STATE_PER_PARAMETER * shape.parameters() + (2 << 30)
     with open("/proc/meminfo", encoding="utf-8") as file:
         free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
     if free < needs:
         raise SystemExit(f"the mixture takes {table.megabytes(needs)}, and {table.megabytes(free)} of memory are free")
 
 
-def report(measured, machine):
+def report(measured, machine, shape, rounds):
     rows, goals = [], []
     for one in measured:
         rates, peaks = one["rates"], one["peaks"]
@@ -118,8 +119,8 @@ def report(measured, machine):
         layers = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in one["probes"].items())
         print(f"transformers in {one['dtype']}, {PROBE.tokens_per_step()} tokens through one layer: {layers}", flush=True)
     notes = (
-        f"{SHAPE.describe()}, {MICROBATCHES} microbatches. One thread each, {machines.line(machine)}. Tokens per second: "
-        f"median of {ROUNDS} alternated rounds. Peak: resident memory of the whole process. Goals: {'; '.join(goals)}."
+        f"{shape.describe()}, {MICROBATCHES} microbatches. One thread each, {machines.line(machine)}. Tokens per second: "
+        f"median of {rounds} alternated rounds. Peak: resident memory of the whole process. Goals: {'; '.join(goals)}."
     )
     table.show("A mixture of experts", notes, ["dtype", "side", "tokens/s", "peak memory"], rows)
 
@@ -129,14 +130,17 @@ def main():
     parser.add_argument("--train-rounds", default=str(ROOT / "target/release/examples/train_rounds"))
     parser.add_argument("--text", required=True, help="the text to train on")
     parser.add_argument("--dtypes", help="f32, bf16 or f32,bf16; without it bf16 only where the processor has it")
+    parser.add_argument("--layers", type=int, default=SHAPE.layers)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     tools = parser.parse_args()
+    shape = dataclasses.replace(SHAPE, layers=tools.layers)
     machine = machines.describe(sys.executable)
     has_bf16 = not BF16_FLAGS.isdisjoint(machine["extensions"])
     dtypes = (tools.dtypes or ("f32,bf16" if has_bf16 or SMOKE else "f32")).split(",")
     if "bf16" not in dtypes and not has_bf16:
         print("bf16 is not measured: this processor has no products in bf16 (--dtypes f32,bf16 measures it still)")
-    check_memory()
-    report([compare(tools, dtype) for dtype in dtypes], machine)
+    check_memory(shape)
+    report([compare(tools, dtype, shape) for dtype in dtypes], machine, shape, tools.rounds)
 
 
 if __name__ == "__main__":

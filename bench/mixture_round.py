@@ -18,15 +18,16 @@ from sizes import size
 from worker import FOLDER
 
 ROOT = pathlib.Path(FOLDER).parent
-EXPERTS = size(64, 8)
+EXPERTS = size(32, 8)
+INSIDE = size(256, 96)
 DENSE = Model(
-    hidden=size(128, 64), layers=size(4, 2), heads=4, intermediate=size(64 * 96, 8 * 96), context=16, batch=4
+    hidden=size(256, 64), layers=2, heads=4, intermediate=EXPERTS * INSIDE, context=8, batch=2
 )
-MIXTURE = dataclasses.replace(DENSE, intermediate=96, experts=EXPERTS, experts_per_token=1)
+MIXTURE = dataclasses.replace(DENSE, intermediate=INSIDE, experts=EXPERTS, experts_per_token=1)
 MICROBATCHES = 2
-STEPS = size(8, 3)
+STEPS = size(5, 3)
 # Samples of a step.
-FEW, MANY = 2, size(512, 32)
+FEW, MANY = 2, size(128, 16)
 
 
 def experts_of(model):
