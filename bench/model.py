@@ -19,21 +19,35 @@ class Model:
     vocabulary: int = 256
     key_value_heads: int | None = None
     tied: bool = False
+    # Experts of a layer, each as wide inside as `intermediate`; 0 is a single feed-forward block.
+    experts: int = 0
+    experts_per_token: int = 0
+    # Whether the queries and keys of each head are normalised.
+    query_key_norm: bool = False
 
     def tokens_per_step(self):
         return self.batch * self.context
 
-    def layer_parameters(self):
+    def layer_parameters(self, experts=None):
+        """Parameters of a layer, with all of its experts or so many."""
+        experts = self.experts if experts is None else experts
         keys = self.hidden // self.heads * (self.key_value_heads or self.heads)
         attention = 2 * self.hidden**2 + 2 * self.hidden * keys
-        return attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        norms = 2 * self.hidden + (2 * self.hidden // self.heads if self.query_key_norm else 0)
+        feed_forward = 3 * self.hidden * self.intermediate * (experts if self.experts else 1)
+        return attention + feed_forward + self.experts * self.hidden + norms
 
-    def parameters(self):
+    def parameters(self, experts=None):
+        """Parameters of the model, with all experts of each layer or so many."""
         return (
-            self.layers * self.layer_parameters()
+            self.layers * self.layer_parameters(experts)
             + (1 if self.tied else 2) * self.vocabulary * self.hidden
             + self.hidden
         )
+
+    def active_parameters(self):
+        """Parameters that work on a token."""
+        return self.parameters(self.experts_per_token)
 
     def stage_parameters(self, stages):
         """Parameters of each stage. As in Shoal, stages have equal shares of the layers."""
@@ -45,9 +59,16 @@ class Model:
         return counts
 
     def describe(self):
+        feed_forward = f"feed-forward {self.intermediate}"
+        shape = f"Llama-shaped, {self.parameters() / 1e6:.2f}M parameters"
+        if self.experts:
+            feed_forward = f"{self.experts_per_token} of {self.experts} experts of {self.intermediate}"
+            shape = (
+                f"Qwen3-MoE-shaped, {self.active_parameters() / 1e6:.0f}M of {self.parameters() / 1e6:.0f}M parameters "
+                "work on a token"
+            )
         return (
-            f"Llama-shaped, {self.parameters() / 1e6:.2f}M parameters: width {self.hidden}, "
-            f"{self.layers} layers, {self.heads} heads, feed-forward {self.intermediate}, "
+            f"{shape}: width {self.hidden}, {self.layers} layers, {self.heads} heads, {feed_forward}, "
             f"{self.vocabulary} tokens; {self.batch} samples of {self.context} tokens a step"
         )
 

@@ -89,6 +89,10 @@ BENCHMARKS = [
         "all", "Shoal beside PyTorch: processes, swarm, traffic, memory, data plane (at most 15 minutes)",
         (f"bench.py {SHOAL} --train-rounds {{trains}} --preload {{preload}} --text {{text}} --codec-speed {{codec}} "
          "--speed {speed} --plain {plain} --arithmetic {arithmetic}",)),
+    Benchmark("mixture", "a mixture of experts beside transformers (8 minutes; 17 GB of memory)",
+              ("mixture.py --train-rounds {trains} --text {text}",)),
+    Benchmark("mixture-round", "the bytes of a round of a mixture beside those of a dense model (1 minute)",
+              (f"mixture_round.py {SHOAL}",)),
     Benchmark("recovery", "how long a death and a newcomer take (5 minutes)", (f"recovery.py {SHOAL}",)),
     Benchmark("overhead", "the cost of exactly-once in a run without deaths (15 minutes)",
               (f"overhead.py {SHOAL} --bare {{bare}}",)),

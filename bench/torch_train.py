@@ -1,8 +1,8 @@
 """Trains in eager PyTorch on demand, for comparison with engine/examples/train_rounds.rs.
 
 The argument is a model as JSON. Each line on stdin orders some steps, and each line on stdout answers, as there. An
-order names the `variant` of the model: plain, transformers, mixed or adapted; with `compiled`, torch.compile compiles it. An order with `product` multiplies square matrices of
-that size instead.
+order names the `variant` of the model, one of `VARIANTS`; with `compiled`, torch.compile compiles it, and of a mixture
+`experts` names the way to compute experts. An order with `product` multiplies square matrices of that size instead.
 """
 
 import json
@@ -12,9 +12,17 @@ import time
 import torch
 from model import BETAS, CLIP, LEARNING_RATE, WEIGHT_DECAY, Model
 from torch_llama import Adapted, Mixed, Stage, Transformers, loss_of
+from torch_mixture import MixedMixture, Mixture
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-VARIANTS = {"plain": Stage, "transformers": Transformers, "mixed": Mixed, "adapted": Adapted}
+VARIANTS = {
+    "plain": Stage,
+    "transformers": Transformers,
+    "mixed": Mixed,
+    "adapted": Adapted,
+    "mixture": Mixture,
+    "mixed-mixture": MixedMixture,
+}
 
 
 class Samples:
@@ -94,6 +102,8 @@ def main():
             continue
         key = (model, order["variant"], order["dtype"], device, order.get("compiled", False))
         trainer = trainers.get(key) or trainers.setdefault(key, Trainer(*key))
+        if "experts" in order:
+            trainer.model.compute_experts_by(order["experts"])
         start, loss = time.perf_counter(), 0.0
         for _ in range(order["steps"]):
             loss = trainer.step(*samples.batch(), order["microbatches"])

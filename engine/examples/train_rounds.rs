@@ -21,7 +21,9 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use shoal_engine::{Device, DeviceChoice, Engine};
 use shoal_protocol::ids::StageSpan;
-use shoal_protocol::manifest::{Codecs, Dtype, Lora, LoraTarget, Quantisation};
+use shoal_protocol::manifest::{
+    Balance, Codecs, Dtype, Experts, Lora, LoraTarget, Quantisation, QueryKeyNorm, Router,
+};
 
 /// The model and the data.
 #[derive(Deserialize)]
@@ -40,6 +42,15 @@ struct Model {
     /// `None` is as many as query heads.
     key_value_heads: Option<u32>,
     tied: bool,
+    /// Experts of a layer, each as wide inside as `intermediate`; 0 has one feed-forward block.
+    #[serde(default)]
+    experts: u32,
+    /// Experts of a token.
+    #[serde(default)]
+    experts_per_token: u32,
+    /// Whether each head's queries and keys are normalised.
+    #[serde(default)]
+    query_key_norm: bool,
     /// Rank of adapters beside every matrix of a layer; `None` trains all weights.
     #[serde(default)]
     lora_rank: Option<u32>,
@@ -101,6 +112,10 @@ fn begin(model: &Model, order: &Order, device: Device, text: &[u8], folder: &Pat
     manifest.model.vocabulary = model.vocabulary;
     manifest.model.block.tied = model.tied;
     manifest.model.intermediate = model.intermediate;
+    manifest.model.block.experts = (model.experts > 0).then(|| experts(model));
+    if model.query_key_norm {
+        manifest.model.block.query_key_norm = QueryKeyNorm::Head;
+    }
     manifest.model.context = model.context;
     manifest.lora = model.lora_rank.map(|rank| Lora {
         rank,
@@ -128,6 +143,21 @@ fn begin(model: &Model, order: &Order, device: Device, text: &[u8], folder: &Pat
             given: Default::default(),
         },
         step: 0,
+    }
+}
+
+fn experts(model: &Model) -> Experts {
+    Experts {
+        count: model.experts,
+        per_token: model.experts_per_token,
+        intermediate: model.intermediate,
+        router: Router::Softmax,
+        renormalise: true,
+        shared_intermediate: None,
+        dense_layers: Vec::new(),
+        balance: Balance::None,
+        balance_rate: Experts::BALANCE_RATE,
+        balance_coefficient: Experts::BALANCE_COEFFICIENT,
     }
 }
 

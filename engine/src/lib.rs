@@ -66,6 +66,7 @@ pub use engine::footprint::Footprint;
 pub use engine::origin::Origin;
 pub use error::{EngineError, GradientProblem, Result};
 pub use island::{Island, threads_of_each};
+pub use model::expert_loads::StageRouting;
 pub use model::loss::Preferences;
 pub use model::parameters::{
     Parameter, frozen_count, group_elements, parameter_count, parameters, summed_elements,

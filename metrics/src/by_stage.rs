@@ -1,6 +1,6 @@
 //! Metrics by pipeline stage. Only the run's manifest defines the number of stages.
 
-use prometheus::IntGaugeVec;
+use prometheus::{GaugeVec, IntGaugeVec};
 
 use crate::labels::{Label, PeerState};
 
@@ -31,5 +31,18 @@ impl Hosted {
     /// Sets whether this peer hosts a stage.
     pub fn set(&self, stage: u16, hosted: bool) {
         self.0.with_label_values(&[stage.to_string().as_str()]).set(hosted.into());
+    }
+}
+
+/// A figure of some stages.
+#[derive(Debug, Clone)]
+pub struct OfStages(pub(crate) GaugeVec);
+
+impl OfStages {
+    pub(crate) const LABELS: &'static [&'static str] = &[STAGE];
+
+    /// Sets the figure of a stage.
+    pub fn set(&self, stage: u16, value: f64) {
+        self.0.with_label_values(&[stage.to_string().as_str()]).set(value);
     }
 }

@@ -5,7 +5,7 @@ use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge};
 
 use crate::by_device::{OfDevices, TensorMemory};
 use crate::by_name::ByName;
-use crate::by_stage::{Hosted, StagePeers};
+use crate::by_stage::{Hosted, OfStages, StagePeers};
 use crate::family::Family;
 use crate::labels::{
     AuditResult, Direction, Fault, LinkPacking, MoveCause, NodeState, OutlierReason, Path, Phase,
@@ -130,6 +130,12 @@ group! {
         peak_flops: Gauge = "shoal_peak_flops_per_second";
         /// Time that this peer's engine was busy; of several devices the mean.
         compute_busy: Counter = "shoal_compute_busy_seconds_total";
+        /// Tokens of the busiest expert over the mean of its layer's experts, in this peer's training passes between the two
+        /// newest updates of a stage: of the layer where that is most. 1 is balance. Stages without experts have none.
+        expert_load: OfStages = "shoal_expert_load";
+        /// Mean entropy of the routers' shares of the experts in those passes, in nats: at most the logarithm of the number
+        /// of experts.
+        router_entropy: OfStages = "shoal_router_entropy";
         /// Duration of a task of this peer's engine.
         phase_duration: Family<Phase, Histogram> = "shoal_phase_duration_seconds" from 0.001;
         /// Requests to this peer to leave in order, by source.

@@ -18,7 +18,7 @@ mod table;
 
 pub use by_device::{OfDevices, TensorMemory};
 pub use by_name::ByName;
-pub use by_stage::{Hosted, StagePeers};
+pub use by_stage::{Hosted, OfStages, StagePeers};
 pub use family::Family;
 pub use labels::{
     AuditResult, Direction, Fault, Label, LinkPacking, MoveCause, NodeState, OutlierReason, Path,

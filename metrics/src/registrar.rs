@@ -9,7 +9,7 @@ use prometheus::{
 
 use crate::by_device::{OfDevices, TensorMemory};
 use crate::by_name::ByName;
-use crate::by_stage::{Hosted, StagePeers};
+use crate::by_stage::{Hosted, OfStages, StagePeers};
 use crate::peer_info::PeerInfo;
 use crate::table::Spec;
 
@@ -81,6 +81,10 @@ impl Registrar {
 
     pub(crate) fn hosted(&self, spec: &Spec) -> Result<Hosted> {
         self.add(IntGaugeVec::new(options(spec), spec.labels)).map(Hosted)
+    }
+
+    pub(crate) fn of_stages(&self, spec: &Spec) -> Result<OfStages> {
+        self.add(GaugeVec::new(options(spec), spec.labels)).map(OfStages)
     }
 
     pub(crate) fn of_devices(&self, spec: &Spec) -> Result<OfDevices> {

@@ -5,7 +5,7 @@ use prometheus::{Counter, Gauge, Histogram, IntCounter, IntGauge, Result};
 
 use crate::by_device::{OfDevices, TensorMemory};
 use crate::by_name::ByName;
-use crate::by_stage::{Hosted, StagePeers};
+use crate::by_stage::{Hosted, OfStages, StagePeers};
 use crate::family::Family;
 use crate::labels::Label;
 use crate::peer_info::PeerInfo;
@@ -134,6 +134,7 @@ metric!(StagePeers, Gauge, StagePeers::LABELS, peers_by_stage);
 metric!(PeerInfo, Gauge, PeerInfo::LABELS, peer_info);
 metric!(ByName, Gauge, ByName::LABELS, by_name);
 metric!(Hosted, Gauge, Hosted::LABELS, hosted);
+metric!(OfStages, Gauge, OfStages::LABELS, of_stages);
 metric!(OfDevices, Gauge, OfDevices::LABELS, of_devices);
 metric!(TensorMemory, Gauge, TensorMemory::LABELS, tensor_memory);
 

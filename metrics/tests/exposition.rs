@@ -35,6 +35,8 @@ fn filled() -> Metrics {
     metrics.node.state.choose(NodeState::Joining);
     metrics.node.state.choose(NodeState::Serving);
     metrics.node.hosted.set(1, true);
+    metrics.node.expert_load.set(1, 1.25);
+    metrics.node.router_entropy.set(1, 2.0);
     metrics.checkpoints.scores.set([("gone", 1.0)]);
     metrics.checkpoints.scores.set([("accuracy", 0.5)]);
     metrics.node.info.set("other", "JrKP92", "", "AMD EPYC");

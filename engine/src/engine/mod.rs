@@ -5,6 +5,7 @@ pub(crate) mod fingerprint;
 pub(crate) mod footprint;
 mod needs;
 pub(crate) mod origin;
+mod routing;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

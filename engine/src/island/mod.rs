@@ -24,6 +24,7 @@ use crate::engine::Engine;
 use crate::engine::footprint::Footprint;
 use crate::engine::origin::Origin;
 use crate::error::Result;
+use crate::model::expert_loads::StageRouting;
 use crate::optimizer::Update;
 use crate::swap::{Means, SwapStats, Tiers};
 use crate::train::all_reduce::AllReduce;
@@ -277,6 +278,17 @@ impl Island {
         match &mut self.0 {
             Devices::One(engine) => engine.apply(stage, update),
             Devices::Several(several) => several.apply(stage, update),
+        }
+    }
+
+    /// What the routers of a stage did in this peer's training passes before its newest update.
+    ///
+    /// # Errors
+    /// If the stage is not hosted.
+    pub fn take_routing(&mut self, stage: Stage) -> Result<StageRouting> {
+        match &mut self.0 {
+            Devices::One(engine) => engine.take_routing(stage),
+            Devices::Several(several) => Ok(several.take_routing(stage)),
         }
     }
 

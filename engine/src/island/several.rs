@@ -25,6 +25,7 @@ use crate::engine::Engine;
 use crate::engine::footprint::{Footprint, bytes_here};
 use crate::engine::origin::Origin;
 use crate::error::{EngineError, Result};
+use crate::model::expert_loads::StageRouting;
 use crate::model::parameters::{range_in_stage, range_within, summed_elements};
 use crate::numeric::fixed_point::add_words;
 use crate::optimizer::Update;
@@ -61,6 +62,8 @@ pub(super) struct Several {
     counted: BTreeSet<(usize, SumsKey)>,
     /// Additions to accumulators that have not ended.
     additions: Additions,
+    /// What the routers of each stage did before its newest update, until that is read.
+    routing: BTreeMap<Stage, StageRouting>,
 }
 
 impl Several {
@@ -119,6 +122,7 @@ impl Several {
             aside: BTreeMap::new(),
             counted: BTreeSet::new(),
             additions: Additions::default(),
+            routing: BTreeMap::new(),
         };
         for stage in span.stages() {
             island.host_beside(stage)?;
@@ -350,13 +354,21 @@ impl Several {
         }
         let turn = self.turn(update.step);
         let mut verdict = Verdict::WHOLE;
+        let mut routing = StageRouting::default();
         for engine in &mut engines {
             verdict = engine.stage_mut(stage)?.end_update(update)?;
             engine.clear(stage, turn)?;
+            routing.join(engine.take_routing(stage)?);
         }
         drop(engines);
+        self.routing.insert(stage, routing);
         self.forget_sums(stage, turn..turn + 1)?;
         Ok(verdict)
+    }
+
+    /// See [`super::Island::take_routing`].
+    pub(super) fn take_routing(&mut self, stage: Stage) -> StageRouting {
+        self.routing.remove(&stage).unwrap_or_default()
     }
 
     /// A copy of a stage's weights and optimizer state.

@@ -53,6 +53,7 @@ impl Experts {
                 (routing, of.weights(&logits, &choice)?)
             }
         };
+        self.loads.note(&logits, &routing)?;
         let mut mixed = routing.mix(&rows, &weights, |expert, rows| {
             let expert = &self.experts[expert];
             expert.down.apply(&inner_of(&expert.gate_up.apply(rows)?, shape)?)
@@ -105,6 +106,7 @@ impl SlicedExperts {
             Some((_, choice)) => choice.experts.shallow_clone(),
         };
         let routing = Routing::new(&experts, of)?;
+        self.loads.note(&chosen[0], &routing)?;
         let mut parts = Vec::with_capacity(self.slices.len());
         let all = of_all(x)?.into_iter().zip(chosen).zip(&self.slices);
         for (number, ((rows, logits), slice)) in all.enumerate() {
@@ -176,6 +178,7 @@ mod tests {
     use super::*;
     use crate::device::shim::gradients;
     use crate::device::tensor::elements;
+    use crate::model::expert_loads::LayerLoads;
     use crate::model::factor::Factor;
     use crate::model::layer::{Dense, Linear};
     use crate::testing::manifest;
@@ -241,6 +244,7 @@ mod tests {
             experts: (0..count).map(expert).collect(),
             shared: None,
             biases: None,
+            loads: LayerLoads::default(),
         }
     }
 

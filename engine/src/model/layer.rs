@@ -5,6 +5,7 @@ use tch::{Device, Tensor};
 
 use crate::error::Result;
 use crate::model::adapter::{Adapter, AdapterSlices};
+use crate::model::expert_loads::LayerLoads;
 use crate::model::factor::Factor;
 use crate::model::own_slices::OwnSlices;
 use crate::model::rotary::Angles;
@@ -55,6 +56,22 @@ pub(crate) struct Layer {
     pub(crate) feed_forward_output_norm: Option<StreamNorm>,
 }
 
+impl Layer {
+    /// How busy its experts were, if it has some.
+    pub(crate) fn expert_loads(&self) -> Option<&LayerLoads> {
+        match &self.matrices {
+            Matrices::Whole(whole) => match &whole.feed_forward {
+                FeedForward::Experts(experts) => Some(&experts.loads),
+                FeedForward::Dense(_) => None,
+            },
+            Matrices::Sliced(sliced) => match &sliced.feed_forward {
+                SlicedFeedForward::Experts(experts) => Some(&experts.loads),
+                SlicedFeedForward::Dense(_) => None,
+            },
+        }
+    }
+}
+
 /// The matrices of a decoder layer.
 #[derive(Debug)]
 pub(crate) enum Matrices {
@@ -98,6 +115,8 @@ pub(crate) struct Experts {
     pub(crate) shared: Option<(Dense, Tensor)>,
     /// Those that keep the experts equally busy, if there are some.
     pub(crate) biases: Option<Biases>,
+    /// For metrics.
+    pub(crate) loads: LayerLoads,
 }
 
 /// Rows of several matrices that read the same input, and their biases.
@@ -143,6 +162,8 @@ pub(crate) struct SlicedExperts {
     pub(crate) slices: Vec<ExpertsSlice>,
     /// Those that keep the experts equally busy, if there are some.
     pub(crate) biases: Option<Biases>,
+    /// For metrics.
+    pub(crate) loads: LayerLoads,
 }
 
 /// The feed-forward block of a layer in slices, in the order of their numbers.

@@ -10,6 +10,7 @@ pub(crate) mod boundary;
 pub(crate) mod cache;
 pub(crate) mod decoder;
 pub(crate) mod documents;
+pub(crate) mod expert_loads;
 pub(crate) mod experts;
 pub(crate) mod factor;
 pub(crate) mod layer;

@@ -11,6 +11,7 @@ use crate::model::boundary::{self, Compress};
 use crate::model::cache::LayerCache;
 use crate::model::decoder;
 use crate::model::documents::Documents;
+use crate::model::expert_loads::LayerLoads;
 use crate::model::layer::{Layer, NormWeights, Shape};
 use crate::model::own_slices::OwnSlices;
 use crate::model::parameters::{EMBEDDING, HEAD, LAST_NORM, POSITIONS, WeightPart};
@@ -183,6 +184,12 @@ impl Blocks {
         let shape = Shape::new(model, trained.values.device())?;
         let (leaves, own) = (cutter.leaves, own.clone());
         Ok(Self { shape, embedding, expand, layers, compress, head, leaves, own })
+    }
+
+    /// How busy the experts of each layer that has some were, with the layer's place.
+    pub(crate) fn expert_loads(&self) -> impl Iterator<Item = (usize, &LayerLoads)> {
+        let layers = self.layers.iter().enumerate();
+        layers.filter_map(|(place, layer)| Some((place, layer.expert_loads()?)))
     }
 
     /// Runs the layers: from the embedding or the previous stage's activation to the input of the

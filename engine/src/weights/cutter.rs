@@ -8,6 +8,7 @@ use tch::Tensor;
 
 use crate::error::Result;
 use crate::model::adapter::{Adapter, AdapterSlices};
+use crate::model::expert_loads::LayerLoads;
 use crate::model::factor::Factor;
 use crate::model::layer::{
     AttentionSlice, Dense, DenseSlice, Experts, ExpertsSlice, FeedForward, Layer, Linear, Matrices,
@@ -424,7 +425,9 @@ impl<'a> Cutter<'a> {
             slices.push(ExpertsSlice { experts, shared: shared.transpose()? });
         }
         let biases = self.biases(number, *biases)?;
-        Ok(SlicedFeedForward::Experts(SlicedExperts { router, shared_gate, slices, biases }))
+        let loads = LayerLoads::default();
+        let experts = SlicedExperts { router, shared_gate, slices, biases, loads };
+        Ok(SlicedFeedForward::Experts(experts))
     }
 
     fn sliced_adapters(
@@ -526,6 +529,7 @@ impl<'a> Cutter<'a> {
                         experts,
                         shared,
                         biases: self.biases(number, biases)?,
+                        loads: LayerLoads::default(),
                     })
                 }
             },

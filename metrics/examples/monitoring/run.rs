@@ -98,6 +98,16 @@ const PANELS: &[Panel] = &[
         )],
     ),
     curves("Learning rate", None, &[("learning rate", r#"max(shoal_learning_rate{run="$run"})"#)]),
+    curves(
+        "Load of the busiest expert, of the mean",
+        None,
+        &[("{{pipeline_stage}}", r#"max by (pipeline_stage) (shoal_expert_load{run="$run"})"#)],
+    ),
+    curves(
+        "Entropy of the routers, in nats",
+        None,
+        &[("{{pipeline_stage}}", r#"avg by (pipeline_stage) (shoal_router_entropy{run="$run"})"#)],
+    ),
     curves("Speed", PerSecond, &[("tokens", r#"run:shoal_tokens:rate5m{run="$run"}"#)]),
     curves(
         "Time of a step",

@@ -181,7 +181,13 @@ fn work(
             }
             _ => None,
         };
-        let done = JobDone { swapped, footprints, ..JobDone::of(Ok(result), busy) };
+        let routing = match result {
+            TaskResult::Applied { stage, .. } => {
+                Some((stage, worker.resources.engine.take_routing(stage)?))
+            }
+            _ => None,
+        };
+        let done = JobDone { swapped, footprints, routing, ..JobDone::of(Ok(result), busy) };
         if results.blocking_send(done).is_err() {
             return Ok(());
         }

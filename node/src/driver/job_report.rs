@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
-use shoal_engine::{Footprint, SwapStats};
+use shoal_engine::{Footprint, StageRouting, SwapStats};
+use shoal_protocol::ids::Stage;
 use shoal_scheduler::action::{DeviceIndex, TaskResult};
 use tokio::sync::mpsc;
 
@@ -16,12 +17,15 @@ pub(crate) struct JobDone {
     pub(crate) swapped: SwapStats,
     /// What each device has now, if the job may have changed that.
     pub(crate) footprints: Option<Vec<Footprint>>,
+    /// What the routers of the stage that the job updated did before.
+    pub(crate) routing: Option<(Stage, StageRouting)>,
 }
 
 impl JobDone {
     /// The result of a job that neither swaps nor changes what devices have.
     pub(crate) fn of(result: anyhow::Result<TaskResult>, busy: Duration) -> Self {
-        Self { result, busy, swapped: SwapStats::default(), footprints: None }
+        let swapped = SwapStats::default();
+        Self { result, busy, swapped, footprints: None, routing: None }
     }
 }
 

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
 
-use shoal_engine::{DeviceChoice, Footprint, PassFlops, SwapStats, pass_flops};
+use shoal_engine::{DeviceChoice, Footprint, PassFlops, StageRouting, SwapStats, pass_flops};
 use shoal_metrics::{
     AuditResult, Direction, Fault, Label, LinkPacking, Metrics, MoveCause, NodeState,
     OutlierReason, Path, PeerState, Phase, PortState, Preemption, Queue, Refusal,
     RefusedConnection, Repeat, RoundFailure, Swap, TensorKind, TrafficKind,
 };
 use shoal_protocol::history::History;
-use shoal_protocol::ids::{ClaimKey, Era, Member, PeerId, Step};
+use shoal_protocol::ids::{ClaimKey, Era, Member, PeerId, Stage, Step};
 use shoal_protocol::manifest::{Manifest, Outlier};
 use shoal_protocol::message::{MemberRecord, MoveReason, View};
 use shoal_protocol::net::admission::Reason;
@@ -237,6 +237,15 @@ impl MetricsUpdate {
             metric.set(device, TensorKind::Sums, sums.0);
             metric.set(device, TensorKind::Images, images.0);
             metric.set(device, TensorKind::Workers, workers.0);
+        }
+    }
+
+    /// Sets how busy the experts of a stage were, if it has some.
+    pub(crate) fn routed(&self, stage: Stage, routing: &StageRouting) {
+        let node = &self.metrics.node;
+        if let (Some(load), Some(entropy)) = (routing.load(), routing.entropy()) {
+            node.expert_load.set(stage.0, load);
+            node.router_entropy.set(stage.0, entropy);
         }
     }
 

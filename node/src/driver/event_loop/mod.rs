@@ -325,11 +325,14 @@ impl<'a> Driver<'a> {
 
     fn engine_done(&mut self, done: Option<JobDone>, out: &mut Effects) -> anyhow::Result<()> {
         let done = done.context("the engine's thread panicked")?;
-        let JobDone { result, busy, swapped, footprints } = done;
+        let JobDone { result, busy, swapped, footprints, routing } = done;
         let result = result?;
         self.status.metrics().computed(&result, busy);
         self.status.metrics().swapped(swapped);
         self.status.metrics().devices_have(footprints.as_deref().unwrap_or_default());
+        if let Some((stage, routing)) = &routing {
+            self.status.metrics().routed(*stage, routing);
+        }
         if matches!(result, TaskResult::Summarised { .. }) {
             // The report of the round's result carries the measured links.
             let links = self.network.measured_links(self.coordination.view());
