@@ -122,7 +122,7 @@ fn backward_passes_go_first_and_few_passes_wait_in_the_engine() {
 
 #[test]
 fn an_engine_that_adds_a_gradient_is_not_idle() {
-    let (mut probe, _) = Probe::at(1, |_| {});
+    let (mut probe, _) = Probe::at(1, |limits| limits.first_window = 1);
     let window = |probe: &Probe| probe.peer.load().window[&Stage(1)];
     assert_eq!(window(&probe), 1);
     for microbatch in 0..3 {
