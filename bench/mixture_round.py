@@ -21,13 +21,13 @@ ROOT = pathlib.Path(FOLDER).parent
 EXPERTS = size(32, 8)
 INSIDE = size(256, 96)
 DENSE = Model(
-    hidden=size(256, 64), layers=2, heads=4, intermediate=EXPERTS * INSIDE, context=8, batch=2
+    hidden=size(256, 64), layers=1, heads=4, intermediate=EXPERTS * INSIDE, context=8, batch=2
 )
 MIXTURE = dataclasses.replace(DENSE, intermediate=INSIDE, experts=EXPERTS, experts_per_token=1)
 MICROBATCHES = 2
-STEPS = size(5, 3)
+STEPS = 3
 # Samples of a step.
-FEW, MANY = 2, size(128, 16)
+FEW, MANY = 2, size(64, 16)
 
 
 def experts_of(model):
@@ -67,7 +67,7 @@ def main():
     ]
     table.show(
         "Bytes of a round",
-        f"Two replicas of one stage, exact sums, loopback; width {DENSE.hidden}, {DENSE.layers} layers, one expert a token; "
+        f"Two replicas of one stage, exact sums, loopback; width {DENSE.hidden}, one layer, one expert a token; "
         f"mean of {STEPS} steps, both replicas together.",
         ["model", "tokens a step", "of an expert", "parameters", "bytes a step", "bytes a parameter"],
         rows,

@@ -90,7 +90,10 @@ impl Packer {
         rate: Option<f64>,
     ) -> anyhow::Result<Frame> {
         let raw = tensor.bytes.len();
+        let has_values = self.mode != PackingMode::Auto || !is_zero(&tensor.bytes);
         let packing = match self.mode {
+            // Experts without tokens have sums and results of zero.
+            PackingMode::Auto if !has_values => PackingChoice::of_zeros(tensor.element),
             PackingMode::Auto => {
                 let mut choices = self.choices();
                 let new = || PackingChoice::of(tensor.element);
@@ -112,7 +115,8 @@ impl Packer {
                 let packed = tokio::task::spawn_blocking(work).await;
                 let (took, frame) = packed.context("packing panicked")?;
                 let frame = frame?;
-                if let Some(choice) = self.choices().get_mut(&kind) {
+                // How zeros pack says nothing of other tensors.
+                if has_values && let Some(choice) = self.choices().get_mut(&kind) {
                     choice.learn(packing, raw, frame.body().len(), took);
                 }
                 frame
@@ -131,23 +135,32 @@ impl Packer {
     }
 }
 
+/// Whether all bytes are zero; the first that is not ends the search.
+fn is_zero(bytes: &[u8]) -> bool {
+    let (words, rest) = bytes.as_chunks::<64>();
+    let is_zero = |word: &[u8; 64]| word.iter().fold(0, |all, byte| all | byte) == 0;
+    words.iter().all(is_zero) && rest.iter().all(|byte| *byte == 0)
+}
+
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
+    use shoal_protocol::codec::Codec;
     use shoal_protocol::frame::Element;
     use shoal_protocol::ids::{ClaimKey, Exchange, Microbatch, Stage, Step};
 
     use super::*;
 
+    fn tag() -> TensorTag {
+        let key = ClaimKey { step: Step(0), stage: Stage(1), microbatch: Microbatch(0) };
+        TensorTag::Activation { key, exchange: Exchange(0) }
+    }
+
     async fn packed(mode: PackingMode, rate: Option<f64>) -> (Vec<Packing>, Metrics) {
         let metrics = Metrics::new().expect("metrics");
         let packer = Packer::new(mode, metrics.clone());
-        let zeros = Tensor::flat(Element::F32, 1 << 18, Bytes::from(vec![0; 1 << 20]));
-        let key = ClaimKey { step: Step(0), stage: Stage(1), microbatch: Microbatch(0) };
-        let frames = packer
-            .frames(&TensorTag::Activation { key, exchange: Exchange(0) }, &[zeros].into(), rate)
-            .await;
-        let frames = frames.expect("packed");
+        let ones = Tensor::flat(Element::F32, 1 << 18, Bytes::from(vec![1; 1 << 20]));
+        let frames = packer.frames(&tag(), &[ones].into(), rate).await.expect("packed");
         assert!(frames.iter().all(|frame| frame.unpack().is_ok_and(|raw| raw.len() == 1 << 20)));
         (frames.iter().map(|frame| frame.header().packing()).collect(), metrics)
     }
@@ -166,6 +179,31 @@ mod tests {
             let label = if packing == Packing::Raw { LinkPacking::None } else { LinkPacking::Zstd };
             assert_eq!(metrics.links.tensors.of(label).get(), 1);
             assert_eq!(metrics.links.unpacked_bytes.of(label).get(), 1 << 20);
+        }
+    }
+
+    #[tokio::test]
+    async fn zeros_cost_next_to_nothing_on_every_link() {
+        let packer = Packer::new(PackingMode::Auto, Metrics::new().expect("metrics"));
+        let zeros = |element, count| {
+            Tensor::flat(element, count, Bytes::from(vec![0; count * element.width()]))
+        };
+        for element in [Element::F32, Element::Number(Codec::Bf16), Element::I64, Element::U8] {
+            for rate in [None, Some(1e6), Some(5e9)] {
+                let tensor = zeros(element, 1 << 16);
+                let raw = tensor.bytes.clone();
+                let frames = packer.frames(&tag(), &[tensor].into(), rate).await.expect("packed");
+                assert!(frames[0].body().len() * 500 < raw.len(), "{element:?}");
+                assert_eq!(frames[0].unpack().expect("whole"), raw);
+            }
+        }
+        assert!(packer.choices().is_empty(), "nothing was learned");
+        let mut bytes = vec![0; 1 << 10];
+        assert!(is_zero(&bytes) && is_zero(&bytes[..70]) && is_zero(&[]));
+        for place in [0, 63, 64, 1023] {
+            bytes[place] = 1;
+            assert!(!is_zero(&bytes) && (place > 69 || !is_zero(&bytes[..70])), "{place}");
+            bytes[place] = 0;
         }
     }
 }
