@@ -142,12 +142,12 @@ pub(super) enum ComputeError {
 impl Corruption {
     /// Whether peers add up something else than they should.
     pub(super) fn makes_wrong_sums(self) -> bool {
-        matches!(
-            self,
-            Self::Miscompute { .. }
-                | Self::Collude { .. }
-                | Self::Forge { lie: SumLie::Results, .. }
-        )
+        matches!(self, Self::Miscompute { .. } | Self::Collude { .. })
+    }
+
+    /// Whether peers send wrong parts of a result, which are found before it counts. In a mended round right ones follow.
+    pub(super) fn gives_wrong_results(self) -> bool {
+        self.makes_wrong_sums() || matches!(self, Self::Forge { lie: SumLie::Results, .. })
     }
 
     /// Corrupts an action of the coordinator.

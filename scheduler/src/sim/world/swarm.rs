@@ -212,7 +212,7 @@ impl<'a> Swarm<'a> {
         }
         node.engine.sum_lie = self.deviations.sum_lie(index);
         node.engine.errs = self.deviations.errs(index);
-        node.engine.others_err = self.deviations.corruption.makes_wrong_sums();
+        node.engine.others_err = self.deviations.corruption.gives_wrong_results();
         let finished = node.engine.finish(device, &mut node.payloads);
         if finished.is_err() && self.scenario.liar == Some(index) {
             // What it said of its work does not fit what it did.
