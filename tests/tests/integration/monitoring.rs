@@ -15,7 +15,7 @@ use shoal_tests::program::{prepared, root};
 use shoal_tests::prometheus::{Prometheus, is_installed, rules};
 use shoal_tests::run::Run;
 use shoal_tests::swarm::{Swarm, own_address};
-use toml::Value;
+use toml::{Table, Value};
 
 const ENDLESS: (&str, Value) = ("training.steps", Value::Integer(1_000_000));
 
@@ -52,7 +52,9 @@ fn recorded() -> Vec<String> {
 
 #[test]
 fn every_query_of_the_dashboards_has_an_answer() {
-    let run = endless(&[("checkpoint.every", Value::from(10))]);
+    let experts: Table = "count = 4\nper_token = 2\nintermediate = 16".parse().expect("valid TOML");
+    let experts = ("model.experts", Value::from(experts));
+    let run = endless(&[("checkpoint.every", Value::from(10)), experts]);
     let addresses = [own_address(), own_address(), own_address()];
     let flags: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     let Some(prometheus) = Prometheus::start(&addresses, &[]) else { return };
