@@ -91,6 +91,21 @@ def rotary_angles(model):
     return [angles.cos(), angles.sin()]
 
 
+def shared_keys(model):
+    """What the configurations of transformers' models have in common."""
+    return {
+        "vocab_size": model.vocabulary,
+        "hidden_size": model.hidden,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.key_value_heads or model.heads,
+        "tie_word_embeddings": model.tied,
+        "max_position_embeddings": model.context,
+        "use_cache": False,
+        "attn_implementation": "sdpa",
+    }
+
+
 class Transformers(nn.Module):
     """LlamaForCausalLM with scaled_dot_product_attention."""
 
@@ -98,18 +113,7 @@ class Transformers(nn.Module):
         super().__init__()
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        config = LlamaConfig(
-            vocab_size=model.vocabulary,
-            hidden_size=model.hidden,
-            intermediate_size=model.intermediate,
-            num_hidden_layers=model.layers,
-            num_attention_heads=model.heads,
-            num_key_value_heads=model.key_value_heads or model.heads,
-            tie_word_embeddings=model.tied,
-            max_position_embeddings=model.context,
-            use_cache=False,
-            attn_implementation="sdpa",
-        )
+        config = LlamaConfig(intermediate_size=model.intermediate, **shared_keys(model))
         self.llama = LlamaForCausalLM(config)
 
     def place(self, device, dtype):

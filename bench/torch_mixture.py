@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from torch_llama import shared_keys
+
 # What transformers computes experts with on a processor.
 IMPLEMENTATIONS = ("grouped_mm", "eager", "batched_mm")
 
@@ -15,20 +17,12 @@ class Mixture(nn.Module):
         from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
         config = Qwen3MoeConfig(
-            vocab_size=model.vocabulary,
-            hidden_size=model.hidden,
             moe_intermediate_size=model.intermediate,
             num_experts=model.experts,
             num_experts_per_tok=model.experts_per_token,
             norm_topk_prob=True,
-            num_hidden_layers=model.layers,
-            num_attention_heads=model.heads,
-            num_key_value_heads=model.key_value_heads or model.heads,
             head_dim=model.hidden // model.heads,
-            tie_word_embeddings=model.tied,
-            max_position_embeddings=model.context,
-            use_cache=False,
-            attn_implementation="sdpa",
+            **shared_keys(model),
         )
         self.mixture = Qwen3MoeForCausalLM(config)
 

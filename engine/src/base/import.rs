@@ -91,7 +91,7 @@ pub fn import_with(source: &Path, out: &Path, options: ImportOptions<'_>) -> Res
         .map_err(|error| BaseError::Config { path: source.to_owned(), error })?;
     let naming = family::naming(&described.family).expect("a described family is in the table");
     let mut model = described.model;
-    let mut model_files = ModelFiles::open(source, naming, (quantised, pack))?;
+    let mut model_files = ModelFiles::open(source, naming, quantised, pack)?;
     model_files.tie(&mut model, untie)?;
     if !model.block.tied {
         config["tie_word_embeddings"] = Value::Bool(false);

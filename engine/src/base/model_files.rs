@@ -28,8 +28,10 @@ pub(super) struct ModelFiles {
     head: &'static str,
     /// As `head`, for the embedding.
     embedding: &'static str,
-    /// The format of the matrices of layers, and the one that they get.
-    formats: (Option<Quantisation>, Option<Quantisation>),
+    /// The format of the matrices of layers in these files.
+    quantised: Option<Quantisation>,
+    /// The format that unquantised matrices of layers get.
+    pack: Option<Quantisation>,
 }
 
 /// A tensor of a base.
@@ -49,12 +51,13 @@ impl BaseTensor {
 }
 
 impl ModelFiles {
-    /// Opens the single file, or else those that the index names. `formats` are those of the matrices of layers there, and
-    /// the one that they get.
+    /// Opens the single file, or else those that the index names. The matrices of layers there are `quantised`, or get the
+    /// format `pack`.
     pub(super) fn open(
         folder: &Path,
         naming: Naming,
-        formats: (Option<Quantisation>, Option<Quantisation>),
+        quantised: Option<Quantisation>,
+        pack: Option<Quantisation>,
     ) -> Result<Self> {
         let single = "model.safetensors";
         let mut names = BTreeSet::new();
@@ -78,7 +81,7 @@ impl ModelFiles {
         }
         let files = names.iter().map(|name| open(&folder.join(name))).collect::<Result<_>>()?;
         let (folder, head, embedding) = (folder.to_owned(), HEAD, EMBEDDING);
-        Ok(Self { folder, files, naming, head, embedding, formats })
+        Ok(Self { folder, files, naming, head, embedding, quantised, pack })
     }
 
     /// Decides whether head and embedding are one weight, and which tensor has it. With `untie`, a
@@ -145,12 +148,10 @@ impl ModelFiles {
         let mut seen = BTreeSet::new();
         for file in &self.files {
             for name in file.names() {
-                if self.formats.0.is_some() && self.is_of_packed(name, &known) {
-                    continue;
-                }
                 let prefixed = format!("{}{name}", self.naming.prefix());
                 let whole = if known.contains(&prefixed) { &prefixed } else { name };
-                if !known.contains(whole) && !is_constant(name) {
+                let is_known = known.contains(whole) || self.is_of_packed(name, &known);
+                if !is_known && !is_constant(name) {
                     return Err(BaseError::UnknownTensor {
                         path: file.path().to_owned(),
                         tensor: name.clone(),
@@ -169,7 +170,8 @@ impl ModelFiles {
 
     /// Whether a tensor belongs to the quantisation of one of these.
     fn is_of_packed(&self, name: &str, known: &BTreeSet<String>) -> bool {
-        let Some(matrix) = quantised::matrix_of(name) else { return false };
+        let matrix = self.quantised.and_then(|_| quantised::matrix_of(name));
+        let Some(matrix) = matrix else { return false };
         known.contains(matrix) || known.contains(&format!("{}{matrix}", self.naming.prefix()))
     }
 
@@ -182,8 +184,7 @@ impl ModelFiles {
             let remedy = what::missing_tensor(&parameter.name);
             BaseError::MissingTensor { path, tensor, remedy }
         })?;
-        let (quantised, pack) = self.formats;
-        if quantised.is_some() && parameter.is_packable() {
+        if self.quantised.is_some() && parameter.is_packable() {
             if !location.is_whole(parameter) {
                 let (path, tensor) = (file.path().to_owned(), name.clone());
                 let reason = "it joins several matrices, or is transposed".to_owned();
@@ -201,12 +202,10 @@ impl ModelFiles {
             let (path, tensor) = (file.path().to_owned(), location.tensor);
             return Err(BaseError::NotFinite { path, tensor });
         }
-        if pack.is_some() && parameter.is_packable() {
+        if self.pack.is_some() && parameter.is_packable() {
             let values = widened(tensor.dtype, &bytes, parameter.len());
-            let mut section = vec![0; nf4::section_bytes(values.len())];
             let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
-            nf4::pack(&values, &mut section, threads);
-            return Ok(BaseTensor::packed(parameter, section));
+            return Ok(BaseTensor::packed(parameter, nf4::packed(&values, threads)));
         }
         let (name, shape) = (parameter.name.clone(), parameter.shape.clone());
         Ok(BaseTensor { name, dtype: tensor.dtype, shape, bytes })

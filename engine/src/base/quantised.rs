@@ -22,7 +22,7 @@ use crate::numeric::nf4::{self, BLOCK, GROUP, LEVELS, Parts, SCALE_LEVELS};
 /// The key of `config.json`.
 const KEY: &str = "quantization_config";
 
-/// What stands behind the name of a matrix in those of its other tensors.
+/// The ends of the names of a matrix's other tensors, which begin with its own.
 const SCALES: &str = ".absmax";
 const MAGNITUDES: &str = ".nested_absmax";
 const TABLE: &str = ".quant_map";

@@ -115,9 +115,7 @@ impl Layout {
         };
         // Passes would read these values if they were not packed.
         let values = values.f_to_kind(self.kind)?.f_to_kind(Kind::Float)?.f_contiguous()?;
-        let mut section = vec![0; nf4::section_bytes(parameter.len())];
-        nf4::pack(elements(&values), &mut section, threads);
-        take_section(&packed, parameter, &section)
+        take_section(&packed, parameter, &nf4::packed(elements(&values), threads))
     }
 }
 

@@ -14,6 +14,7 @@ use super::super::{BaseFiles, ImportOptions, Imported, StageFiles, import, impor
 use crate::model::parameters::{Parameter, all_parameters};
 use crate::numeric::fused::{Bf16, Number};
 use crate::numeric::nf4;
+use crate::numeric::nf4::tests::fingerprint;
 
 const CONFIG: &str = include_str!("config.json");
 const MODEL: &[u8] = include_bytes!("model.safetensors");
@@ -59,15 +60,6 @@ fn weights(folder: &Path, base: &Imported) -> (Vec<Parameter>, StageFiles) {
     (all_parameters(&base.index.model), files)
 }
 
-/// FNV-1a of 64 bits, of numbers in bf16.
-fn fingerprint(values: &[f32]) -> String {
-    let bytes = values.iter().flat_map(|value| value.to_le_bytes()[2..].to_vec());
-    let digest = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
-        (digest ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-    });
-    format!("{digest:016x}")
-}
-
 #[test]
 fn matrices_have_the_values_of_bitsandbytes() {
     let (base, folder) = imported(|_, _| {}).expect("a model");
@@ -82,7 +74,9 @@ fn matrices_have_the_values_of_bitsandbytes() {
         let exact = files.values(parameter).expect("values");
         let Some(section) = section else { continue };
         let narrow = nf4::values_in(Dtype::Bf16, section, parameter.len());
-        assert_eq!(fingerprint(&narrow), golden[&parameter.name], "{}", parameter.name);
+        let bytes: Vec<u8> =
+            narrow.iter().flat_map(|value| value.to_le_bytes()[2..].to_vec()).collect();
+        assert_eq!(fingerprint(&bytes), golden[&parameter.name], "{}", parameter.name);
         let rounded: Vec<f32> = exact.iter().map(|value| Bf16::store(*value).load()).collect();
         assert_eq!(rounded, narrow, "{}", parameter.name);
         packed += 1;

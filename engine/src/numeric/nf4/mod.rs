@@ -228,6 +228,13 @@ pub(crate) fn pack(values: &[f32], section: &mut [u8], threads: usize) {
     });
 }
 
+/// The section of a matrix with these values, packed with so many threads.
+pub(crate) fn packed(values: &[f32], threads: usize) -> Vec<u8> {
+    let mut section = vec![0; section_bytes(values.len())];
+    pack(values, &mut section, threads);
+    section
+}
+
 /// As [`pack`], with a function for the mean of scales.
 fn pack_with(values: &[f32], section: &mut [u8], threads: usize, mean: impl Fn(&[f32]) -> f32) {
     assert_eq!(section.len(), section_bytes(values.len()), "a section of this matrix");
@@ -265,9 +272,7 @@ pub(crate) fn rounded_in(dtype: Dtype, values: &[f32]) -> Vec<f32> {
 }
 
 fn rounded<N: Number>(values: &[f32]) -> Vec<f32> {
-    let mut section = vec![0; section_bytes(values.len())];
-    pack(values, &mut section, 1);
-    unpacked::<N>(&section, values.len())
+    unpacked::<N>(&packed(values, 1), values.len())
 }
 
 /// What passes in a dtype read of the matrix of so many weights that has this section.
@@ -285,4 +290,4 @@ fn unpacked<N: Number>(section: &[u8], weights: usize) -> Vec<f32> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

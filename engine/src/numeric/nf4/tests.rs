@@ -29,7 +29,7 @@ fn values(seed: u64, count: usize) -> Vec<f32> {
 }
 
 /// FNV-1a of 64 bits.
-fn fingerprint(bytes: &[u8]) -> String {
+pub(crate) fn fingerprint(bytes: &[u8]) -> String {
     let digest = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
         (digest ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
     });
@@ -41,9 +41,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 fn section_of(values: &[f32]) -> Vec<u8> {
-    let mut section = vec![0; section_bytes(values.len())];
-    pack(values, &mut section, 1);
-    section
+    packed(values, 1)
 }
 
 fn numbers_of<N: Number>(section: &[u8], weights: usize) -> Vec<N> {
@@ -108,9 +106,7 @@ fn threads_change_no_byte() {
         let weights = values(4, count);
         let expected = section_of(&weights);
         for threads in [2, 3, 64] {
-            let mut section = vec![0; section_bytes(count)];
-            pack(&weights, &mut section, threads);
-            assert!(section == expected, "{count} weights, {threads} threads");
+            assert!(packed(&weights, threads) == expected, "{count} weights, {threads} threads");
         }
     }
 }
