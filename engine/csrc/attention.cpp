@@ -3,6 +3,7 @@
 // computes document by document.
 
 #include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
@@ -25,6 +26,55 @@ struct Reach {
   // The first tokens of documents and N, where a GPU reads them.
   Tensor starts;
 };
+
+// A sink of each head, f32, takes part in the softmax over the keys of a token, and has no value (Xiao et al., arXiv
+// 2309.17453). With the logarithm s of a token's sum of exponentials its share is that of the sink's exponential in the new sum,
+// and the shares of all keys shrink by the factor that the output does.
+struct WithSinks {
+  Tensor output, sums;
+};
+
+// A number for each head in the layout of `sums`, which the processor has as `[N, heads]` and a GPU as `[heads, N]`.
+Tensor for_sums(const Tensor& sinks, const Tensor& sums) {
+  return sums.is_cuda() ? sinks.to(at::kFloat).unsqueeze(1) : sinks.to(at::kFloat);
+}
+
+// Numbers in that layout as `[N, heads]`.
+Tensor by_token(const Tensor& of_sums) { return of_sums.is_cuda() ? of_sums.transpose(0, 1) : of_sums; }
+
+WithSinks with_sinks(const Tensor& output, const Tensor& sums, const Tensor& sinks) {
+  const auto all = at::logaddexp(sums, for_sums(sinks, sums));
+  const auto left = by_token(at::exp(sums - all)).unsqueeze(-1);
+  return {(output * left).to(output.scalar_type()), all};
+}
+
+// The gradient of sinks, of the new output and sums: minus the sum, over tokens, of the sink's share times what the output's
+// gradient makes of the output.
+Tensor gradient_of_sinks(const Tensor& gradient, const Tensor& output, const Tensor& sums, const Tensor& sinks) {
+  const auto share = by_token(at::exp(for_sums(sinks, sums) - sums));
+  const auto made = (gradient.to(at::kFloat) * output).sum(-1);
+  return (share * made).sum(0).neg().to(sinks.scalar_type());
+}
+
+// Attention of `[B, heads, T, D]` with sinks by the matrix of all pairs. A mask is bool, or added; without one tokens read
+// those before them if `causal`. A scale of NaN is none.
+Tensor by_all_pairs(
+    const Tensor& queries, const Tensor& keys, const Tensor& values, const std::optional<Tensor>& mask,
+    const Tensor& sinks, bool causal, double scale) {
+  const double factor = std::isnan(scale) ? 1.0 / std::sqrt(static_cast<double>(queries.size(-1))) : scale;
+  const int64_t tokens = queries.size(2), read = keys.size(2);
+  auto products = (at::matmul(queries, keys.transpose(-2, -1)) * factor).to(at::kFloat);
+  const auto hidden = -std::numeric_limits<double>::infinity();
+  if (mask && mask->scalar_type() == at::kBool) products = products.masked_fill(mask->logical_not(), hidden);
+  else if (mask) products = products + *mask;
+  else if (causal) {
+    const auto later = at::ones({tokens, read}, products.options().dtype(at::kBool)).triu(read - tokens + 1);
+    products = products.masked_fill(later, hidden);
+  }
+  const auto of_sinks = sinks.to(at::kFloat).view({1, -1, 1, 1}).expand({products.size(0), -1, tokens, 1});
+  const auto shares = at::softmax(at::cat(variable_list{products, of_sinks}, -1), -1).narrow(-1, 0, read);
+  return at::matmul(shares.to(values.scalar_type()), values);
+}
 
 // Queries of a document that read the keys of one range: all before each, or those that a mask allows.
 struct Piece {
@@ -132,7 +182,9 @@ variable_list backward_on_processor(const Tensor& gradient, const variable_list&
 }
 
 // The documents' attention on a GPU without flash attention of them, by the kernels that libtorch chooses.
-Tensor composed(const Tensor& queries, const Tensor& keys, const Tensor& values, const Reach& reach) {
+Tensor composed(
+    const Tensor& queries, const Tensor& keys, const Tensor& values, const std::optional<Tensor>& sinks,
+    const Reach& reach) {
   const int64_t heads = queries.size(1);
   const auto by_document = [&](const Tensor& x) {
     // Without a copy for each head a matrix of all pairs would be made.
@@ -150,10 +202,14 @@ Tensor composed(const Tensor& queries, const Tensor& keys, const Tensor& values,
       const auto narrowed = [&](const Tensor& x, int64_t first, int64_t count) {
         return x.size(2) == count ? x : x.narrow(2, first, count);
       };
-      outputs.push_back(at::scaled_dot_product_attention(
-          narrowed(all_queries[document], piece.query, piece.queries),
-          narrowed(all_keys[document], piece.key, piece.keys), narrowed(all_values[document], piece.key, piece.keys),
-          masked(piece, mask), 0.0, !piece.masked, reach.scale));
+      const auto of_queries = narrowed(all_queries[document], piece.query, piece.queries);
+      const auto read = narrowed(all_keys[document], piece.key, piece.keys);
+      const auto of_read = narrowed(all_values[document], piece.key, piece.keys);
+      const auto allowed = masked(piece, mask);
+      outputs.push_back(
+          sinks ? by_all_pairs(of_queries, read, of_read, allowed, *sinks, !piece.masked, reach.scale.value_or(std::nan("")))
+                : at::scaled_dot_product_attention(
+                      of_queries, read, of_read, allowed, 0.0, !piece.masked, reach.scale));
     }
   }
   return at::cat(outputs, 2).squeeze(0).transpose(0, 1);
@@ -175,7 +231,7 @@ std::optional<int64_t> behind(const Reach& reach) {
 struct WithinDocuments : Function<WithinDocuments> {
   static Tensor forward(
       AutogradContext* context, const Tensor& of_queries, const Tensor& of_keys, const Tensor& of_values,
-      const Reach& reach) {
+      const std::optional<Tensor>& sinks, const Reach& reach) {
     const auto queries = of_queries.contiguous(), keys = of_keys.contiguous(), values = of_values.contiguous();
     context->saved_data["lengths"] = reach.lengths;
     context->saved_data["window"] = reach.window;
@@ -185,12 +241,15 @@ struct WithinDocuments : Function<WithinDocuments> {
       auto [output, sums, state, unused, debug] = at::_flash_attention_forward(
           queries, keys, values, reach.starts, reach.starts, most, most, 0.0, true, false, reach.scale, before(reach),
           behind(reach));
-      context->save_for_backward({queries, keys, values, output, sums, reach.starts, state, unused});
-      return output;
+      const auto whole = sinks ? with_sinks(output, sums, *sinks) : WithSinks{output, sums};
+      context->save_for_backward(
+          {queries, keys, values, whole.output, whole.sums, sinks.value_or(Tensor()), reach.starts, state, unused});
+      return whole.output;
     }
     const auto [output, sums] = forward_on_processor(queries, keys, values, reach);
-    context->save_for_backward({queries, keys, values, output, sums});
-    return output;
+    const auto whole = sinks ? with_sinks(output, sums, *sinks) : WithSinks{output, sums};
+    context->save_for_backward({queries, keys, values, whole.output, whole.sums, sinks.value_or(Tensor())});
+    return whole.output;
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -199,17 +258,19 @@ struct WithinDocuments : Function<WithinDocuments> {
         context->saved_data["lengths"].toIntVector(), context->saved_data["window"].toInt(),
         context->saved_data["scale"].toOptional<double>(), Tensor()};
     const auto gradient = gradients[0].contiguous();
+    const auto& sinks = saved[5];
+    const auto of_sinks = sinks.defined() ? gradient_of_sinks(gradient, saved[3], saved[4], sinks) : Tensor();
     if (!gradient.is_cuda()) {
       auto all = backward_on_processor(gradient, saved, reach);
-      all.resize(4);
+      all.insert(all.end(), {of_sinks, Tensor()});
       return all;
     }
     TORCH_CHECK(at::globalContext().deterministicAlgorithms(), "gradients of attention would be different in every run");
     const auto most = longest(reach);
     const auto [of_queries, of_keys, of_values] = at::_flash_attention_backward(
-        gradient, saved[0], saved[1], saved[2], saved[3], saved[4], saved[5], saved[5], most, most, 0.0, true, saved[6],
-        saved[7], reach.scale, before(reach), behind(reach));
-    return {of_queries, of_keys, of_values, Tensor()};
+        gradient, saved[0], saved[1], saved[2], saved[3], saved[4], saved[6], saved[6], most, most, 0.0, true, saved[7],
+        saved[8], reach.scale, before(reach), behind(reach));
+    return {of_queries, of_keys, of_values, of_sinks, Tensor()};
   }
 };
 
@@ -219,10 +280,10 @@ extern "C" {
 
 // Attention of `[N, heads, D]` queries to `[N, groups, D]` keys and values in documents of these lengths, whose sum is N.
 // `starts`, i32, has their first tokens and N where flash attention reads them, and is null elsewhere. A window of 0 and a
-// scale of NaN are none.
+// scale of NaN are none. `sinks`, `[heads]`, is null where heads have none.
 char* shoal_attend_documents(
-    Tensor* queries, Tensor* keys, Tensor* values, const int64_t* lengths, size_t documents, Tensor* starts,
-    int64_t window, double scale, Tensor** result) {
+    Tensor* queries, Tensor* keys, Tensor* values, Tensor* sinks, const int64_t* lengths, size_t documents,
+    Tensor* starts, int64_t window, double scale, Tensor** result) {
   return guarded([&] {
     const Reach reach{
         {lengths, lengths + documents}, window, std::isnan(scale) ? std::nullopt : std::optional<double>(scale),
@@ -234,8 +295,20 @@ char* shoal_attend_documents(
     }
     TORCH_CHECK(tokens == queries->size(0), "documents of ", tokens, " tokens in place of ", queries->size(0));
     const bool composes = queries->is_cuda() && starts == nullptr;
+    const auto of_heads = sinks == nullptr ? std::nullopt : std::optional<Tensor>(*sinks);
     *result = new Tensor(
-        composes ? composed(*queries, *keys, *values, reach) : WithinDocuments::apply(*queries, *keys, *values, reach));
+        composes ? composed(*queries, *keys, *values, of_heads, reach)
+                 : WithinDocuments::apply(*queries, *keys, *values, of_heads, reach));
+  });
+}
+
+// Attention of `[B, heads, T, D]` queries to as many heads of keys and values, with sinks `[heads]`. A bool mask, `[1, 1, T,
+// keys]`, says which keys are read; null reads all. A scale of NaN is none.
+char* shoal_attend_with_sinks(
+    Tensor* queries, Tensor* keys, Tensor* values, Tensor* mask, Tensor* sinks, double scale, Tensor** result) {
+  return guarded([&] {
+    const auto allowed = mask == nullptr ? std::nullopt : std::optional<Tensor>(*mask);
+    *result = new Tensor(by_all_pairs(*queries, *keys, *values, allowed, *sinks, false, scale));
   });
 }
 

@@ -1,6 +1,7 @@
 // Every file of this folder as one, since libtorch's headers take ten times as long to compile as the code.
 #include "added_gradient.cpp"
 #include "attention.cpp"
+#include "clamped_swiglu.cpp"
 #include "collectives.cpp"
 #include "counts.cpp"
 #include "environment.cpp"

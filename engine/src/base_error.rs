@@ -134,6 +134,15 @@ pub enum BaseError {
         /// What it is.
         reason: String,
     },
+    /// A tensor in MXFP4 that has no experts.
+    #[error("{tensor} in {path} is in MXFP4, which is read of experts of GPT-OSS alone; import the unquantised model",
+            path = path.display())]
+    NotMxfp4 {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
     /// Tensors that this engine would ignore.
     #[error("{path} has the tensor {tensor}, which a {family} model does not have: the model would \
              not be the one that was trained; {remedy}", path = path.display())]

@@ -33,7 +33,7 @@ pub fn export_adapter(
     let Some(lora) = &manifest.lora else {
         return Err(refused("its run trained all weights and no adapters"));
     };
-    if !base.index.has_names_of_llama() {
+    if !base.index.has_matrices_of_adapters() {
         let family = &base.index.family;
         let reason = format!(
             "{family} joins matrices that have adapters of their own here: export the whole model \

@@ -12,6 +12,7 @@ use shoal_protocol::manifest::{Base, Model, Quantisation};
 
 use super::index::{BaseFile, BaseIndex, FORMAT, INDEX};
 use super::model_files::ModelFiles;
+use super::quantised::FileFormat;
 use super::weights::file_of;
 use super::{BaseError, Result, quantised, staging, what};
 use crate::family;
@@ -114,7 +115,7 @@ pub fn import_with(source: &Path, out: &Path, options: ImportOptions<'_>) -> Res
     }
     let others = copy_others(source, staging.path(), &config)?;
     let family = described.family;
-    let packed = quantised.or(pack);
+    let packed = quantised.and_then(FileFormat::kept).or(pack);
     let index = BaseIndex { format: FORMAT, family, model, packed, config, weights, others };
     let bytes = index.to_bytes();
     let path = staging.path().join(INDEX);

@@ -120,6 +120,13 @@ impl BaseIndex {
         family::naming(&self.family) == Some(Naming::Llama)
     }
 
+    /// Whether its family has the matrices that adapters are beside, by the names of this engine.
+    pub fn has_matrices_of_adapters(&self) -> bool {
+        let naming = family::naming(&self.family);
+        // Some differ in experts alone, which have no adapters.
+        matches!(naming, Some(Naming::Llama | Naming::Mixtral | Naming::GptOss))
+    }
+
     /// Whether the run's model is that of the base, apart from what a run decides.
     #[must_use]
     pub fn fits(&self, model: &Model) -> bool {

@@ -19,6 +19,7 @@ mod export;
 mod import;
 mod index;
 mod model_files;
+mod mxfp4;
 mod quantised;
 mod staging;
 mod weights;

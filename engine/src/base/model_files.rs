@@ -11,8 +11,9 @@ use shoal_protocol::manifest::{Model, Quantisation};
 
 use super::import::{describe_file, read_json};
 use super::index::BaseFile;
+use super::quantised::FileFormat;
 use super::weights::{expected, open, packed_name, size_of_dtype, widened, wrong_tensor};
-use super::{BaseError, Result, quantised, what};
+use super::{BaseError, Result, mxfp4, quantised, what};
 use crate::data::safetensors_file::{FileTensor, SafetensorsFile, is_finite};
 use crate::family::Naming;
 use crate::family::tensors::{Location, is_constant, locate};
@@ -28,8 +29,8 @@ pub(super) struct ModelFiles {
     head: &'static str,
     /// As `head`, for the embedding.
     embedding: &'static str,
-    /// The format of the matrices of layers in these files.
-    quantised: Option<Quantisation>,
+    /// The format of quantised matrices in these files.
+    quantised: Option<FileFormat>,
     /// The format that unquantised matrices of layers get.
     pack: Option<Quantisation>,
 }
@@ -51,12 +52,11 @@ impl BaseTensor {
 }
 
 impl ModelFiles {
-    /// Opens the single file, or else those that the index names. The matrices of layers there are `quantised`, or get the
-    /// format `pack`.
+    /// Opens the single file, or else those that the index names. Matrices there are `quantised`, or get the format `pack`.
     pub(super) fn open(
         folder: &Path,
         naming: Naming,
-        quantised: Option<Quantisation>,
+        quantised: Option<FileFormat>,
         pack: Option<Quantisation>,
     ) -> Result<Self> {
         let single = "model.safetensors";
@@ -170,7 +170,7 @@ impl ModelFiles {
 
     /// Whether a tensor belongs to the quantisation of one of these.
     fn is_of_packed(&self, name: &str, known: &BTreeSet<String>) -> bool {
-        let matrix = self.quantised.and_then(|_| quantised::matrix_of(name));
+        let matrix = self.quantised.and_then(|format| quantised::matrix_of(name, format));
         let Some(matrix) = matrix else { return false };
         known.contains(matrix) || known.contains(&format!("{}{matrix}", self.naming.prefix()))
     }
@@ -179,12 +179,15 @@ impl ModelFiles {
     fn read(&self, parameter: &Parameter, model: &Model) -> Result<BaseTensor> {
         let location = self.location(parameter, model);
         let name = &location.tensor;
+        if let Some((dtype, bytes)) = self.read_mxfp4(&location, parameter)? {
+            return Ok(self.packed_or_plain(parameter, dtype, bytes));
+        }
         let (file, tensor) = self.tensor(name).ok_or_else(|| {
             let (path, tensor) = (self.folder.clone(), name.clone());
             let remedy = what::missing_tensor(&parameter.name);
             BaseError::MissingTensor { path, tensor, remedy }
         })?;
-        if self.quantised.is_some() && parameter.is_packable() {
+        if self.quantised == Some(FileFormat::Nf4) && parameter.is_packable() {
             if !location.is_whole(parameter) {
                 let (path, tensor) = (file.path().to_owned(), name.clone());
                 let reason = "it joins several matrices, or is transposed".to_owned();
@@ -202,13 +205,34 @@ impl ModelFiles {
             let (path, tensor) = (file.path().to_owned(), location.tensor);
             return Err(BaseError::NotFinite { path, tensor });
         }
+        Ok(self.packed_or_plain(parameter, tensor.dtype, bytes))
+    }
+
+    /// A weight that these files have in MXFP4; `None` if it is a tensor of its own, or missing.
+    fn read_mxfp4(
+        &self,
+        location: &Location,
+        parameter: &Parameter,
+    ) -> Result<Option<(Dtype, Vec<u8>)>> {
+        let name = &location.tensor;
+        if self.quantised != Some(FileFormat::Mxfp4) || self.tensor(name).is_some() {
+            return Ok(None);
+        }
+        let found = [mxfp4::BLOCKS, mxfp4::SCALES].map(|end| self.tensor(&format!("{name}{end}")));
+        let [Some((file, blocks)), Some((_, scales))] = found else { return Ok(None) };
+        let bytes = mxfp4::read(file.path(), location, parameter, [blocks, scales])?;
+        Ok(Some((Dtype::BF16, bytes)))
+    }
+
+    /// A weight of these elements, in the format that the base gets.
+    fn packed_or_plain(&self, parameter: &Parameter, dtype: Dtype, bytes: Vec<u8>) -> BaseTensor {
         if self.pack.is_some() && parameter.is_packable() {
-            let values = widened(tensor.dtype, &bytes, parameter.len());
+            let values = widened(dtype, &bytes, parameter.len());
             let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
-            return Ok(BaseTensor::packed(parameter, nf4::packed(&values, threads)));
+            return BaseTensor::packed(parameter, nf4::packed(&values, threads));
         }
         let (name, shape) = (parameter.name.clone(), parameter.shape.clone());
-        Ok(BaseTensor { name, dtype: tensor.dtype, shape, bytes })
+        BaseTensor { name, dtype, shape, bytes }
     }
 
     /// Writes some weights under the names of this engine.

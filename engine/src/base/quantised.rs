@@ -14,7 +14,7 @@ use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 use shoal_protocol::manifest::Quantisation;
 
-use super::{BaseError, Result};
+use super::{BaseError, Result, mxfp4};
 use crate::data::safetensors_file::FileTensor;
 use crate::model::parameters::Parameter;
 use crate::numeric::nf4::{self, BLOCK, GROUP, LEVELS, Parts, SCALE_LEVELS};
@@ -29,9 +29,32 @@ const TABLE: &str = ".quant_map";
 const SCALE_TABLE: &str = ".nested_quant_map";
 const STATE: &str = ".quant_state.bitsandbytes__nf4";
 
+/// The format of quantised matrices in a model's files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FileFormat {
+    /// That of bitsandbytes, which a base keeps.
+    Nf4,
+    /// That of GPT-OSS's experts, which are read as bf16.
+    Mxfp4,
+}
+
+impl FileFormat {
+    /// What a base has of it.
+    pub(super) fn kept(self) -> Option<Quantisation> {
+        match self {
+            Self::Nf4 => Some(Quantisation::Nf4),
+            Self::Mxfp4 => None,
+        }
+    }
+}
+
 /// Takes the key out of a `config.json` if it says that matrices are in a format that is read here, and returns which.
-pub(super) fn take_format(config: &mut Value) -> Option<Quantisation> {
+pub(super) fn take_format(config: &mut Value) -> Option<FileFormat> {
     let of = config.get(KEY)?;
+    if of.get("quant_method") == Some(&json!("mxfp4")) {
+        config.as_object_mut()?.remove(KEY);
+        return Some(FileFormat::Mxfp4);
+    }
     let needed = [
         ("quant_method", json!("bitsandbytes")),
         ("load_in_4bit", json!(true)),
@@ -44,13 +67,16 @@ pub(super) fn take_format(config: &mut Value) -> Option<Quantisation> {
         return None;
     }
     config.as_object_mut()?.remove(KEY);
-    Some(Quantisation::Nf4)
+    Some(FileFormat::Nf4)
 }
 
 /// The name of the matrix to whose quantisation a tensor belongs.
-pub(super) fn matrix_of(tensor: &str) -> Option<&str> {
-    // Some of these end in others.
-    let ends = [MAGNITUDES, SCALE_TABLE, STATE, SCALES, TABLE];
+pub(super) fn matrix_of(tensor: &str, format: FileFormat) -> Option<&str> {
+    let ends = match format {
+        // Some of these end in others.
+        FileFormat::Nf4 => &[MAGNITUDES, SCALE_TABLE, STATE, SCALES, TABLE][..],
+        FileFormat::Mxfp4 => &[mxfp4::BLOCKS, mxfp4::SCALES],
+    };
     ends.iter().find_map(|end| tensor.strip_suffix(end))
 }
 

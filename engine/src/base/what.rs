@@ -88,6 +88,11 @@ pub(super) fn unknown_tensor(name: &str) -> String {
     if ends(&[".scales", ".biases", ".qweight", ".qzeros", ".g_idx", ".absmax", ".weight_scale"]) {
         return "its weights are quantised: import the unquantised model".to_owned();
     }
+    if ends(&["_proj_blocks", "_proj_scales"]) {
+        return "its experts are in MXFP4, and config.json has no quantization_config with quant_method = \"mxfp4\": \
+                fetch the model's own config.json"
+            .to_owned();
+    }
     if ends(&[".experts.gate_up_proj", ".experts.down_proj"]) {
         return "its experts are one tensor: load it with transformers and write it with save_pretrained, \
                 which names each expert"

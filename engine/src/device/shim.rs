@@ -49,6 +49,7 @@ unsafe extern "C" {
         results: *mut *mut C_tensor,
     ) -> *mut c_char;
     fn shoal_swiglu(both: *mut C_tensor, result: *mut *mut C_tensor) -> *mut c_char;
+    fn shoal_clamped_swiglu(both: *mut C_tensor, result: *mut *mut C_tensor) -> *mut c_char;
     fn shoal_cross_entropy(
         logits: *mut C_tensor,
         targets: *mut C_tensor,
@@ -60,10 +61,20 @@ unsafe extern "C" {
         queries: *mut C_tensor,
         keys: *mut C_tensor,
         values: *mut C_tensor,
+        sinks: *mut C_tensor,
         lengths: *const i64,
         documents: usize,
         starts: *mut C_tensor,
         window: i64,
+        scale: f64,
+        result: *mut *mut C_tensor,
+    ) -> *mut c_char;
+    fn shoal_attend_with_sinks(
+        queries: *mut C_tensor,
+        keys: *mut C_tensor,
+        values: *mut C_tensor,
+        mask: *mut C_tensor,
+        sinks: *mut C_tensor,
         scale: f64,
         result: *mut *mut C_tensor,
     ) -> *mut c_char;
@@ -226,6 +237,13 @@ pub(crate) fn swiglu(both: &Tensor) -> Result<Tensor> {
     new_tensor(|result| unsafe { shoal_swiglu(pointer(both), result) })
 }
 
+/// Of gates g and values u in the halves of the last dimension, clamped to at most 7 and to ±7: `(u + 1) · g ·
+/// sigmoid(1.702 g)`.
+pub(crate) fn clamped_swiglu(both: &Tensor) -> Result<Tensor> {
+    // SAFETY: all pointers are of live tensors or of the result.
+    new_tensor(|result| unsafe { shoal_clamped_swiglu(pointer(both), result) })
+}
+
 /// On the CPU: the cross-entropy of each row of contiguous `logits`, f32 or bf16 `[N, V]`, as f32
 /// `[N]`. `targets` are i64 `[N]` below V; where one is negative, the loss is 0. With gradients,
 /// each logit becomes the gradient of the sum of losses times `scale` with respect to it.
@@ -243,14 +261,16 @@ pub(crate) fn cross_entropy(
 
 /// Causal attention of queries `[N, heads, D]` to keys and values `[N, groups, D]` within documents of these lengths, whose
 /// sum is N, and perhaps within a window: `[N, heads, D]`. `starts` has their first tokens and N, i32, for flash attention.
+/// `sinks`, `[heads]`, are those of the heads.
 pub(crate) fn attend_documents(
     [queries, keys, values]: [&Tensor; 3],
+    sinks: Option<&Tensor>,
     lengths: &[i64],
     starts: Option<&Tensor>,
     window: Option<u32>,
     scale: Option<f64>,
 ) -> Result<Tensor> {
-    let starts = starts.map_or(ptr::null_mut(), pointer);
+    let [sinks, starts] = [sinks, starts].map(|there| there.map_or(ptr::null_mut(), pointer));
     let (window, scale) = (window.map_or(0, i64::from), scale.unwrap_or(f64::NAN));
     // SAFETY: all pointers are of live tensors, of the lengths or of the result.
     new_tensor(|result| unsafe {
@@ -258,6 +278,7 @@ pub(crate) fn attend_documents(
             pointer(queries),
             pointer(keys),
             pointer(values),
+            sinks,
             lengths.as_ptr(),
             lengths.len(),
             starts,
@@ -265,6 +286,23 @@ pub(crate) fn attend_documents(
             scale,
             result,
         )
+    })
+}
+
+/// Attention of queries `[B, heads, T, D]` to keys and values of as many heads that have sinks `[heads]`. A bool mask says
+/// which keys are read; without one all are.
+pub(crate) fn attend_with_sinks(
+    [queries, keys, values]: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    sinks: &Tensor,
+    scale: Option<f64>,
+) -> Result<Tensor> {
+    let mask = mask.map_or(ptr::null_mut(), pointer);
+    let [queries, keys, values, sinks] = [queries, keys, values, sinks].map(pointer);
+    let scale = scale.unwrap_or(f64::NAN);
+    // SAFETY: all pointers are of live tensors or of the result.
+    new_tensor(|result| unsafe {
+        shoal_attend_with_sinks(queries, keys, values, mask, sinks, scale, result)
     })
 }
 

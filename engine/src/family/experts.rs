@@ -45,6 +45,8 @@ pub(super) const QWEN3_MOE: Mixture = Mixture {
 pub(super) const OLMOE: Mixture =
     Mixture { intermediate: "intermediate_size", has_dense_layers: false, ..QWEN3_MOE };
 
+pub(super) const GPT_OSS: Mixture = MIXTRAL;
+
 impl Mixture {
     /// The experts of a model of so many layers; `None` if no layer has some.
     pub(super) fn read(

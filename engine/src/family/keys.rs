@@ -73,7 +73,7 @@ const EVERY: Rows = &[
     (
         "quantization_config",
         Rule::Refused(
-            "import the unquantised model, or one that bitsandbytes has quantised to NF4 with double quantisation",
+            "import the unquantised model, one that bitsandbytes has quantised to NF4 with double quantisation, or GPT-OSS in MXFP4",
         ),
     ),
     ("quantization", Rule::Refused("import the unquantised model")),
@@ -331,6 +331,28 @@ pub(super) const OLMOE: Keys = &[
         ("clip_qkv", Rule::Refused("import a model that clips no queries, keys and values")),
     ],
     BIASED_ATTENTION,
+    SIZES,
+    ROPE,
+    EVERY,
+];
+
+pub(super) const GPT_OSS: Keys = &[
+    EXPERTS,
+    &[
+        ("num_key_value_heads", number_or_null(8)),
+        ("head_dim", number_or_null(64)),
+        ("hidden_act", Rule::Ignored),
+        ("rms_norm_eps", real(1e-5)),
+        ("rope_theta", real(150_000.0)),
+        ("sliding_window", number_or_null(128)),
+        ("layer_types", NULL),
+        ("num_experts_per_tok", number(4)),
+        ("num_local_experts", number(128)),
+        ("num_experts", NULL),
+        ("swiglu_alpha", real(1.702)),
+        ("swiglu_limit", real(7.0)),
+        ("attention_bias", flag(true)),
+    ],
     SIZES,
     ROPE,
     EVERY,

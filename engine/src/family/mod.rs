@@ -58,13 +58,15 @@ pub(crate) enum Naming {
     Gpt2,
     /// Llama's, with names of its own for experts.
     Mixtral,
+    /// Llama's, with all experts of a layer in one tensor.
+    GptOss,
 }
 
 impl Naming {
     /// What stands before the names of the model's tensors in one with a head.
     pub(crate) fn prefix(self) -> &'static str {
         match self {
-            Self::Llama | Self::Phi3 | Self::Mixtral => "model.",
+            Self::Llama | Self::Phi3 | Self::Mixtral | Self::GptOss => "model.",
             Self::NeoX => "gpt_neox.",
             Self::Gpt2 => "transformer.",
         }
@@ -88,6 +90,8 @@ enum Layers {
     SmolLm3,
     /// Windows with a rotary embedding of their own in all but every sixth layer.
     Gemma3,
+    /// `layer_types`, or else windows in every other layer, from the first.
+    GptOss,
 }
 
 /// A family of models. What its `config.json` has, and what it means where a key is absent, is in
@@ -105,6 +109,8 @@ struct Family {
     feed_forward_biased: Biased,
     ungated: bool,
     experts: Option<Mixture>,
+    /// Whether heads have sinks.
+    sinks: bool,
     layers: Layers,
     /// Positions: a rotary embedding, or a table of trained ones.
     positions: Positions,
@@ -122,12 +128,13 @@ const LLAMA: Family = Family {
     feed_forward_biased: Biased::Key("mlp_bias"),
     ungated: false,
     experts: None,
+    sinks: false,
     layers: Layers::Full,
     positions: Positions::Rotary(rope::PLAIN),
     naming: Naming::Llama,
 };
 
-const FAMILIES: [Family; 14] = [
+const FAMILIES: [Family; 15] = [
     LLAMA,
     Family {
         model_type: "mistral",
@@ -256,6 +263,16 @@ const FAMILIES: [Family; 14] = [
         experts: Some(experts::OLMOE),
         ..LLAMA
     },
+    Family {
+        model_type: "gpt_oss",
+        keys: keys::GPT_OSS,
+        feed_forward_biased: Biased::Always,
+        experts: Some(experts::GPT_OSS),
+        sinks: true,
+        layers: Layers::GptOss,
+        naming: Naming::GptOss,
+        ..LLAMA
+    },
 ];
 
 /// The families that can be imported, as in `model_type`.
@@ -381,6 +398,7 @@ impl Family {
             activation: self.activation(config)?,
             ungated: self.ungated,
             experts: None,
+            sinks: self.sinks,
             attention_scale,
             embedding_scale: gemma.then_some(f64::from(hidden).sqrt()),
             learned_positions: None,
@@ -391,6 +409,14 @@ impl Family {
     }
 
     fn activation(&self, config: &Config<'_>) -> Result<Activation, ConfigJsonError> {
+        if self.naming == Naming::GptOss {
+            for (key, needed) in [("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)] {
+                if config.real(key)? != needed {
+                    return Err(config.unsupported(key, &format!("it must be {needed}")));
+                }
+            }
+            return Ok(Activation::ClampedSwiglu);
+        }
         let key = match (self.layers, self.naming) {
             (Layers::Gemma3, _) => "hidden_activation",
             (_, Naming::Gpt2) => "activation_function",
@@ -418,6 +444,11 @@ impl Family {
             block.layers = vec![LayerAttention { rotary: None, window: None }; layers as usize];
             return Ok(());
         };
+        let has_rope = config.has("rope_parameters") || config.has("rope_scaling");
+        if self.naming == Naming::GptOss && !has_rope {
+            // The class has a yarn of its own then, which no file of a real model leaves to it.
+            return Err(config.unsupported("rope_parameters", "name its rope_type in full"));
+        }
         block.rotary = rope::rotaries(config, rules, head_size, positions)?;
         let windows = self.windows(config, layers)?;
         let rotates = match self.layers {
@@ -448,7 +479,7 @@ impl Family {
             Layers::Qwen | Layers::Qwen2Moe | Layers::SmolLm3 | Layers::WindowedIf => {
                 !config.flag("use_sliding_window")?
             }
-            Layers::Full | Layers::Windowed | Layers::Gemma3 => false,
+            Layers::Full | Layers::Windowed | Layers::Gemma3 | Layers::GptOss => false,
         };
         if is_off {
             window = None;
@@ -472,6 +503,7 @@ impl Family {
                 let has = |layer: u32| window.is_some() && layer.is_multiple_of(2) && layer < end;
                 config.sliding_layers(layers, has)?
             }
+            Layers::GptOss => config.sliding_layers(layers, |layer| layer.is_multiple_of(2))?,
             Layers::Gemma3 => {
                 let period = config.size("sliding_window_pattern", u32::MAX)?;
                 config.sliding_layers(layers, |layer| !(layer + 1).is_multiple_of(period))?

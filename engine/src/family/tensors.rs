@@ -22,6 +22,8 @@ pub(crate) struct Location {
     interleaved: Option<[usize; 3]>,
     /// Whether the tensor is `[inputs, outputs]`.
     transposed: bool,
+    /// The expert whose part it is, if the tensor has all of a layer, one after the other.
+    expert: Option<usize>,
 }
 
 impl Location {
@@ -32,6 +34,7 @@ impl Location {
             start: 0,
             interleaved: None,
             transposed: false,
+            expert: None,
         }
     }
 
@@ -41,6 +44,13 @@ impl Location {
         location.start = start;
         location.shape[0] = rows;
         location
+    }
+
+    /// The part of one of so many experts.
+    fn of_expert(mut self, expert: usize, experts: usize) -> Self {
+        self.expert = Some(expert);
+        self.shape.insert(0, experts);
+        self
     }
 
     fn transposed(mut self) -> Self {
@@ -53,11 +63,21 @@ impl Location {
 
     /// Whether the tensor is the weight as it is.
     pub(crate) fn is_whole(&self, parameter: &Parameter) -> bool {
-        let Self { tensor: _, shape, start, interleaved, transposed } = self;
-        *shape == parameter.shape && *start == 0 && interleaved.is_none() && !transposed
+        let Self { tensor: _, shape, start, interleaved, transposed, expert } = self;
+        let is_part = interleaved.is_some() || *transposed || expert.is_some();
+        *shape == parameter.shape && *start == 0 && !is_part
     }
 
-    fn row(&self, row: usize) -> usize {
+    /// The number of its expert, and outputs and inputs of one, if the tensor has matrices `[inputs, outputs]` of all experts.
+    pub(crate) fn matrix_of_expert(&self) -> Option<(usize, [usize; 2])> {
+        match (self.expert, self.shape.as_slice(), self.transposed) {
+            (Some(expert), [_, inputs, outputs], true) => Some((expert, [*outputs, *inputs])),
+            _ => None,
+        }
+    }
+
+    /// The row, or the column of one that is transposed, which has a row of the weight.
+    pub(crate) fn row(&self, row: usize) -> usize {
         match self.interleaved {
             None => self.start + row,
             Some([size, place, group]) => (row / size * group + place) * size + row % size,
@@ -67,15 +87,17 @@ impl Location {
     /// Calls `copy(place in the tensor, place in the weight, elements)` for runs of elements that are
     /// adjacent in both. `rows` and `width` are the weight's.
     fn runs(&self, rows: usize, width: usize, mut copy: impl FnMut(usize, usize, usize)) {
-        let columns = if self.transposed { self.shape[1] } else { width };
+        let first =
+            self.expert.map_or(0, |expert| expert * self.shape[1..].iter().product::<usize>());
+        let columns = self.shape.last().filter(|_| self.transposed).copied().unwrap_or(width);
         for row in 0..rows {
             let there = self.row(row);
             if self.transposed {
                 (0..width).for_each(|column| {
-                    copy(column * columns + there, row * width + column, 1);
+                    copy(first + column * columns + there, row * width + column, 1);
                 });
             } else {
-                copy(there * columns, row * width, width);
+                copy(first + there * columns, row * width, width);
             }
         }
     }
@@ -113,6 +135,7 @@ pub(crate) fn locate(naming: Naming, model: &Model, parameter: &Parameter) -> Lo
         Naming::NeoX => neox(model, parameter),
         Naming::Gpt2 => gpt2(model, parameter),
         Naming::Mixtral => mixtral(parameter),
+        Naming::GptOss => gpt_oss(model, parameter),
     }
 }
 
@@ -156,6 +179,32 @@ fn mixtral(parameter: &Parameter) -> Location {
         ("down_proj", "w2"),
     ];
     Location::whole(renamed(&parameter.name, &names), parameter)
+}
+
+/// Gates and the values that they gate take turns, and matrices of experts are transposed.
+fn gpt_oss(model: &Model, parameter: &Parameter) -> Location {
+    let name = &parameter.name;
+    let (Some(experts), Some((layer, rest))) =
+        (&model.block.experts, name.split_once(".mlp.experts."))
+    else {
+        return Location::whole(name.replace(".mlp.gate.", ".mlp.router."), parameter);
+    };
+    let words: Vec<&str> = rest.split('.').collect();
+    let [number, matrix, kind] = words[..] else { return Location::whole(name, parameter) };
+    let number = number.parse().expect("experts have numbers");
+    let end = if kind == "bias" { "_bias" } else { "" };
+    let of = |tensor: &str, rows| {
+        let tensor = format!("{layer}.mlp.experts.{tensor}{end}");
+        Location::rows(tensor, parameter, 0, rows)
+    };
+    let rows = parameter.shape[0];
+    let place = ["gate_proj", "up_proj"].iter().position(|part| *part == matrix);
+    let mut location = match place {
+        Some(_) => of("gate_up_proj", 2 * rows),
+        None => of("down_proj", rows),
+    };
+    location.interleaved = place.map(|place| [1, place, 2]);
+    location.transposed().of_expert(number, experts.count as usize)
 }
 
 fn neox(model: &Model, parameter: &Parameter) -> Location {

@@ -67,10 +67,11 @@ fn rotate(mixed: &Tensor, angles: &Angles, past: i64, shape: &Shape) -> Result<[
 
 /// Causal self-attention with grouped queries (Ainslie et al., arXiv 2305.13245): what each head of a layer, or of a slice,
 /// read, `[B, T, heads · D]`, from normalised queries and keys, and values in `[B, T, (heads + 2 · key_value_heads) · D]`.
-/// With a cache, the tokens follow those whose keys and values it holds, and it gets theirs.
+/// With a cache, the tokens follow those whose keys and values it holds, and it gets theirs. `sinks`, `[heads]`, take part in
+/// the softmax over keys.
 pub(crate) fn attend(
     mixed: &Tensor,
-    attention: LayerAttention,
+    (attention, sinks): (LayerAttention, Option<&Tensor>),
     shape: &Shape,
     visibility: &Visibility,
     cache: Option<&mut LayerCache>,
@@ -96,6 +97,7 @@ pub(crate) fn attend(
         Keys::OfDocument => {
             let mixed = within_documents(
                 [&queries, &keys, &values],
+                sinks,
                 visibility.ranges(),
                 (attention.window, shape.attention_scale),
             )?;
@@ -104,6 +106,14 @@ pub(crate) fn attend(
         Keys::Masked(mask) => Some(mask),
         Keys::Earlier => None,
     };
+    if let Some(sinks) = sinks {
+        let [keys, values] = [&keys, &values].map(|part| for_each_head(part, shape.heads));
+        let parts = [&queries, &keys?, &values?].map(|part| part.f_transpose(1, 2));
+        let [queries, keys, values] = parts;
+        let parts = [&queries?, &keys?, &values?];
+        let mixed = shim::attend_with_sinks(parts, mask, sinks, shape.attention_scale)?;
+        return Ok(mixed.f_transpose(1, 2)?.f_reshape([samples, tokens, -1])?);
+    }
     // The heads of a group read the same keys, so those of one token can take the place of tokens.
     // Then no key is copied for each head.
     let folds = past > 0 && tokens == 1;
@@ -134,12 +144,13 @@ pub(crate) fn attend(
 /// Attention of `[B, T, heads, D]` within documents and perhaps windows: `[B · T, heads, D]`.
 fn within_documents(
     parts: [&Tensor; 3],
+    sinks: Option<&Tensor>,
     Ranges { lengths, starts }: &Ranges,
     (window, scale): (Option<u32>, Option<f64>),
 ) -> Result<Tensor> {
     let [queries, keys, values] = parts.map(|part| part.f_flatten(0, 1));
     let parts = [&queries?, &keys?, &values?];
-    shim::attend_documents(parts, lengths, starts.as_ref(), window, scale)
+    shim::attend_documents(parts, sinks, lengths, starts.as_ref(), window, scale)
 }
 
 /// Whether libtorch has a kernel for keys of groups of heads that makes no matrix of all pairs of tokens. On a GPU that
@@ -185,15 +196,28 @@ mod tests {
         [output.detach()].into_iter().chain(found.expect("a graph")).collect()
     }
 
+    /// Attention in documents with these sinks: the output, and the gradients of queries, keys, values and sinks.
+    fn with_sinks(inputs: &[Tensor; 4], sinks: &Tensor, window: Option<u32>) -> Vec<Tensor> {
+        let [queries, keys, values, gradient] = inputs;
+        let leaves = [queries, keys, values, sinks];
+        let leaves = leaves.map(|part| part.detach().set_requires_grad(true));
+        let [queries, keys, values, sinks] = leaves.each_ref();
+        let parts = [queries, keys, values];
+        let output = shim::attend_documents(parts, Some(sinks), &LENGTHS, None, window, None);
+        let output = output.expect("documents");
+        let found = shim::gradients(&output, Some(gradient), &leaves.each_ref());
+        [output.detach()].into_iter().chain(found.expect("a graph")).collect()
+    }
+
     fn in_documents(inputs: &[Tensor; 4], lengths: &[i64], window: Option<u32>) -> Vec<Tensor> {
         let attend = |parts: [&Tensor; 3]| {
-            shim::attend_documents(parts, lengths, None, window, None).expect("documents")
+            shim::attend_documents(parts, None, lengths, None, window, None).expect("documents")
         };
         passes(inputs, attend)
     }
 
-    /// The same, by the mask of all pairs, in f64.
-    fn masked(inputs: &[Tensor; 4], window: Option<u32>) -> Vec<Tensor> {
+    /// The tokens that each token reads.
+    fn visible(window: Option<u32>) -> Tensor {
         let numbers: Vec<i64> =
             (0..).zip(LENGTHS).flat_map(|(n, length)| vec![n; length as usize]).collect();
         let numbers = Tensor::from_slice(&numbers);
@@ -201,7 +225,12 @@ mod tests {
         let distance = places.unsqueeze(1) - &places;
         let window = window.map_or(i64::MAX, i64::from);
         let near = distance.ge(0).logical_and(&distance.lt(window));
-        let mask = near.logical_and(&numbers.unsqueeze(1).eq_tensor(&numbers));
+        near.logical_and(&numbers.unsqueeze(1).eq_tensor(&numbers))
+    }
+
+    /// The same, by the mask of all pairs, in f64.
+    fn masked(inputs: &[Tensor; 4], window: Option<u32>) -> Vec<Tensor> {
+        let mask = visible(window);
         let wide = inputs.each_ref().map(|part| part.to_kind(Kind::Double));
         passes(&wide, |[queries, keys, values]| {
             let heads = queries.size()[1];
@@ -235,6 +264,64 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// With the sinks as one more key of a value of zeros, in f64.
+    fn masked_with_sinks(inputs: &[Tensor; 4], sinks: &Tensor, window: Option<u32>) -> Vec<Tensor> {
+        let leaves = [&inputs[0], &inputs[1], &inputs[2], sinks]
+            .map(|part| part.to_kind(Kind::Double).detach().set_requires_grad(true));
+        let [queries, keys, values, sinks] = leaves.each_ref();
+        let heads = queries.size()[1];
+        let each = |part: &Tensor| part.repeat_interleave_self_int(heads / part.size()[1], 1, None);
+        let of = |part: &Tensor| part.transpose(0, 1);
+        let (queries, keys, values) = (of(queries), of(&each(keys)), of(&each(values)));
+        let scale = 1.0 / (queries.size()[2] as f64).sqrt();
+        let products = queries.matmul(&keys.transpose(1, 2)) * scale;
+        let products = products.masked_fill(&visible(window).logical_not(), f64::NEG_INFINITY);
+        let tokens = products.size()[1];
+        let all = Tensor::cat(&[products, sinks.view([-1, 1, 1]).expand([-1, tokens, 1], true)], 2);
+        let output = of(&all.softmax(-1, None).narrow(2, 0, tokens).matmul(&values));
+        let gradient = inputs[3].to_kind(Kind::Double);
+        let found = shim::gradients(&output, Some(&gradient), &leaves.each_ref());
+        [output.detach()].into_iter().chain(found.expect("a graph")).collect()
+    }
+
+    #[test]
+    fn sinks_take_their_share_of_the_softmax() {
+        tch::manual_seed(4);
+        for (shape, kind, tolerance) in [
+            ([4, 2, 16], Kind::Float, 1e-4),
+            ([3, 3, 6], Kind::Float, 1e-4),
+            ([4, 1, 24], Kind::BFloat16, 2e-2),
+        ] {
+            let inputs = inputs(shape, kind);
+            let sinks = Tensor::randn([shape[0]], (Kind::Float, Device::Cpu)).to_kind(kind) * 2.0;
+            for window in [None, Some(1), Some(7), Some(290), Some(5000)] {
+                let found = with_sinks(&inputs, &sinks, window);
+                let expected = masked_with_sinks(&inputs, &sinks, window);
+                assert_eq!(found.len(), 5);
+                for (which, (one, other)) in found.iter().zip(expected).enumerate() {
+                    let off = (one.to_kind(Kind::Double) - &other).norm() / (1.0 + other.norm());
+                    let off = f64::try_from(off).expect("a number");
+                    assert!(off < tolerance, "{shape:?} {kind:?} {window:?}, {which}: {off}");
+                }
+            }
+        }
+    }
+
+    /// The way of generated text, whose earlier keys are in a cache.
+    #[test]
+    fn sinks_take_the_same_share_by_a_mask() {
+        tch::manual_seed(5);
+        let inputs = inputs([4, 4, 8], Kind::Float);
+        let sinks = Tensor::randn([4], (Kind::Float, Device::Cpu));
+        let expected = with_sinks(&inputs, &sinks, Some(7)).swap_remove(0);
+        let [queries, keys, values, _] = inputs.map(|part| part.unsqueeze(0).transpose(1, 2));
+        let mask = visible(Some(7)).unsqueeze(0).unsqueeze(0);
+        let parts = [&queries, &keys, &values];
+        let found = shim::attend_with_sinks(parts, Some(&mask), &sinks, None).expect("small");
+        let off = (found.squeeze_dim(0).transpose(0, 1) - expected).abs().max();
+        assert!(off.double_value(&[]) < 1e-5, "{off:?}");
     }
 
     #[test]
@@ -288,7 +375,8 @@ mod tests {
         let inputs = inputs([2, 2, 8], Kind::Float);
         let [queries, keys, values, _] = &inputs;
         for lengths in [&LENGTHS[1..], &[1054, 0], &[-1, 1055]] {
-            let found = shim::attend_documents([queries, keys, values], lengths, None, None, None);
+            let found =
+                shim::attend_documents([queries, keys, values], None, lengths, None, None, None);
             let error = found.expect_err("not all tokens").to_string();
             assert!(error.contains("document"), "{error}");
         }

@@ -24,6 +24,9 @@ pub(crate) fn inner(both: &Tensor, shape: &Shape) -> Result<Tensor> {
     if shape.ungated {
         return activate(both, shape.activation);
     }
+    if shape.activation == Activation::ClampedSwiglu {
+        return shim::clamped_swiglu(both);
+    }
     if shape.activation == Activation::Silu && Kernels::are_on(both.device()) {
         return shim::swiglu(both);
     }
@@ -70,7 +73,8 @@ fn attention(
     if let Some(norms) = &layer.query_key_norms {
         mixed = normalise_heads(&mixed, norms, shape)?;
     }
-    whole.attention_output.apply(&attend(&mixed, layer.attention, shape, visibility, cache)?)
+    let of_layer = (layer.attention, layer.sinks.as_ref());
+    whole.attention_output.apply(&attend(&mixed, of_layer, shape, visibility, cache)?)
 }
 
 fn activate(x: &Tensor, activation: Activation) -> Result<Tensor> {
@@ -78,6 +82,7 @@ fn activate(x: &Tensor, activation: Activation) -> Result<Tensor> {
         Activation::Silu => x.f_silu()?,
         Activation::Gelu => x.f_gelu("none")?,
         Activation::GeluTanh => x.f_gelu("tanh")?,
+        Activation::ClampedSwiglu => unreachable!("it takes gates and values together"),
     })
 }
 
@@ -129,4 +134,38 @@ pub(crate) fn embed(
         x = x.f_add(positions)?;
     }
     Ok(x.f_to_kind(kind(dtype))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+
+    /// Both halves of numbers within the limits, at them and beyond; and the same by autograd in f64.
+    #[test]
+    fn a_clamped_gate_has_the_gradient_of_its_formula() {
+        tch::manual_seed(6);
+        for (kind, tolerance) in [(Kind::Float, 1e-5), (Kind::BFloat16, 2e-2)] {
+            let both = (Tensor::randn([40, 32], (Kind::Float, Device::Cpu)) * 6.0).to_kind(kind);
+            let gradient = Tensor::randn([40, 16], (Kind::Float, Device::Cpu)).to_kind(kind);
+            let passes = |both: &Tensor, apply: &dyn Fn(&Tensor) -> Tensor| {
+                let both = both.detach().set_requires_grad(true);
+                let output = apply(&both);
+                let gradient = gradient.to_kind(output.kind());
+                let found = shim::gradients(&output, Some(&gradient), &[&both]);
+                [output.detach(), found.expect("a graph").remove(0)]
+            };
+            let found = passes(&both, &|both| shim::clamped_swiglu(both).expect("small"));
+            let expected = passes(&both.to_kind(Kind::Double), &|both| {
+                let gate = both.narrow(1, 0, 16).clamp_max(7.0);
+                let up = both.narrow(1, 16, 16).clamp(-7.0, 7.0);
+                (up + 1.0) * &gate * (&gate * 1.702).sigmoid()
+            });
+            for (one, other) in found.iter().zip(expected) {
+                let off = (one.to_kind(Kind::Double) - &other).norm() / other.norm();
+                assert!(off.double_value(&[]) < tolerance, "{kind:?}: {off:?}");
+            }
+        }
+    }
 }

@@ -32,7 +32,7 @@ impl Experts {
     pub(crate) fn apply(&self, x: &Tensor, shape: &Shape, counted: f64) -> Result<Tensor> {
         let of = shape.experts();
         let rows = x.f_flatten(0, 1)?;
-        let logits = rows.f_linear(&self.router, None::<Tensor>)?;
+        let logits = rows.f_linear(&self.router, self.router_bias.as_ref())?;
         let (routing, weights) = match &self.biases {
             None => {
                 let [experts, weights] = of.choose(&logits)?;
@@ -241,6 +241,7 @@ mod tests {
         let router = Tensor::eye_m(count, WIDTH, (Kind::Float, Device::Cpu)) * logit;
         Experts {
             router: router.set_requires_grad(true),
+            router_bias: None,
             experts: (0..count).map(expert).collect(),
             shared: None,
             biases: None,

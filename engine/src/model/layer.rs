@@ -51,6 +51,8 @@ pub(crate) struct Layer {
     pub(crate) attention_input_norm: Option<StreamNorm>,
     /// `q_norm` and `k_norm`.
     pub(crate) query_key_norms: Option<[Tensor; 2]>,
+    /// A sink of each head, if they have some.
+    pub(crate) sinks: Option<Tensor>,
     pub(crate) attention_output_norm: Option<StreamNorm>,
     pub(crate) feed_forward_input_norm: Option<StreamNorm>,
     pub(crate) feed_forward_output_norm: Option<StreamNorm>,
@@ -110,6 +112,8 @@ pub(crate) struct Dense {
 pub(crate) struct Experts {
     /// `[experts, H]`.
     pub(crate) router: Tensor,
+    /// What is added to its product, `[experts]`.
+    pub(crate) router_bias: Option<Tensor>,
     pub(crate) experts: Vec<Dense>,
     /// An expert of all tokens, and the `[1, H]` whose product weighs it.
     pub(crate) shared: Option<(Dense, Tensor)>,
@@ -212,6 +216,7 @@ pub(crate) struct Shape {
     pub(crate) placement: Placement,
     pub(crate) activation: Activation,
     pub(crate) ungated: bool,
+    pub(crate) sinks: bool,
     experts: Option<ExpertsShape>,
     pub(crate) attention_scale: Option<f64>,
     pub(crate) embedding_scale: Option<f64>,
@@ -238,6 +243,7 @@ impl Shape {
             placement: block.placement,
             activation: block.activation,
             ungated: block.ungated,
+            sinks: block.sinks,
             experts: ExpertsShape::of(model),
             attention_scale: block.attention_scale,
             embedding_scale: block.embedding_scale,

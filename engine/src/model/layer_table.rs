@@ -99,6 +99,10 @@ impl DenseTable {
         };
         Self { gate_up, down: Joined::new([part("down_proj", hidden)], inner) }
     }
+
+    fn biased(self, biased: bool) -> Self {
+        Self { gate_up: self.gate_up.biased(biased), down: self.down.biased(biased) }
+    }
 }
 
 /// The matrices of a mixture of experts.
@@ -120,15 +124,17 @@ pub(crate) const BIASES: &str = "mlp.gate.e_score_correction_bias";
 
 impl ExpertsTable {
     fn new(model: &Model, experts: &Experts) -> Self {
-        let hidden = model.hidden;
-        let each =
-            |number| DenseTable::new(model, &format!("{EXPERTS}.{number}"), experts.intermediate);
+        let (hidden, biased) = (model.hidden, model.block.biases.feed_forward);
+        let each = |number| {
+            DenseTable::new(model, &format!("{EXPERTS}.{number}"), experts.intermediate)
+                .biased(biased)
+        };
         let shared = experts.shared_intermediate.map(|inner| {
             let gate = Joined::new([("mlp.shared_expert_gate".to_owned(), 1)], hidden);
             (DenseTable::new(model, "mlp.shared_expert", inner), gate)
         });
         Self {
-            router: Joined::new([("mlp.gate".to_owned(), experts.count)], hidden),
+            router: Joined::new([("mlp.gate".to_owned(), experts.count)], hidden).biased(biased),
             experts: (0..experts.count).map(each).collect(),
             shared,
             biases: (experts.balance == Balance::Bias).then_some(experts.count as usize),
@@ -150,9 +156,9 @@ impl FeedForwardTable {
             return Self::Experts(ExpertsTable::new(model, experts));
         }
         let biased = model.block.biases.feed_forward;
-        let DenseTable { gate_up, down } = DenseTable::new(model, "mlp", model.intermediate);
-        let of = |joined: Joined| joined.biased(biased).adapted();
-        Self::Dense(DenseTable { gate_up: of(gate_up), down: of(down) })
+        let table = DenseTable::new(model, "mlp", model.intermediate).biased(biased);
+        let DenseTable { gate_up, down } = table;
+        Self::Dense(DenseTable { gate_up: gate_up.adapted(), down: down.adapted() })
     }
 
     /// The number of biases that keep experts equally busy, after all matrices in the flat vector; none without.

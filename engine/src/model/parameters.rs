@@ -34,6 +34,9 @@ pub(crate) const LAST_NORM: &str = "model.norm";
 /// Name of the head's matrix.
 pub(crate) const HEAD: &str = "lm_head.weight";
 
+/// The last word of the name of a layer's sinks.
+const SINKS: &str = "sinks";
+
 /// One named weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
@@ -83,6 +86,12 @@ impl Parameter {
     #[must_use]
     pub fn is_biases_of_experts(&self) -> bool {
         self.name.ends_with(layer_table::BIASES)
+    }
+
+    /// Whether training from noise begins it with zeros: biases add nothing at first, and sinks are neither large nor small.
+    pub(crate) fn begins_with_zeros(&self) -> bool {
+        let last = self.name.rsplit('.').next();
+        self.is_biases_of_experts() || matches!(last, Some("bias" | SINKS))
     }
 
     /// Whether it is a matrix of attention or of a feed-forward block, which a run may have packed in few bits while it is
@@ -197,6 +206,9 @@ impl List {
             self.norm(&format!("{layer}.self_attn.k_norm"), Norm::Rms, keys);
         }
         self.joined(&layer, &attention.output);
+        if block.sinks {
+            self.add(format!("{layer}.self_attn.{SINKS}"), &[model.heads as usize]);
+        }
         add_norm(self, norms.attention_output);
         add_norm(self, norms.feed_forward_input);
         let feed_forward = FeedForwardTable::of(model, number);

@@ -37,7 +37,7 @@ impl Sliced {
         }
         let mut adapters = self.adapters_of_pass(adapters.attention_output.as_ref())?.into_iter();
         let part = |(slice, mixed): (&AttentionSlice, Tensor)| -> Result<Tensor> {
-            let heads = attend(&mixed, layer.attention, shape, visibility, None)?;
+            let heads = attend(&mixed, (layer.attention, None), shape, visibility, None)?;
             partial(&heads, &slice.attention_output, adapters.next())
         };
         let parts = self.attention.iter().zip(mixed).map(part).collect::<Result<Vec<_>>>()?;

@@ -67,9 +67,11 @@ impl Visibility {
     ) -> Result<Self> {
         let Extents { samples, tokens, past, counted } = extents;
         let (mut by_window, mut angles) = (BTreeMap::new(), BTreeMap::new());
+        // No kernel for all samples at once has sinks.
+        let by_document = documents.is_some() || shape.sinks && past == 0;
         for layer in layers {
             if let Entry::Vacant(place) = by_window.entry(layer.window) {
-                place.insert(keys(layer.window, documents.is_some(), [past, tokens], device)?);
+                place.insert(keys(layer.window, by_document, [past, tokens], device)?);
             }
             if let (Some(documents), Entry::Vacant(place)) = (documents, angles.entry(layer.rotary))
             {
@@ -101,7 +103,7 @@ impl Visibility {
 
 fn keys(
     window: Option<u32>,
-    has_documents: bool,
+    by_document: bool,
     [past, tokens]: [i64; 2],
     device: Device,
 ) -> Result<Keys> {
@@ -109,7 +111,7 @@ fn keys(
     let window = window.filter(|window| i64::from(*window) < all);
     // A single token reads all keys that the cache gives it.
     let reads_all = tokens == 1 || past == 0 && window.is_none();
-    if reads_all && !has_documents {
+    if reads_all && !by_document {
         return Ok(Keys::Earlier);
     }
     if past == 0 {

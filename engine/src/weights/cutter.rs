@@ -254,11 +254,15 @@ impl<'a> Cutter<'a> {
             Some(packed) => packed,
             None => Factor::plain(self.leaf(&format!("{first}.weight"), &shape)?),
         };
-        let bias = match joined.biased {
-            true => Some(self.leaf(&format!("{first}.bias"), &shape[..1])?),
-            false => None,
-        };
+        let bias = self.joined_bias(number, joined)?;
         Ok(Linear { weight, bias, adapter })
+    }
+
+    /// The biases of adjacent matrices of a layer as one, if they have some.
+    fn joined_bias(&mut self, number: u32, joined: &Joined) -> Result<Option<Tensor>> {
+        let name = format!("model.layers.{number}.{}.bias", joined.first());
+        let length = joined.outputs() as i64;
+        joined.biased.then(|| self.leaf(&name, &[length])).transpose()
     }
 
     /// The rows of one of so many slices of adjacent matrices of a layer, if they are packed. `joined` is that of one slice.
@@ -280,7 +284,7 @@ impl<'a> Cutter<'a> {
         Some(Factor { matrices, windows })
     }
 
-    /// A matrix of a layer without a bias or adapters.
+    /// A matrix of a layer without adapters.
     fn plain(&mut self, number: u32, joined: &Joined) -> Result<Tensor> {
         let name = weight_name(number, joined.first());
         self.leaf(&name, &[joined.outputs() as i64, joined.inputs as i64])
@@ -495,9 +499,12 @@ impl<'a> Cutter<'a> {
             }
             None => None,
         };
+        let sinks = (format!("{layer}.self_attn.sinks"), i64::from(model.heads));
+        let sinks = model.block.sinks.then(|| self.leaf(&sinks.0, &[sinks.1])).transpose()?;
         Ok(Layer {
             attention: model.layer_attention(number),
             query_key_norms,
+            sinks,
             matrices: match model.slices {
                 1 => Matrices::Whole(self.whole(model, number)?),
                 _ => Matrices::Sliced(self.sliced(model, number, own)?),
@@ -526,6 +533,7 @@ impl<'a> Cutter<'a> {
                     let shared = shared.transpose()?;
                     FeedForward::Experts(Experts {
                         router: self.plain(number, &router)?,
+                        router_bias: self.joined_bias(number, &router)?,
                         experts,
                         shared,
                         biases: self.biases(number, biases)?,

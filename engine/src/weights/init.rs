@@ -83,8 +83,7 @@ fn fill_initial_weights(
         if parameter.shape.len() == 1 {
             // A norm multiplies by 1 at first, and a bias adds nothing.
             let from_zero = manifest.model.block.norm == Norm::RmsPlusOne;
-            let is_zero =
-                from_zero || parameter.name.ends_with(".bias") || parameter.is_biases_of_experts();
+            let is_zero = from_zero || parameter.begins_with_zeros();
             weights.fill(if is_zero { 0.0 } else { 1.0 });
             continue;
         }

@@ -79,12 +79,14 @@ VALUES = {
     "router_jitter_noise": [0.0, 0.1],
     "output_router_logits": [False, False, True],
     "router_aux_loss_coef": [0.1],
+    "swiglu_alpha": [1.702, 1.0],
+    "swiglu_limit": [7.0, 5.0],
 }
 # Without these a tiny model would have the sizes of a large one.
 NEEDED = {"num_key_value_heads": 0.9, "head_dim": 0.8, "num_experts": 0.9, "num_experts_per_tok": 0.9,
           "moe_intermediate_size": 0.9, "shared_expert_intermediate_size": 0.9}
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gemma3_text", "gpt_neox", "gpt2", "mixtral",
-            "qwen2_moe", "qwen3_moe", "olmoe"]
+            "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"]
 
 
 def draw(family, dice):
@@ -120,8 +122,8 @@ def make(folder, seed, count):
                 kind = CONFIG_MAPPING[family].from_dict(json.loads(json.dumps(config)))
                 model = AutoModelForCausalLM.from_config(kind)
                 with torch.no_grad():
-                    for weight in model.parameters():
-                        if weight.dim() == 1:
+                    for key, weight in model.named_parameters():
+                        if weight.dim() == 1 or key.endswith("_bias"):
                             weight.add_(torch.randn_like(weight) * 0.2)
                 model.save_pretrained(place)
                 (place / "config.json").write_text(json.dumps(config))

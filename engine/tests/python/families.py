@@ -12,7 +12,9 @@ import sys
 import tokenizers
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from reference import train
 
@@ -61,6 +63,11 @@ MODELS = {
     "olmoe-switch": ("Olmoe", dict(num_experts=6, num_experts_per_tok=1, pad_token_id=0)),
     "olmoe-normed": ("Olmoe", dict(num_experts=4, num_experts_per_tok=4, norm_topk_prob=True, attention_bias=True,
                                    pad_token_id=0)),
+    "gpt-oss": ("GptOss", dict(num_local_experts=4, num_experts_per_tok=2, head_dim=8, sliding_window=5, pad_token_id=0)),
+    "gpt-oss-mxfp4": ("GptOss", dict(num_local_experts=3, num_experts_per_tok=2, head_dim=12, intermediate_size=64,
+                                     sliding_window=128, attention_bias=False, tie_word_embeddings=True, pad_token_id=0,
+                                     layer_types=["full_attention", "sliding_attention"] * 2,
+                                     rope_parameters={"rope_type": "default", "rope_theta": 1e4})),
     "gemma3-yarn": ("Gemma3", dict(head_dim=8, sliding_window=6, tie_word_embeddings=False, query_pre_attn_scalar=13, rope_parameters={
         "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}},
         layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"])),
@@ -105,6 +112,31 @@ def small_tokenizer():
     )
 
 
+def pack_experts(model):
+    """Gives the experts random weights in MXFP4, and returns their blocks and scales by the names of tensors."""
+    packed = {}
+    for key, weight in model.named_parameters():
+        if key.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            experts, inputs, outputs = weight.shape
+            blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+            scales = torch.randint(119, 125, (experts, outputs, inputs // 32), dtype=torch.uint8)
+            packed |= {key + "_blocks": blocks, key + "_scales": scales}
+            weight.copy_(convert_moe_packed_tensors(blocks, scales))
+    return packed
+
+
+def write_packed(place, packed):
+    """Puts packed experts into the place of those of a model's files, as the files of GPT-OSS have them."""
+    path = place / "model.safetensors"
+    tensors = load_file(path)
+    for key in packed:
+        tensors.pop(key.removesuffix("_blocks").removesuffix("_scales"), None)
+    save_file(tensors | packed, path, metadata={"format": "pt"})
+    config = json.loads((place / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    (place / "config.json").write_text(json.dumps(config))
+
+
 def make(folder, *names):
     torch.manual_seed(1)
     tokenizer = small_tokenizer()
@@ -124,12 +156,17 @@ def make(folder, *names):
             config = getattr(transformers, kind)(**options, initializer_range=0.1)
         model = getattr(transformers, family + ("LMHeadModel" if family == "GPT2" else "ForCausalLM"))(config).eval()
         with torch.no_grad():
-            for weight in model.parameters():
-                if weight.dim() == 1:
+            for key, weight in model.named_parameters():
+                if weight.dim() == 1 or key.endswith("_bias"):
                     weight.add_(torch.randn_like(weight) * 0.2)
+            packed = pack_experts(model) if "mxfp4" in name else {}
             logits[name] = model(tokens).logits.flatten().tolist()
-        tokenizer.save_pretrained(pathlib.Path(folder, name))
-        model.save_pretrained(pathlib.Path(folder, name), max_shard_size="40KB" if name == "llama" else "1GB")
+        place = pathlib.Path(folder, name)
+        tokenizer.save_pretrained(place)
+        model.save_pretrained(place, max_shard_size="40KB" if name == "llama" else "1GB")
+        if packed:
+            model.save_pretrained(place / "unpacked")
+            write_packed(place, packed)
     print(json.dumps({"tokens": tokens.flatten().tolist(), "logits": logits}))
 
 
@@ -150,7 +187,9 @@ def check(path):
         assert type(trained) is type(model), (type(trained), type(model))
         mine, theirs = model.state_dict(), trained.state_dict()
         assert mine.keys() == theirs.keys(), (name, mine.keys() ^ theirs.keys())
-        result["off"] = max((mine[key] - theirs[key]).abs().max().item() for key in mine)
+        offs = {key: (mine[key] - theirs[key]).abs().max().item() for key in mine}
+        result["furthest"] = max(offs, key=offs.get)
+        result["off"] = offs[result["furthest"]]
         with torch.no_grad():
             result["logits"] = trained.eval()(torch.tensor([run["tokens"]])).logits.flatten().tolist()
         results[name] = result

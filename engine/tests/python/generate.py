@@ -17,7 +17,9 @@ UNSCALED = ("embed", "wte", "lm_head")
 
 
 def continued(folder, out, prompt):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    # transformers packs weights again that it has read packed, and rounds them.
+    unpacked = folder / "unpacked"
+    model = AutoModelForCausalLM.from_pretrained(unpacked if unpacked.exists() else folder, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if not any(part in name for part in UNSCALED):

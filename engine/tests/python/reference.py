@@ -29,8 +29,12 @@ def main():
 
 def adamw(model, run):
     """The optimizer with the run's constants."""
-    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
-    vectors = [weight for weight in model.parameters() if weight.dim() == 1]
+    def decays(name, weight):
+        # The biases of all experts of a layer are one matrix in some models.
+        return weight.dim() > 1 and not name.endswith("_bias")
+
+    matrices = [weight for name, weight in model.named_parameters() if decays(name, weight)]
+    vectors = [weight for name, weight in model.named_parameters() if not decays(name, weight)]
     return torch.optim.AdamW(
         [
             {"params": matrices, "weight_decay": run["weight_decay"]},

@@ -29,6 +29,9 @@ pub struct Block {
     pub ungated: bool,
     /// Experts in place of the feed-forward block; `None` has a single block in every layer.
     pub experts: Option<Experts>,
+    /// Whether each head has a sink: a trained number that takes part in the softmax over a token's keys, and has no value
+    /// (Xiao et al., arXiv 2309.17453).
+    pub sinks: bool,
     /// Factor on the products of queries and keys; `None` is `1 / √head_size`.
     pub attention_scale: Option<f64>,
     /// Factor on the embedding; `None` is 1.
@@ -138,7 +141,7 @@ pub struct Biases {
     pub query_key_value: bool,
     /// The output of attention.
     pub attention_output: bool,
-    /// All maps of the feed-forward block.
+    /// All maps of the feed-forward block; with experts, those of each and the router.
     pub feed_forward: bool,
 }
 
@@ -164,6 +167,9 @@ pub enum Activation {
     Gelu,
     /// The approximation of `x · Φ(x)` with tanh.
     GeluTanh,
+    /// That of GPT-OSS: `x · sigmoid(1.702 · x)` of a gate of at most 7, times one more than what it gates, which is cut to
+    /// ±7.
+    ClampedSwiglu,
 }
 
 /// The attention of one layer.
@@ -235,6 +241,10 @@ mod tests {
             model.block.rotary = vec![Rotary { theta: 1e4, dimensions: 7, scaling }];
         });
         assert!(error.contains("even and at most the head size of 8"), "{error}");
+        let error = refusal(|model| {
+            (model.block.activation, model.block.ungated) = (Activation::ClampedSwiglu, true);
+        });
+        assert!(error.contains("in a block without gates"), "{error}");
         let error = refusal(|model| model.block.learned_positions = Some(15));
         assert!(error.contains("model.context = 16"), "{error}");
     }

@@ -67,13 +67,21 @@ impl Model {
                     .to_owned(),
             });
         }
-        if self.block.biases.feed_forward || self.block.ungated {
-            return Err(ManifestError::OutOfRange {
-                key: "model.experts",
-                value: "set".to_owned(),
-                range: "absent in a block whose feed-forward maps have biases or no gate"
-                    .to_owned(),
-            });
+        let biased = self.block.biases.feed_forward;
+        let refused = [
+            (self.block.ungated, "absent in a block whose feed-forward maps have no gate"),
+            (
+                biased && self.slices > 1,
+                "absent where model.slices divides feed-forward maps that have biases",
+            ),
+            (
+                biased && experts.shared_intermediate.is_some(),
+                "without shared_intermediate where feed-forward maps have biases",
+            ),
+        ];
+        if let Some((_, range)) = refused.into_iter().find(|(is_so, _)| *is_so) {
+            let (value, range) = ("set".to_owned(), range.to_owned());
+            return Err(ManifestError::OutOfRange { key: "model.experts", value, range });
         }
         let slices = u32::from(self.slices);
         let widths = [experts.intermediate, experts.shared_intermediate.unwrap_or(slices)];
@@ -185,6 +193,21 @@ mod tests {
         assert!(error.contains("all 5 layers"), "{error}");
         let error = with(|manifest| manifest.model.block.ungated = true).expect_err("refused");
         assert!(error.starts_with("model.experts = set"), "{error}");
+        let biased = |change: &dyn Fn(&mut Manifest)| {
+            with(|manifest| {
+                manifest.model.block.biases.feed_forward = true;
+                manifest.model.block.experts.as_mut().expect("some").shared_intermediate = None;
+                change(manifest);
+            })
+        };
+        assert_eq!(biased(&|_| ()), Ok(()));
+        let error = biased(&|manifest| manifest.model.slices = 2).expect_err("refused");
+        assert!(error.contains("where model.slices divides"), "{error}");
+        let shared = |manifest: &mut Manifest| {
+            manifest.model.block.experts.as_mut().expect("some").shared_intermediate = Some(16);
+        };
+        let error = biased(&shared).expect_err("refused");
+        assert!(error.contains("without shared_intermediate"), "{error}");
     }
 
     #[test]

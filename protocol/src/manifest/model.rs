@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::block::{Block, LayerAttention};
+use super::block::{Activation, Block, LayerAttention};
 use super::boundary::Boundary;
 use super::rotary::{Rotary, RotaryScaling};
 use super::{ManifestError, within};
@@ -168,6 +168,13 @@ impl Model {
             let last = rotaries.len() - 1;
             within("model.block.layers.rotary", usize::from(layer.rotary.unwrap_or(0)), 0..=last)?;
             within("model.block.layers.window", layer.window.unwrap_or(1), 1..=u32::MAX)?;
+        }
+        if block.activation == Activation::ClampedSwiglu && block.ungated {
+            return Err(ManifestError::OutOfRange {
+                key: "model.block.activation",
+                value: "clamped-swiglu".to_owned(),
+                range: "another one in a block without gates".to_owned(),
+            });
         }
         if let Some(positions) = block.learned_positions {
             within("model.context", self.context, 1..=positions)?;

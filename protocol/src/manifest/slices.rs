@@ -37,6 +37,13 @@ impl Model {
                 ),
             });
         }
+        if self.block.sinks && self.slices > 1 {
+            return Err(ManifestError::OutOfRange {
+                key: "model.slices",
+                value: self.slices.to_string(),
+                range: "1 in a model whose heads have sinks".to_owned(),
+            });
+        }
         Ok(())
     }
 }
@@ -63,6 +70,10 @@ mod tests {
             let error = sliced(slices).check().expect_err("refused").to_string();
             assert!(error.starts_with("model.slices = "), "{error}");
         }
+        let mut manifest = sliced(2);
+        manifest.model.block.sinks = true;
+        let error = manifest.check().expect_err("refused").to_string();
+        assert!(error.contains("whose heads have sinks"), "{error}");
         let slice = sliced(4).model.slice();
         assert_eq!((slice.heads, slice.key_value_heads, slice.intermediate), (2, 1, 16));
         assert_eq!(slice.head_size(), sliced(4).model.head_size());

@@ -43,7 +43,7 @@ pub(super) fn run(args: FinetuneArgs) -> anyhow::Result<()> {
         outln!("the run is not complete: the same `shoal finetune` goes on with it");
         return Ok(());
     }
-    let export = plan.export(base.has_names_of_llama())?;
+    let export = plan.export(base.has_matrices_of_adapters())?;
     steps.carry_out(&export, &plan.model())?;
     let checkpoint = Checkpoint::open(&plan.checkpoint()).exit_with(Exit::Corrupt)?;
     let hash = checkpoint.hash().exit_with(Exit::Corrupt)?;

@@ -214,9 +214,9 @@ impl Plan {
     ///
     /// # Errors
     /// If the current folder is unknown.
-    pub(super) fn export(&self, has_names_of_llama: bool) -> anyhow::Result<Vec<OsString>> {
+    pub(super) fn export(&self, has_matrices_of_adapters: bool) -> anyhow::Result<Vec<OsString>> {
         let mut words = vec!["export".into(), self.checkpoint().into()];
-        if self.has_adapters() && !has_names_of_llama {
+        if self.has_adapters() && !has_matrices_of_adapters {
             words.extend(["--merge".into(), self.base().into()]);
         } else if self.has_adapters() && !self.args.model.starts_with("hf:") {
             // PEFT looks for the model by this name.
