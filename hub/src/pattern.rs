@@ -2,10 +2,13 @@
 
 use std::fmt;
 
-/// A path, a folder or a pattern with `*` and `?`, which selects files of a repository.
+use globset::{GlobBuilder, GlobMatcher};
+
+/// A path, a folder or a pattern, which selects files of a repository.
 ///
 /// `*` stands for any characters, `/` included, as in Python's `huggingface_hub`; `?` stands for
-/// one character. A pattern that names a folder selects all files below it.
+/// one character, `[abc]` and `[!abc]` for one of a set, and `{a,b}` for one of several texts. A pattern that names a folder
+/// selects all files below it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pattern(String);
 
@@ -19,7 +22,14 @@ impl Pattern {
     pub fn matches(&self, path: &str) -> bool {
         let folder = self.0.trim_end_matches('/');
         path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-            || matches(self.0.as_bytes(), path.as_bytes())
+            || self.glob().is_some_and(|glob| glob.is_match(path))
+    }
+
+    /// What it stands for, unless it is no pattern.
+    fn glob(&self) -> Option<GlobMatcher> {
+        let glob =
+            GlobBuilder::new(&self.0).literal_separator(false).backslash_escape(false).build();
+        glob.ok().map(|glob| glob.compile_matcher())
     }
 }
 
@@ -27,32 +37,6 @@ impl fmt::Display for Pattern {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.0)
     }
-}
-
-/// Matches in time proportional to the product of the lengths: on a mismatch, only the last `*`
-/// takes one byte more.
-fn matches(pattern: &[u8], path: &[u8]) -> bool {
-    let (mut at, mut from) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    while from < path.len() {
-        match pattern.get(at) {
-            Some(b'*') => {
-                star = Some((at, from));
-                at += 1;
-            }
-            Some(&byte) if byte == b'?' || byte == path[from] => {
-                at += 1;
-                from += 1;
-            }
-            _ => {
-                let Some((star_at, taken)) = star else { return false };
-                star = Some((star_at, taken + 1));
-                at = star_at + 1;
-                from = taken + 1;
-            }
-        }
-    }
-    pattern[at..].iter().all(|&byte| byte == b'*')
 }
 
 #[cfg(test)]
@@ -70,6 +54,9 @@ mod tests {
             ("*.safetensors", "sub/model.safetensors", true),
             ("model-?.bin", "model-1.bin", true),
             ("model-?.bin", "model-12.bin", false),
+            ("model-[0-3].bin", "model-2.bin", true),
+            ("model-[!0-3].bin", "model-2.bin", false),
+            ("a[b", "a[b", true),
             ("a*b*c", "aXbYbZc", true),
             ("a*b*c", "aXbYbZ", false),
             ("*", "", true),

@@ -167,7 +167,8 @@ pub fn find(sources: &[String], split: Option<&Split>) -> Result<Found, SourceEr
         } else if glob::is_pattern(source) && !path.exists() {
             let folder = glob::fixed_folder(source);
             let mut paths = walk(&folder)?;
-            paths.retain(|path| glob::matches(source, &path.to_string_lossy()));
+            let wanted = glob::Paths::matching(source);
+            paths.retain(|path| wanted.has(&path.to_string_lossy()));
             let found = describe(&folder, &paths)?;
             if found.is_empty() {
                 return Err(SourceError::NoFile(source.clone()));

@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 pub use files::{Compression, Container, Found, SourceFile, find};
-pub use glob::matches;
 pub use json::{Json, Object};
 pub use row::{Arguments, Format, FormatError, Messages, Row, RowKind};
 pub use split::{Split, SplitError};

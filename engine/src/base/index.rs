@@ -124,7 +124,7 @@ impl BaseIndex {
     pub fn has_matrices_of_adapters(&self) -> bool {
         let naming = family::naming(&self.family);
         // Some differ in experts alone, which have no adapters.
-        matches!(naming, Some(Naming::Llama | Naming::Mixtral | Naming::GptOss))
+        matches!(naming, Some(Naming::Llama | Naming::Mixtral | Naming::GptOss | Naming::DeepSeek))
     }
 
     /// Whether the run's model is that of the base, apart from what a run decides.

@@ -8,7 +8,7 @@ use shoal_protocol::manifest::{Activation, Dtype, Manifest, Norm};
 use shoal_protocol::units::Bytes;
 
 use crate::cost::memory::{angles_bytes, boundary_bytes, graph_bytes, graphs_at_once};
-use crate::model::layer_table::{inner_width, largest_product, routed_bytes};
+use crate::model::layer_table::{inner_width, largest_product, latent_width, routed_bytes};
 use crate::model::loss::chunk_rows;
 use crate::model::parameters::{Parameter, parameters};
 
@@ -65,7 +65,8 @@ fn layers_bytes(manifest: &Manifest, stage: Stage, has_kernels: bool) -> u64 {
         (true, false) => 3 * queries,
     };
     let rotated = if has_kernels { 2 * (queries + keys) } else { 3 * (queries + keys) };
-    let attention = size * (rotated + repeated) + 4 * u64::from(model.heads);
+    let latent = 2 * latent_width(model);
+    let attention = size * (rotated + repeated + latent) + 4 * u64::from(model.heads);
     let has_gates = has_kernels && model.block.activation == Activation::Silu;
     let activated = match (has_gates, manifest.training.dtype) {
         (true, _) => 0,

@@ -9,7 +9,7 @@ use crate::cost::frozen_memory::{
 };
 use crate::device::exchange::Seat;
 use crate::model::boundary;
-use crate::model::layer_table::{inner_width, routed_bytes};
+use crate::model::layer_table::{inner_width, latent_width, routed_bytes};
 use crate::model::own_slices::OwnSlices;
 use crate::model::parameters::{Parameter, WeightPart, parameter_count, parameters, range_of};
 use crate::optimizer::{SlotLayout, carried_elements, layout, optimizer_elements};
@@ -32,7 +32,8 @@ const PER_PARAMETER: u64 = 20;
 /// otherwise the tensors that the backward pass reads. For each layer and token these are the
 /// inputs of both norms and of the four matrix multiplications, the queries, keys, values and
 /// attention output, and the inner values of the feed-forward block:
-/// `5 · hidden + 2 · queries + 2 · keys + 3 · intermediate` numbers, and `heads + 2` of f32: the logarithms of attention's
+/// `5 · hidden + 2 · queries + 2 · keys + 3 · intermediate` numbers (with latent attention twice those from which queries, keys and
+/// values follow, and the values, too), and `heads + 2` of f32: the logarithms of attention's
 /// sums, and both norms' roots. Attention keeps nothing for pairs of tokens, so this grows as the tokens of a sample. Of
 /// experts the inner values are those of a token's own, whose inputs and outputs are read too. A stage has the angles of
 /// each token's place in its document. If activations are compressed, they also
@@ -388,7 +389,7 @@ pub(crate) fn graph_bytes(manifest: &Manifest, stage: Stage) -> u64 {
     let size = manifest.training.dtype.size() as u64;
     let (queries, keys) = (u64::from(model.query_width()), u64::from(model.key_width()));
     let hidden = u64::from(model.hidden);
-    let attention = 5 * hidden + 2 * queries + 2 * keys;
+    let attention = 5 * hidden + 2 * queries + 2 * keys + 2 * latent_width(model);
     let wide = 4 * (u64::from(model.heads) + 2);
     let of_layer = |layer| {
         size * (attention + 3 * inner_width(model, layer)) + wide + routed_bytes(model, layer, size)

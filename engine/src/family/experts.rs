@@ -1,7 +1,7 @@
 //! The experts of families that have some.
 
 use shoal_protocol::limits;
-use shoal_protocol::manifest::{Balance, Experts, Router};
+use shoal_protocol::manifest::{Balance, ExpertGroups, Experts, Router};
 
 use super::config::Config;
 use crate::base_error::ConfigJsonError;
@@ -15,37 +15,79 @@ pub(super) struct Mixture {
     count: [&'static str; 2],
     /// Width inside an expert.
     intermediate: &'static str,
-    /// Whether the weights of the chosen are divided by their sum; without a key they always are.
-    renormalise: Option<&'static str>,
-    /// Whether `decoder_sparse_step` and `mlp_only_layers` name layers without experts.
-    has_dense_layers: bool,
-    /// Width inside an expert of all tokens, if the family has one.
-    shared: Option<&'static str>,
+    /// Whether the weights of the chosen are divided by their sum.
+    renormalised: Renormalised,
+    /// How the layers without experts are named.
+    dense_layers: DenseLayers,
+    /// The expert of all tokens, if the family has one.
+    shared: Option<Shared>,
+    /// Whether experts may be chosen within groups, and their weights have a factor.
+    has_groups: bool,
+}
+
+/// Whether a family divides the weights of the chosen experts by their sum.
+#[derive(Debug, Clone, Copy)]
+enum Renormalised {
+    Always,
+    Never,
+    /// A key decides.
+    Key(&'static str),
+}
+
+/// How a family names its layers without experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DenseLayers {
+    /// There are none.
+    None,
+    /// By `decoder_sparse_step` and `mlp_only_layers`.
+    Listed,
+    /// By `first_k_dense_replace`.
+    First,
+}
+
+/// An expert of all tokens.
+#[derive(Debug, Clone, Copy)]
+enum Shared {
+    /// Of the width of this key, times the sigmoid of a product.
+    Gated(&'static str),
+    /// As wide as this key says, in widths of an expert.
+    Experts(&'static str),
 }
 
 pub(super) const MIXTRAL: Mixture = Mixture {
     count: ["num_local_experts", "num_experts"],
     intermediate: "intermediate_size",
-    renormalise: None,
-    has_dense_layers: false,
+    renormalised: Renormalised::Always,
+    dense_layers: DenseLayers::None,
     shared: None,
+    has_groups: false,
 };
 
 pub(super) const QWEN2_MOE: Mixture =
-    Mixture { shared: Some("shared_expert_intermediate_size"), ..QWEN3_MOE };
+    Mixture { shared: Some(Shared::Gated("shared_expert_intermediate_size")), ..QWEN3_MOE };
 
 pub(super) const QWEN3_MOE: Mixture = Mixture {
     count: ["num_experts", "num_local_experts"],
     intermediate: "moe_intermediate_size",
-    renormalise: Some("norm_topk_prob"),
-    has_dense_layers: true,
+    renormalised: Renormalised::Key("norm_topk_prob"),
+    dense_layers: DenseLayers::Listed,
     shared: None,
+    has_groups: false,
 };
 
 pub(super) const OLMOE: Mixture =
-    Mixture { intermediate: "intermediate_size", has_dense_layers: false, ..QWEN3_MOE };
+    Mixture { intermediate: "intermediate_size", dense_layers: DenseLayers::None, ..QWEN3_MOE };
 
 pub(super) const GPT_OSS: Mixture = MIXTRAL;
+
+pub(super) const DEEPSEEK_V2: Mixture = Mixture {
+    count: ["n_routed_experts", "num_experts"],
+    intermediate: "moe_intermediate_size",
+    renormalised: Renormalised::Never,
+    dense_layers: DenseLayers::First,
+    shared: Some(Shared::Experts("n_shared_experts")),
+    has_groups: true,
+};
 
 impl Mixture {
     /// The experts of a model of so many layers; `None` if no layer has some.
@@ -74,19 +116,26 @@ impl Mixture {
         if dense_layers.len() == layers as usize {
             return Ok(None);
         }
-        let width = |key| config.size(key, limits::INTERMEDIATE);
-        let coefficient = config.real(COEFFICIENT)?;
-        let balanced = config.flag("output_router_logits")? && coefficient != 0.0;
+        let intermediate = config.size(self.intermediate, limits::INTERMEDIATE)?;
+        let coefficient = config.optional_real(COEFFICIENT)?.unwrap_or(0.0);
+        let balanced = coefficient != 0.0 && config.flag("output_router_logits")?;
         if balanced && coefficient < 0.0 {
             return Err(config.unsupported(COEFFICIENT, "it must be a number above 0"));
         }
         Ok(Some(Experts {
             count,
             per_token,
-            intermediate: width(self.intermediate)?,
+            intermediate,
             router: Router::Softmax,
-            renormalise: self.renormalise.map_or(Ok(true), |key| config.flag(key))?,
-            shared_intermediate: self.shared.map(width).transpose()?,
+            renormalise: match self.renormalised {
+                Renormalised::Always => true,
+                Renormalised::Never => false,
+                Renormalised::Key(key) => config.flag(key)?,
+            },
+            scale: if self.has_groups { config.real("routed_scaling_factor")? } else { 1.0 },
+            groups: self.groups(config)?,
+            shared_intermediate: self.shared_width(config, intermediate)?,
+            shared_gated: !matches!(self.shared, Some(Shared::Experts(_))),
             dense_layers,
             balance: if balanced { Balance::Loss } else { Balance::None },
             balance_rate: Experts::BALANCE_RATE,
@@ -94,9 +143,45 @@ impl Mixture {
         }))
     }
 
+    /// Width inside the expert of all tokens.
+    fn shared_width(
+        &self,
+        config: &Config<'_>,
+        intermediate: u32,
+    ) -> Result<Option<u32>, ConfigJsonError> {
+        match self.shared {
+            None => Ok(None),
+            Some(Shared::Gated(key)) => config.size(key, limits::INTERMEDIATE).map(Some),
+            Some(Shared::Experts(key)) => {
+                let most = limits::INTERMEDIATE / intermediate;
+                Ok(Some(config.size(key, most)? * intermediate))
+            }
+        }
+    }
+
+    fn groups(&self, config: &Config<'_>) -> Result<Option<ExpertGroups>, ConfigJsonError> {
+        let key = "topk_method";
+        if !self.has_groups {
+            return Ok(None);
+        }
+        match config.text(key)?.as_str() {
+            "greedy" => Ok(None),
+            "group_limited_greedy" => {
+                let count = config.size("n_group", limits::EXPERTS)?;
+                Ok(Some(ExpertGroups { count, chosen: config.size("topk_group", count)? }))
+            }
+            _ => Err(config.unsupported(key, "the known ones are greedy and group_limited_greedy")),
+        }
+    }
+
     fn dense_layers(&self, config: &Config<'_>, layers: u32) -> Result<Vec<u32>, ConfigJsonError> {
-        if !self.has_dense_layers {
-            return Ok(Vec::new());
+        match self.dense_layers {
+            DenseLayers::None => return Ok(Vec::new()),
+            DenseLayers::First => {
+                let first = config.number("first_k_dense_replace")?;
+                return Ok((0..first.min(layers)).collect());
+            }
+            DenseLayers::Listed => {}
         }
         let step = config.size("decoder_sparse_step", u32::MAX)?;
         let named = config.layer_numbers("mlp_only_layers")?;
@@ -108,7 +193,7 @@ impl Mixture {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use shoal_protocol::manifest::{Balance, Experts};
+    use shoal_protocol::manifest::{Balance, ExpertGroups, Experts};
 
     use crate::family::describe;
 
@@ -156,6 +241,44 @@ mod tests {
         assert_eq!(facts("qwen3_moe", json!({"norm_topk_prob": true})), (32, true, None));
         let shared = json!({"shared_expert_intermediate_size": 48});
         assert_eq!(facts("qwen2_moe", shared), (32, false, Some(48)));
+    }
+
+    #[test]
+    fn deepseek_has_shared_experts_first_layers_and_groups() {
+        let of = |keys: Value| {
+            let mut all = json!({"n_routed_experts": 8, "kv_lora_rank": 8, "q_lora_rank": null});
+            for (key, value) in keys.as_object().expect("keys") {
+                all[key] = value.clone();
+            }
+            of("deepseek_v2", all)
+        };
+        let experts = of(json!({"first_k_dense_replace": 2})).expect("a model").expect("experts");
+        assert_eq!((experts.count, experts.renormalise, experts.scale), (8, false, 1.0));
+        assert_eq!((experts.shared_intermediate, experts.shared_gated), (Some(64), false));
+        assert_eq!((experts.dense_layers, experts.groups), (vec![0, 1], None));
+        let groups = json!({
+            "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "n_shared_experts": 1,
+            "routed_scaling_factor": 16.0,
+        });
+        let experts = of(groups).expect("a model").expect("experts");
+        assert_eq!(experts.groups, Some(ExpertGroups { count: 4, chosen: 2 }));
+        assert_eq!((experts.shared_intermediate, experts.scale), (Some(32), 16.0));
+        assert_eq!(of(json!({"first_k_dense_replace": 6})), Ok(None));
+        for (keys, named) in [
+            (json!({"topk_method": "noaux_tc"}), "topk_method"),
+            (json!({"norm_topk_prob": true}), "norm_topk_prob"),
+            (json!({"attention_bias": true}), "attention_bias"),
+            (json!({"num_key_value_heads": 2}), "num_key_value_heads"),
+            (json!({"v_head_dim": 200}), "v_head_dim"),
+            (
+                json!({"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 1}),
+                "groups",
+            ),
+            (json!({"n_shared_experts": 0}), "n_shared_experts"),
+        ] {
+            let error = of(keys).expect_err(named);
+            assert!(error.contains(named), "{error}");
+        }
     }
 
     #[test]

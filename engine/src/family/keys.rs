@@ -358,6 +358,42 @@ pub(super) const GPT_OSS: Keys = &[
     EVERY,
 ];
 
+pub(super) const DEEPSEEK_V2: Keys = &[
+    &[
+        // Its class has a width of its own.
+        ("head_dim", Rule::Ignored),
+        ("num_experts_per_tok", MISSING),
+        ("n_routed_experts", number(64)),
+        ("num_experts", NULL),
+        ("n_shared_experts", number(2)),
+        ("moe_intermediate_size", number(1407)),
+        ("first_k_dense_replace", number(0)),
+        ("routed_scaling_factor", real(1.0)),
+        ("topk_method", text("greedy")),
+        ("n_group", NULL),
+        ("topk_group", NULL),
+        (
+            "norm_topk_prob",
+            Rule::Refused("transformers ignores it in this family: set it to false"),
+        ),
+        (
+            "output_router_logits",
+            Rule::Refused("set it to false: this family has no loss of experts"),
+        ),
+        ("q_lora_rank", number_or_null(1536)),
+        ("kv_lora_rank", number(512)),
+        ("qk_nope_head_dim", number(128)),
+        ("qk_rope_head_dim", number(64)),
+        ("v_head_dim", number(128)),
+        ("mlp_bias", Rule::Refused("import a model whose feed-forward blocks have no biases")),
+        ("pretraining_tp", Rule::Ignored),
+    ],
+    BIASED_ATTENTION,
+    SIZES,
+    ROPE,
+    EVERY,
+];
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;

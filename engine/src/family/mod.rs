@@ -7,6 +7,7 @@
 mod config;
 mod experts;
 mod keys;
+mod latent;
 mod rope;
 mod rope_scaling;
 pub(crate) mod tensors;
@@ -60,13 +61,15 @@ pub(crate) enum Naming {
     Mixtral,
     /// Llama's, with all experts of a layer in one tensor.
     GptOss,
+    /// Llama's, with latent attention.
+    DeepSeek,
 }
 
 impl Naming {
     /// What stands before the names of the model's tensors in one with a head.
     pub(crate) fn prefix(self) -> &'static str {
         match self {
-            Self::Llama | Self::Phi3 | Self::Mixtral | Self::GptOss => "model.",
+            Self::Llama | Self::Phi3 | Self::Mixtral | Self::GptOss | Self::DeepSeek => "model.",
             Self::NeoX => "gpt_neox.",
             Self::Gpt2 => "transformer.",
         }
@@ -134,7 +137,7 @@ const LLAMA: Family = Family {
     naming: Naming::Llama,
 };
 
-const FAMILIES: [Family; 15] = [
+const FAMILIES: [Family; 16] = [
     LLAMA,
     Family {
         model_type: "mistral",
@@ -273,6 +276,14 @@ const FAMILIES: [Family; 15] = [
         naming: Naming::GptOss,
         ..LLAMA
     },
+    Family {
+        model_type: "deepseek_v2",
+        keys: keys::DEEPSEEK_V2,
+        feed_forward_biased: Biased::Never,
+        experts: Some(experts::DEEPSEEK_V2),
+        naming: Naming::DeepSeek,
+        ..LLAMA
+    },
 ];
 
 /// The families that can be imported, as in `model_type`.
@@ -323,7 +334,18 @@ impl Family {
         if hidden % heads != 0 && config.optional_number("head_dim")?.is_none() {
             return Err(config.unsupported(heads_key, "it must divide the hidden size"));
         }
-        let head_size = config.size_or("head_dim", hidden / heads, limits::HEAD_SIZE)?;
+        let latent = match self.naming {
+            Naming::DeepSeek => Some(latent::read(config)?),
+            _ => None,
+        };
+        let head_size = match &latent {
+            Some(latent) => latent.head_size,
+            None => config.size_or("head_dim", hidden / heads, limits::HEAD_SIZE)?,
+        };
+        if latent.is_some() && key_value_heads != heads {
+            let remedy = "with latent attention it must be the number of heads";
+            return Err(config.unsupported("num_key_value_heads", remedy));
+        }
         if self.naming == Naming::NeoX && head_size != hidden / heads {
             let remedy = "in this family a head is the hidden size over the number of heads";
             return Err(config.unsupported("head_dim", remedy));
@@ -338,7 +360,13 @@ impl Family {
             Some(mixture) => mixture.read(config, layers)?,
             None => None,
         };
-        self.fill_layers(config, &mut block, layers, (head_size, positions))?;
+        let rotated = latent.map_or(head_size, |latent| latent.attention.rotated);
+        self.fill_layers(config, &mut block, layers, (rotated, positions))?;
+        if let (Some(latent), Positions::Rotary(rules)) = (latent, self.positions) {
+            let factor = rope::factor_of_products(config, rules)?;
+            block.attention_scale = Some(factor / f64::from(head_size).sqrt());
+            block.latent = Some(latent.attention);
+        }
         let is_trained = matches!(self.positions, Positions::Trained);
         block.learned_positions = is_trained.then_some(positions);
         // A limit of training is none of a model that is longer, or was drawn in another way.
@@ -398,6 +426,7 @@ impl Family {
             activation: self.activation(config)?,
             ungated: self.ungated,
             experts: None,
+            latent: None,
             sinks: self.sinks,
             attention_scale,
             embedding_scale: gemma.then_some(f64::from(hidden).sqrt()),
@@ -438,7 +467,7 @@ impl Family {
         config: &Config<'_>,
         block: &mut Block,
         layers: u32,
-        (head_size, positions): (u32, u32),
+        (rotated, positions): (u32, u32),
     ) -> Result<(), ConfigJsonError> {
         let Positions::Rotary(rules) = self.positions else {
             block.layers = vec![LayerAttention { rotary: None, window: None }; layers as usize];
@@ -449,7 +478,7 @@ impl Family {
             // The class has a yarn of its own then, which no file of a real model leaves to it.
             return Err(config.unsupported("rope_parameters", "name its rope_type in full"));
         }
-        block.rotary = rope::rotaries(config, rules, head_size, positions)?;
+        block.rotary = rope::rotaries(config, rules, rotated, positions)?;
         let windows = self.windows(config, layers)?;
         let rotates = match self.layers {
             Layers::SmolLm3 => config.rotating_layers(layers)?,

@@ -43,6 +43,18 @@ pub(super) const PLAIN: Rules = Rules {
 
 const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
 
+/// A key with parameters, and these, unless there are none.
+fn there<'a>(config: &Config<'a>, key: &str) -> Option<(String, &'a Value)> {
+    let is_empty = |value: &Value| value.as_object().is_some_and(serde_json::Map::is_empty);
+    let value = config.get(key).filter(|value| !value.is_null() && !is_empty(value))?;
+    Some((key.to_owned(), value))
+}
+
+/// The parameters that are the same in all layers.
+fn one_for_all<'a>(config: &Config<'a>) -> Vec<(String, &'a Value)> {
+    there(config, "rope_scaling").or_else(|| there(config, "rope_parameters")).into_iter().collect()
+}
+
 /// The rotary embeddings of a model: one, or those of full attention and of windows. Where both
 /// spellings are there, `rope_scaling` takes the place of `rope_parameters`, as in `transformers`.
 pub(super) fn rotaries(
@@ -51,15 +63,11 @@ pub(super) fn rotaries(
     head_size: u32,
     positions: u32,
 ) -> Result<Vec<Rotary>, ConfigJsonError> {
-    let is_empty = |value: &Value| value.as_object().is_some_and(serde_json::Map::is_empty);
-    let there = |key| config.get(key).filter(|value| !value.is_null() && !is_empty(value));
-    let parameters = there("rope_parameters").map(|value| ("rope_parameters".to_owned(), value));
-    let scaling = there("rope_scaling").map(|value| ("rope_scaling".to_owned(), value));
+    let [scaling, parameters] = ["rope_scaling", "rope_parameters"].map(|key| there(config, key));
     let theta = config.real(rules.theta)?;
     let section = |values| Section { values, rules, head_size };
     if !rules.by_layer_type {
-        let values: Vec<_> = scaling.or(parameters).into_iter().collect();
-        let section = section(values);
+        let section = section(one_for_all(config));
         section.refuse_parts(&KINDS, "give one set of parameters for all layers")?;
         let rotated = config.optional_real(rules.rotated)?.unwrap_or(1.0);
         let original = config.optional_number("original_max_position_embeddings")?;
@@ -81,6 +89,22 @@ pub(super) fn rotaries(
     let local_theta = config.real("rope_local_base_freq")?;
     let lengths = Lengths { original: None, positions };
     Ok(vec![full.rotary(theta, rotated, lengths)?, local.rotary(local_theta, rotated, lengths)?])
+}
+
+/// What a family with latent attention multiplies the products of queries and keys by, beside the root of their width.
+pub(super) fn factor_of_products(
+    config: &Config<'_>,
+    rules: Rules,
+) -> Result<f64, ConfigJsonError> {
+    let section = Section { values: one_for_all(config), rules, head_size: 0 };
+    let kind = section.get("rope_type").or(section.get("type")).and_then(Value::as_str);
+    let of_all = section.real("mscale_all_dim")?.filter(|scale| *scale != 0.0);
+    let (Some(of_all), false) = (of_all, matches!(kind, None | Some("default"))) else {
+        return Ok(1.0);
+    };
+    let factor = section.needed("factor")?;
+    let scale = if factor <= 1.0 { 1.0 } else { 0.1 * of_all * factor.ln() + 1.0 };
+    Ok(scale * scale)
 }
 
 /// The parameters of one rotary embedding: the objects that have them, the first that has one

@@ -136,6 +136,10 @@ pub(crate) fn locate(naming: Naming, model: &Model, parameter: &Parameter) -> Lo
         Naming::Gpt2 => gpt2(model, parameter),
         Naming::Mixtral => mixtral(parameter),
         Naming::GptOss => gpt_oss(model, parameter),
+        Naming::DeepSeek => {
+            let name = parameter.name.replace("mlp.shared_expert.", "mlp.shared_experts.");
+            Location::whole(name, parameter)
+        }
     }
 }
 

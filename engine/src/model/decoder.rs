@@ -13,6 +13,7 @@ use crate::device::tensor::kind;
 use crate::error::Result;
 use crate::model::attention::{attend, normalise_heads};
 use crate::model::cache::LayerCache;
+use crate::model::latent;
 use crate::model::layer::{FeedForward, Layer, Matrices, Shape, StreamNorm};
 use crate::model::norm::normalise;
 use crate::model::token_groups::TokenGroups;
@@ -73,8 +74,15 @@ fn attention(
     if let Some(norms) = &layer.query_key_norms {
         mixed = normalise_heads(&mixed, norms, shape)?;
     }
+    if let Some(latent) = &whole.latent {
+        mixed = latent.queries_keys_values(&mixed, shape)?;
+    }
     let of_layer = (layer.attention, layer.sinks.as_ref());
-    whole.attention_output.apply(&attend(&mixed, of_layer, shape, visibility, cache)?)
+    let mut read = attend(&mixed, of_layer, shape, visibility, cache)?;
+    if whole.latent.is_some() {
+        read = latent::values_of(&read, shape)?;
+    }
+    whole.attention_output.apply(&read)
 }
 
 fn activate(x: &Tensor, activation: Activation) -> Result<Tensor> {

@@ -60,8 +60,11 @@ impl Experts {
         })?;
         if let Some((expert, gate)) = &self.shared {
             let output = expert.down.apply(&inner(&expert.gate_up.apply(&rows)?, shape)?)?;
-            let logit = rows.f_linear(gate, None::<Tensor>)?;
-            mixed = mixed.f_add(&weigh(&output, &logit)?)?;
+            let output = match gate {
+                Some(gate) => weigh(&output, &rows.f_linear(gate, None::<Tensor>)?)?,
+                None => output,
+            };
+            mixed = mixed.f_add(&output)?;
         }
         Ok(mixed.f_view_as(x)?)
     }
@@ -135,7 +138,8 @@ impl SlicedExperts {
 }
 
 impl ExpertsSlice {
-    /// This slice's term of the mixture for all tokens `[N, H]`, of which `shared` are the logits of the shared expert.
+    /// This slice's term of the mixture for all tokens `[N, H]`, of which `shared` are the logits of the shared expert, if they weigh
+    /// it.
     fn apply(
         &self,
         rows: &Tensor,
@@ -146,10 +150,11 @@ impl ExpertsSlice {
         let mixed =
             routing.mix(rows, weights, |expert, rows| self.experts[expert].apply(rows, shape))?;
         match (&self.shared, shared) {
+            (None, _) => Ok(mixed),
+            (Some(expert), None) => Ok(mixed.f_add(&expert.apply(rows, shape)?)?),
             (Some(expert), Some(logit)) => {
                 Ok(mixed.f_add(&weigh(&expert.apply(rows, shape)?, logit)?)?)
             }
-            _ => Ok(mixed),
         }
     }
 }
@@ -194,7 +199,10 @@ mod tests {
             intermediate: WIDTH as u32,
             router: Router::Softmax,
             renormalise,
+            scale: 1.0,
+            groups: None,
             shared_intermediate: None,
+            shared_gated: true,
             dense_layers: Vec::new(),
             balance: Balance::None,
             balance_rate: Settings::BALANCE_RATE,

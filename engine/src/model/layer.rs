@@ -1,12 +1,15 @@
 //! The weights of a layer, and the constants that all layers share.
 
-use shoal_protocol::manifest::{Activation, LayerAttention, Model, Norm, Placement, Rotary};
+use shoal_protocol::manifest::{
+    Activation, LatentAttention, LayerAttention, Model, Norm, Placement, Rotary,
+};
 use tch::{Device, Tensor};
 
 use crate::error::Result;
 use crate::model::adapter::{Adapter, AdapterSlices};
 use crate::model::expert_loads::LayerLoads;
 use crate::model::factor::Factor;
+use crate::model::latent::Latent;
 use crate::model::own_slices::OwnSlices;
 use crate::model::rotary::Angles;
 use crate::model::routing::{Biases, ExpertsShape};
@@ -84,8 +87,9 @@ pub(crate) enum Matrices {
 /// The matrices of a decoder layer, each of which is one product.
 #[derive(Debug)]
 pub(crate) struct Whole {
-    /// `q_proj`, `k_proj` and `v_proj`.
+    /// `q_proj`, `k_proj` and `v_proj`; with latent attention what it has in their place.
     pub(crate) query_key_value: Linear,
+    pub(crate) latent: Option<Box<Latent>>,
     /// `o_proj`.
     pub(crate) attention_output: Linear,
     pub(crate) feed_forward: FeedForward,
@@ -115,8 +119,8 @@ pub(crate) struct Experts {
     /// What is added to its product, `[experts]`.
     pub(crate) router_bias: Option<Tensor>,
     pub(crate) experts: Vec<Dense>,
-    /// An expert of all tokens, and the `[1, H]` whose product weighs it.
-    pub(crate) shared: Option<(Dense, Tensor)>,
+    /// An expert of all tokens, and the `[1, H]` whose product weighs it, if one does.
+    pub(crate) shared: Option<(Dense, Option<Tensor>)>,
     /// Those that keep the experts equally busy, if there are some.
     pub(crate) biases: Option<Biases>,
     /// For metrics.
@@ -160,7 +164,7 @@ pub(crate) struct ExpertsSlice {
 pub(crate) struct SlicedExperts {
     /// The elements of `[experts, H]` for each group of tokens that the device has.
     pub(crate) router: Vec<Tensor>,
-    /// Likewise of `[1, H]`; none without a shared expert.
+    /// Likewise of `[1, H]`; none without a shared expert that is weighed.
     pub(crate) shared_gate: Vec<Tensor>,
     /// In the order of their numbers.
     pub(crate) slices: Vec<ExpertsSlice>,
@@ -217,6 +221,7 @@ pub(crate) struct Shape {
     pub(crate) activation: Activation,
     pub(crate) ungated: bool,
     pub(crate) sinks: bool,
+    pub(crate) latent: Option<LatentAttention>,
     experts: Option<ExpertsShape>,
     pub(crate) attention_scale: Option<f64>,
     pub(crate) embedding_scale: Option<f64>,
@@ -244,6 +249,7 @@ impl Shape {
             activation: block.activation,
             ungated: block.ungated,
             sinks: block.sinks,
+            latent: block.latent,
             experts: ExpertsShape::of(model),
             attention_scale: block.attention_scale,
             embedding_scale: block.embedding_scale,

@@ -60,8 +60,36 @@ impl Joined {
 /// The matrices of attention.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AttentionTable {
+    /// Queries, keys and values, or what latent attention has in their place: queries, or the numbers from which they follow;
+    /// and those from which keys and values do, with the rotated channels of the keys.
     pub(crate) query_key_value: Joined,
+    pub(crate) latent: Option<LatentTable>,
     pub(crate) output: Joined,
+}
+
+/// What makes queries, keys and values of few numbers of a token, each after a norm.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LatentTable {
+    /// None where queries are there already.
+    pub(crate) queries: Option<Joined>,
+    /// Of each head the channels of its key that are not rotated, then its value.
+    pub(crate) keys_values: Joined,
+}
+
+/// Names of the norms of latent attention after that of the layer, without `.weight`.
+pub(crate) const QUERY_NORM: &str = "self_attn.q_a_layernorm";
+pub(crate) const KEY_VALUE_NORM: &str = "self_attn.kv_a_layernorm";
+
+impl LatentTable {
+    /// Widths of the norms by name.
+    pub(crate) fn norms(&self) -> impl Iterator<Item = (&'static str, usize)> + '_ {
+        let queries = self.queries.iter().map(|joined| (QUERY_NORM, joined.inputs));
+        queries.chain([(KEY_VALUE_NORM, self.keys_values.inputs)])
+    }
+
+    pub(crate) fn joined(&self) -> impl Iterator<Item = &Joined> {
+        self.queries.iter().chain([&self.keys_values])
+    }
 }
 
 impl AttentionTable {
@@ -69,14 +97,37 @@ impl AttentionTable {
     pub(crate) fn of(model: &Model) -> Self {
         let (queries, keys, biases) = (model.query_width(), model.key_width(), model.block.biases);
         let name = |part: &str| format!("self_attn.{part}");
-        let parts = [(name("q_proj"), queries), (name("k_proj"), keys), (name("v_proj"), keys)];
-        let output = Joined::new([(name("o_proj"), model.hidden)], queries);
+        let output = Joined::new([(name("o_proj"), model.hidden)], model.value_width());
+        let output = output.biased(biases.attention_output).adapted();
+        let Some(latent) = model.block.latent else {
+            let parts = [(name("q_proj"), queries), (name("k_proj"), keys), (name("v_proj"), keys)];
+            let query_key_value = Joined::new(parts, model.hidden);
+            let query_key_value = query_key_value.biased(biases.query_key_value).adapted();
+            return Self { query_key_value, latent: None, output };
+        };
+        let first = match latent.queries {
+            Some(numbers) => (name("q_a_proj"), numbers),
+            None => (name("q_proj"), queries),
+        };
+        let shared = (name("kv_a_proj_with_mqa"), latent.keys_values + latent.rotated);
+        let query_key_value = Joined::new([first, shared], model.hidden);
+        let of_head = model.head_size() - latent.rotated + latent.value_size;
+        let keys_values = [(name("kv_b_proj"), model.heads * of_head)];
+        let of_queries = |numbers| Joined::new([(name("q_b_proj"), queries)], numbers);
         Self {
-            query_key_value: Joined::new(parts, model.hidden)
-                .biased(biases.query_key_value)
-                .adapted(),
-            output: output.biased(biases.attention_output).adapted(),
+            query_key_value: query_key_value.biased(biases.query_key_value).adapted(),
+            latent: Some(LatentTable {
+                queries: latent.queries.map(of_queries),
+                keys_values: Joined::new(keys_values, latent.keys_values),
+            }),
+            output,
         }
+    }
+
+    /// Its products in the order of the flat vector.
+    pub(crate) fn joined(&self) -> impl Iterator<Item = &Joined> {
+        let latent = self.latent.iter().flat_map(LatentTable::joined);
+        [&self.query_key_value].into_iter().chain(latent).chain([&self.output])
     }
 }
 
@@ -111,8 +162,8 @@ pub(crate) struct ExpertsTable {
     /// A logit for each expert.
     pub(crate) router: Joined,
     pub(crate) experts: Vec<DenseTable>,
-    /// An expert of all tokens, and the product whose sigmoid weighs it.
-    pub(crate) shared: Option<(DenseTable, Joined)>,
+    /// An expert of all tokens, and the product whose sigmoid weighs it, if one does.
+    pub(crate) shared: Option<(DenseTable, Option<Joined>)>,
     /// A number for each expert, if biases keep them equally busy.
     pub(crate) biases: Option<usize>,
 }
@@ -130,7 +181,8 @@ impl ExpertsTable {
                 .biased(biased)
         };
         let shared = experts.shared_intermediate.map(|inner| {
-            let gate = Joined::new([("mlp.shared_expert_gate".to_owned(), 1)], hidden);
+            let gate = || Joined::new([("mlp.shared_expert_gate".to_owned(), 1)], hidden);
+            let gate = experts.shared_gated.then(gate);
             (DenseTable::new(model, "mlp.shared_expert", inner), gate)
         });
         Self {
@@ -176,9 +228,10 @@ impl FeedForwardTable {
             Self::Experts(ExpertsTable { router, experts, shared, biases: _ }) => {
                 let mut all = vec![router];
                 all.extend(experts.iter().flat_map(|expert| [&expert.gate_up, &expert.down]));
-                all.extend(
-                    shared.iter().flat_map(|(expert, gate)| [&expert.gate_up, &expert.down, gate]),
-                );
+                if let Some((expert, gate)) = shared {
+                    all.extend([&expert.gate_up, &expert.down]);
+                    all.extend(gate);
+                }
                 all
             }
         }
@@ -188,7 +241,7 @@ impl FeedForwardTable {
 /// Products of layers that may have adapters, in the order of the flat vector: those of attention, then those of a single
 /// feed-forward block.
 pub(crate) fn adapted(model: &Model, layer: u32) -> Vec<Joined> {
-    let AttentionTable { query_key_value, output } = AttentionTable::of(model);
+    let AttentionTable { query_key_value, latent: _, output } = AttentionTable::of(model);
     let mut all = vec![query_key_value, output];
     if let FeedForwardTable::Dense(DenseTable { gate_up, down }) =
         FeedForwardTable::of(model, layer)
@@ -227,9 +280,9 @@ pub(crate) fn largest_product(model: &Model, layer: u32) -> u64 {
 
 /// Elements of the largest product of a layer whose matrices slices divide.
 pub(crate) fn largest_packed(model: &Model, layer: u32) -> u64 {
-    let AttentionTable { query_key_value, output } = AttentionTable::of(model);
-    let elements = |joined: Joined| (joined.outputs() * joined.inputs) as u64;
-    let attention = elements(query_key_value).max(elements(output));
+    let attention = AttentionTable::of(model);
+    let elements = |joined: &Joined| (joined.outputs() * joined.inputs) as u64;
+    let attention = attention.joined().map(elements).max().unwrap_or(0);
     // A router is smaller than an expert's matrices, or is read as it is.
     attention.max(largest_product(model, layer))
 }
@@ -247,6 +300,19 @@ pub(crate) fn share_of_tokens(model: &Model, name: &str) -> f64 {
 /// Whether the output of a matrix is added to the residual stream, perhaps times a number for each token.
 pub(crate) fn joins_stream(name: &str) -> bool {
     [".o_proj.", ".down_proj."].iter().any(|part| name.contains(part))
+}
+
+/// Width of what a token's queries, keys and values follow from, and of what heads have read, in latent attention.
+pub(crate) fn latent_width(model: &Model) -> u64 {
+    let Some(latent) = model.block.latent else { return 0 };
+    let numbers = latent.queries.unwrap_or(0) + latent.keys_values + latent.rotated;
+    u64::from(numbers) + u64::from(model.value_width())
+}
+
+/// Whether a matrix of a layer, by the last word of its name, is one of those that a run may have packed.
+pub(crate) fn is_packable(matrix: &str) -> bool {
+    let latent = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"];
+    slice_of(matrix).is_some() || latent.contains(&matrix)
 }
 
 /// What a slice has of a matrix.

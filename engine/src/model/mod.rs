@@ -13,6 +13,7 @@ pub(crate) mod documents;
 pub(crate) mod expert_loads;
 pub(crate) mod experts;
 pub(crate) mod factor;
+pub(crate) mod latent;
 pub(crate) mod layer;
 pub(crate) mod layer_table;
 pub(crate) mod loss;

@@ -98,7 +98,7 @@ impl Parameter {
     /// frozen.
     pub(crate) fn is_packable(&self) -> bool {
         let matrix = self.name.trim_end_matches(".weight").rsplit('.').next();
-        self.is_layer_matrix() && matrix.and_then(slice_of).is_some()
+        self.is_layer_matrix() && matrix.is_some_and(layer_table::is_packable)
     }
 }
 
@@ -204,6 +204,12 @@ impl List {
         if let Some([queries, keys]) = query_key_norm_widths(model) {
             self.norm(&format!("{layer}.self_attn.q_norm"), Norm::Rms, queries);
             self.norm(&format!("{layer}.self_attn.k_norm"), Norm::Rms, keys);
+        }
+        if let Some(latent) = &attention.latent {
+            for (name, width) in latent.norms() {
+                self.norm(&format!("{layer}.{name}"), Norm::Rms, width);
+            }
+            latent.joined().for_each(|joined| self.joined(&layer, joined));
         }
         self.joined(&layer, &attention.output);
         if block.sinks {

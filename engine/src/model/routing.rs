@@ -14,6 +14,9 @@ pub(crate) struct ExpertsShape {
     count: usize,
     per_token: i64,
     renormalise: bool,
+    scale: f64,
+    /// Groups of experts, and those of which a token chooses.
+    groups: Option<[i64; 2]>,
     /// What keeps them equally busy, if that is a loss.
     pub(crate) balance_loss: Option<BalanceLoss>,
 }
@@ -26,6 +29,8 @@ impl ExpertsShape {
             count: experts.count as usize,
             per_token: i64::from(experts.per_token),
             renormalise: experts.renormalise,
+            scale: experts.scale,
+            groups: experts.groups.map(|of| [i64::from(of.count), i64::from(of.chosen)]),
             balance_loss: BalanceLoss::of(model),
         })
     }
@@ -34,7 +39,7 @@ impl ExpertsShape {
     pub(crate) fn choose_biased(&self, logits: &Tensor, biases: &Biases) -> Result<BiasedChoice> {
         let _guard = tch::no_grad_guard();
         let biases = biases.values.f_to(logits.device())?;
-        let shares = logits.f_softmax(-1, Kind::Float)?.f_add(&biases)?;
+        let shares = self.of_chosen_groups(&logits.f_softmax(-1, Kind::Float)?.f_add(&biases)?)?;
         let order = shares.f_sort_stable(true, -1, true)?.1;
         // Places in the rows become places among the shares of all tokens.
         let (tokens, count) = order.size2()?;
@@ -55,19 +60,35 @@ impl ExpertsShape {
         self.normalised(sorted.f_narrow(-1, 0, self.per_token)?)
     }
 
-    /// Weights of chosen experts, divided by their sums if the model does that.
-    fn normalised(&self, weights: Tensor) -> Result<Tensor> {
-        if !self.renormalise {
-            return Ok(weights);
+    /// Weights of chosen experts, divided by their sums if the model does that, times its factor.
+    fn normalised(&self, mut weights: Tensor) -> Result<Tensor> {
+        if self.renormalise {
+            let sum = weights.f_sum_dim_intlist(Some(&[-1i64][..]), true, Kind::Float)?;
+            weights = weights.f_div(&sum)?;
         }
-        let sum = weights.f_sum_dim_intlist(Some(&[-1i64][..]), true, Kind::Float)?;
-        Ok(weights.f_div(&sum)?)
+        if self.scale != 1.0 {
+            weights = weights.f_mul_scalar(self.scale)?;
+        }
+        Ok(weights)
+    }
+
+    /// The shares `[N, experts]`, of which those outside of each token's groups are minus infinity. A group counts by its best.
+    fn of_chosen_groups(&self, shares: &Tensor) -> Result<Tensor> {
+        let Some([groups, chosen]) = self.groups else { return Ok(shares.shallow_clone()) };
+        let by_group = shares.f_unflatten(-1, [groups, -1])?;
+        let others = {
+            let _guard = tch::no_grad_guard();
+            let best = by_group.f_amax([-1i64].as_slice(), false)?;
+            let order = best.f_sort_stable(true, -1, true)?.1;
+            order.f_argsort(-1, false)?.f_ge(chosen)?.f_unsqueeze(-1)?
+        };
+        Ok(by_group.f_masked_fill(&others, f64::NEG_INFINITY)?.f_flatten(-2, -1)?)
     }
 
     /// The chosen experts of each token, best first, and their weights in f32, both `[N, per_token]`, of logits `[N,
     /// experts]`. Of equal experts the one with the lower number is chosen.
     pub(crate) fn choose(&self, logits: &Tensor) -> Result<[Tensor; 2]> {
-        let shares = logits.f_softmax(-1, Kind::Float)?;
+        let shares = self.of_chosen_groups(&logits.f_softmax(-1, Kind::Float)?)?;
         let (sorted, experts) = shares.f_sort_stable(true, -1, true)?;
         let weights = sorted.f_narrow(-1, 0, self.per_token)?;
         let experts = experts.f_narrow(-1, 0, self.per_token)?;
@@ -196,7 +217,8 @@ mod tests {
     use super::*;
 
     fn shape(count: usize, per_token: i64, renormalise: bool) -> ExpertsShape {
-        ExpertsShape { count, per_token, renormalise, balance_loss: None }
+        let (scale, groups) = (1.0, None);
+        ExpertsShape { count, per_token, renormalise, scale, groups, balance_loss: None }
     }
 
     /// Numbers without a pattern, from 0 to 996.
@@ -222,6 +244,35 @@ mod tests {
         assert!(weights.iter().all(|weight| (weight - 1.0 / 3.0).abs() < 1e-6), "{weights:?}");
         assert_eq!(choose(&[1.0, 3.0, 1.0, 3.0, 2.0, 1.0]).0, [1, 3, 4]);
         assert_eq!(choose(&[1.0, 0.0, 1.0, 2.0, 1.0, 1.0]).0, [3, 0, 2]);
+    }
+
+    #[test]
+    fn tokens_choose_within_their_best_groups() {
+        let mut shape = shape(6, 2, false);
+        (shape.groups, shape.scale) = (Some([3, 1]), 2.5);
+        // The best expert's group; of two equal groups the first; a group whose second is the smallest of all.
+        let rows = [
+            [0f32, 1.0, 3.0, 0.5, 2.0, 2.0],
+            [1.0, 2.0, 0.0, 2.0, 2.0, 1.0],
+            [5.0, -9.0, 4.0, 4.0, 4.0, 4.0],
+        ];
+        let logits = Tensor::from_slice(rows.as_flattened()).view([3, 6]).set_requires_grad(true);
+        let [experts, weights] = shape.choose(&logits).expect("small");
+        assert_eq!(elements::<i64>(&experts.contiguous()), [2, 3, 1, 0, 0, 1]);
+        let shares = logits.detach().softmax(-1, Kind::Float) * 2.5;
+        for (token, experts) in [[2, 3], [1, 0], [0, 1]].into_iter().enumerate() {
+            for (place, expert) in experts.into_iter().enumerate() {
+                let found = weights.double_value(&[token as i64, place as i64]);
+                let expected = shares.double_value(&[token as i64, expert]);
+                assert!((found - expected).abs() < 1e-6, "token {token}: {found}, {expected}");
+            }
+        }
+        let found = shim::gradients(&weights, Some(&weights.ones_like()), &[&logits]);
+        let found = found.expect("a graph").remove(0);
+        assert!(elements::<f32>(&found.contiguous()).iter().all(|one| one.is_finite()));
+        shape.groups = Some([3, 2]);
+        let [experts, _] = shape.choose(&logits).expect("small");
+        assert_eq!(elements::<i64>(&experts.contiguous()), [2, 4, 1, 3, 0, 2]);
     }
 
     #[test]

@@ -10,12 +10,14 @@ use crate::error::Result;
 use crate::model::adapter::{Adapter, AdapterSlices};
 use crate::model::expert_loads::LayerLoads;
 use crate::model::factor::Factor;
+use crate::model::latent::Latent;
 use crate::model::layer::{
     AttentionSlice, Dense, DenseSlice, Experts, ExpertsSlice, FeedForward, Layer, Linear, Matrices,
     NormWeights, Rows, Sliced, SlicedAdapters, SlicedExperts, SlicedFeedForward, StreamNorm, Whole,
 };
 use crate::model::layer_table::{
-    AttentionTable, BIASES, DenseTable, ExpertsTable, FeedForwardTable, Joined, Matrix,
+    AttentionTable, BIASES, DenseTable, ExpertsTable, FeedForwardTable, Joined, KEY_VALUE_NORM,
+    LatentTable, Matrix, QUERY_NORM,
 };
 use crate::model::own_slices::OwnSlices;
 use crate::model::parameters::{
@@ -416,7 +418,7 @@ impl<'a> Cutter<'a> {
                 return Ok(SlicedFeedForward::Dense(slices.collect::<Result<_>>()?));
             }
         };
-        let gate = shared.as_ref().map(|(_, gate)| gate);
+        let gate = shared.as_ref().and_then(|(_, gate)| gate.as_ref());
         let router = self.of_groups(number, router, own)?;
         let shared_gate =
             gate.map_or_else(|| Ok(Vec::new()), |gate| self.of_groups(number, gate, own))?;
@@ -519,8 +521,10 @@ impl<'a> Cutter<'a> {
     /// The matrices of a layer, with their adapters.
     fn whole(&mut self, model: &Model, number: u32) -> Result<Whole> {
         let attention = AttentionTable::of(model);
+        let latent = attention.latent.as_ref().map(|table| self.latent(number, table));
         Ok(Whole {
             query_key_value: self.linear(number, &attention.query_key_value)?,
+            latent: latent.transpose()?.map(Box::new),
             attention_output: self.linear(number, &attention.output)?,
             feed_forward: match FeedForwardTable::of(model, number) {
                 FeedForwardTable::Dense(table) => FeedForward::Dense(self.dense(number, &table)?),
@@ -528,7 +532,8 @@ impl<'a> Cutter<'a> {
                     let experts = experts.iter().map(|table| self.dense(number, table));
                     let experts = experts.collect::<Result<_>>()?;
                     let shared = shared.as_ref().map(|(table, gate)| -> Result<_> {
-                        Ok((self.dense(number, table)?, self.plain(number, gate)?))
+                        let gate = gate.as_ref().map(|gate| self.plain(number, gate));
+                        Ok((self.dense(number, table)?, gate.transpose()?))
                     });
                     let shared = shared.transpose()?;
                     FeedForward::Experts(Experts {
@@ -541,6 +546,18 @@ impl<'a> Cutter<'a> {
                     })
                 }
             },
+        })
+    }
+
+    fn latent(&mut self, number: u32, table: &LatentTable) -> Result<Latent> {
+        let mut behind = |name: &str, joined: &Joined| -> Result<(Tensor, Linear)> {
+            let name = format!("model.layers.{number}.{name}.weight");
+            Ok((self.leaf(&name, &[joined.inputs as i64])?, self.linear(number, joined)?))
+        };
+        let queries = table.queries.as_ref().map(|joined| behind(QUERY_NORM, joined));
+        Ok(Latent {
+            queries: queries.transpose()?,
+            keys_values: behind(KEY_VALUE_NORM, &table.keys_values)?,
         })
     }
 

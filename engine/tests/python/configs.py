@@ -79,14 +79,27 @@ VALUES = {
     "router_jitter_noise": [0.0, 0.1],
     "output_router_logits": [False, False, True],
     "router_aux_loss_coef": [0.1],
+    "n_routed_experts": [4],
+    "n_shared_experts": [1, 2],
+    "first_k_dense_replace": [0, 1, 4],
+    "routed_scaling_factor": [1.0, 2.5],
+    "topk_method": ["greedy", "group_limited_greedy"],
+    "n_group": [2],
+    "topk_group": [1, 2],
+    "q_lora_rank": [None, 12],
+    "kv_lora_rank": [20],
+    "qk_nope_head_dim": [8],
+    "qk_rope_head_dim": [4],
+    "v_head_dim": [8, 10],
     "swiglu_alpha": [1.702, 1.0],
     "swiglu_limit": [7.0, 5.0],
 }
 # Without these a tiny model would have the sizes of a large one.
 NEEDED = {"num_key_value_heads": 0.9, "head_dim": 0.8, "num_experts": 0.9, "num_experts_per_tok": 0.9,
-          "moe_intermediate_size": 0.9, "shared_expert_intermediate_size": 0.9}
+          "n_routed_experts": 0.9, "q_lora_rank": 0.9, "kv_lora_rank": 0.9, "qk_nope_head_dim": 0.9, "qk_rope_head_dim": 0.9,
+          "v_head_dim": 0.9, "moe_intermediate_size": 0.9, "shared_expert_intermediate_size": 0.9}
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gemma3_text", "gpt_neox", "gpt2", "mixtral",
-            "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"]
+            "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2"]
 
 
 def draw(family, dice):

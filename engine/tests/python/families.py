@@ -27,6 +27,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 16, "rope_theta": 500.0,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 500.0}
+LATENT = dict(num_key_value_heads=4, kv_lora_rank=20, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=10, n_routed_experts=6,
+              n_shared_experts=2, num_experts_per_tok=2, moe_intermediate_size=24, topk_method="greedy")
 MODELS = {
     "llama": ("Llama", {}),
     "llama-biased": ("Llama", dict(attention_bias=True, mlp_bias=True, head_dim=10, tie_word_embeddings=True)),
@@ -68,6 +70,10 @@ MODELS = {
                                      sliding_window=128, attention_bias=False, tie_word_embeddings=True, pad_token_id=0,
                                      layer_types=["full_attention", "sliding_attention"] * 2,
                                      rope_parameters={"rope_type": "default", "rope_theta": 1e4})),
+    "deepseek-v2": ("DeepseekV2", LATENT | dict(q_lora_rank=None, first_k_dense_replace=1, rope_parameters=YARN | {"mscale": 0.707, "mscale_all_dim": 0.9})),
+    "deepseek-v2-groups": ("DeepseekV2", LATENT | dict(q_lora_rank=18, v_head_dim=12, n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=3,
+                                                       topk_method="group_limited_greedy", n_group=4, topk_group=2, attention_bias=True,
+                                                       routed_scaling_factor=2.5, tie_word_embeddings=True)),
     "gemma3-yarn": ("Gemma3", dict(head_dim=8, sliding_window=6, tie_word_embeddings=False, query_pre_attn_scalar=13, rope_parameters={
         "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}},
         layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"])),
@@ -151,7 +157,7 @@ def make(folder, *names):
                 attn_pdrop=0.0, initializer_range=0.1,
             )
         else:
-            options = {key: value for key, value in (SMALL | options).items() if value is not None}
+            options = {key: value for key, value in (SMALL | options).items() if value is not None or key == "q_lora_rank"}
             kind = family + ("TextConfig" if family == "Gemma3" else "Config")
             config = getattr(transformers, kind)(**options, initializer_range=0.1)
         model = getattr(transformers, family + ("LMHeadModel" if family == "GPT2" else "ForCausalLM"))(config).eval()

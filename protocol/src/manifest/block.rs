@@ -29,6 +29,8 @@ pub struct Block {
     pub ungated: bool,
     /// Experts in place of the feed-forward block; `None` has a single block in every layer.
     pub experts: Option<Experts>,
+    /// Queries, keys and values that follow from few numbers of a token; `None` has them from the stream.
+    pub latent: Option<LatentAttention>,
     /// Whether each head has a sink: a trained number that takes part in the softmax over a token's keys, and has no value
     /// (Xiao et al., arXiv 2309.17453).
     pub sinks: bool,
@@ -46,6 +48,24 @@ pub struct Block {
     /// What differs between layers, one entry a layer; empty is rotation by the first rotary
     /// embedding and full attention in every layer.
     pub layers: Vec<LayerAttention>,
+}
+
+/// Multi-head latent attention (DeepSeek-AI, arXiv 2405.04434). A head is `model.block.head_size` wide.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
+)]
+#[serde(deny_unknown_fields)]
+pub struct LatentAttention {
+    /// Numbers from which the queries of all heads follow; `None` has them from the stream.
+    pub queries: Option<u32>,
+    /// Numbers from which the keys and values of all heads follow.
+    pub keys_values: u32,
+    /// Channels of a head that are rotated, the last ones. All heads share those of the keys, which come from the stream.
+    pub rotated: u32,
+    /// Whether two neighbouring channels are rotated together, instead of two that are half of `rotated` apart.
+    pub interleaved: bool,
+    /// Width of a head's values.
+    pub value_size: u32,
 }
 
 /// A normalisation over the last dimension.

@@ -1,6 +1,6 @@
 //! The layers of a model that have experts, and the checks of these.
 
-use super::{Balance, Experts, Manifest, ManifestError, Model, within};
+use super::{Balance, ExpertGroups, Experts, Manifest, ManifestError, Model, within};
 use crate::limits;
 
 impl Model {
@@ -47,6 +47,8 @@ impl Model {
         within("model.experts.shared_intermediate", shared, width)?;
         within("model.experts.balance_rate", experts.balance_rate, 1e-8..=1.0)?;
         within("model.experts.balance_coefficient", experts.balance_coefficient, 1e-8..=1e3)?;
+        within("model.experts.scale", experts.scale, 1e-6..=1e3)?;
+        experts.check_groups()?;
         let dense = &experts.dense_layers;
         let in_order = dense.is_sorted_by(|one, other| one < other);
         if !in_order || dense.last().is_some_and(|last| *last >= self.layers) {
@@ -102,6 +104,26 @@ impl Model {
     }
 }
 
+impl Experts {
+    fn check_groups(&self) -> Result<(), ManifestError> {
+        let Some(ExpertGroups { count, chosen }) = self.groups else { return Ok(()) };
+        within("model.experts.groups.count", count, 1..=self.count)?;
+        within("model.experts.groups.chosen", chosen, 1..=count)?;
+        let size = self.count / count;
+        if self.count.is_multiple_of(count) && self.per_token <= chosen * size {
+            return Ok(());
+        }
+        Err(ManifestError::OutOfRange {
+            key: "model.experts.groups",
+            value: format!("{chosen} of {count}"),
+            range: format!(
+                "a divisor of count = {}, with per_token = {} experts in the chosen groups",
+                self.count, self.per_token
+            ),
+        })
+    }
+}
+
 /// Tokens of a microbatch up to which each count of them is a whole f32.
 const COUNTABLE: u64 = 1 << 24;
 
@@ -151,7 +173,10 @@ mod tests {
             intermediate: 24,
             router: Router::Softmax,
             renormalise: true,
+            scale: 1.0,
+            groups: None,
             shared_intermediate: Some(16),
+            shared_gated: true,
             dense_layers: vec![0, 3],
             balance: Balance::None,
             balance_rate: Experts::BALANCE_RATE,
@@ -184,6 +209,16 @@ mod tests {
                         model.experts.count = 8";
         assert_eq!(error, expected);
         assert!(refusal(|experts| experts.per_token = 0).contains("per_token = 0"));
+        for (count, chosen, is_valid) in
+            [(4, 1, true), (4, 4, true), (8, 2, true), (8, 1, false), (3, 2, false), (4, 5, false)]
+        {
+            let error = with(|manifest| {
+                let experts = manifest.model.block.experts.as_mut().expect("some");
+                experts.groups = Some(ExpertGroups { count, chosen });
+            });
+            assert_eq!(error.is_ok(), is_valid, "{error:?}");
+            assert!(error.err().is_none_or(|error| error.contains("model.experts.groups")));
+        }
         assert!(refusal(|experts| experts.count = 0).contains("model.experts.count = 0"));
         for dense in [&[5][..], &[3, 0], &[1, 1]] {
             let error = refusal(|experts| experts.dense_layers = dense.to_vec());

@@ -19,10 +19,18 @@ pub struct Experts {
     /// Whether the weights of the chosen experts are divided by their sum.
     #[serde(default = "yes")]
     pub renormalise: bool,
-    /// Width inside an expert that every token has besides, times the sigmoid of one more product; `None` has no
-    /// such expert.
+    /// Factor on these weights.
+    #[serde(default = "one")]
+    pub scale: f64,
+    /// Groups of experts, of which a token chooses some first; `None` has it choose from all.
+    #[serde(default)]
+    pub groups: Option<ExpertGroups>,
+    /// Width inside an expert that every token has besides; `None` has no such expert.
     #[serde(default)]
     pub shared_intermediate: Option<u32>,
+    /// Whether the output of that expert is multiplied by the sigmoid of one more product.
+    #[serde(default = "yes")]
+    pub shared_gated: bool,
     /// The layers without experts, by number from 0, in ascending order.
     #[serde(default)]
     pub dense_layers: Vec<u32>,
@@ -54,6 +62,23 @@ fn default_balance_coefficient() -> f64 {
 
 fn yes() -> bool {
     true
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// Equal groups of adjacent experts (DeepSeek-AI, arXiv 2405.04434).
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, bincode::Encode, bincode::Decode,
+)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertGroups {
+    /// Groups of a layer.
+    pub count: u32,
+    /// Groups from which a token chooses its experts: those with the best ones, of equal groups the one with the lower
+    /// number.
+    pub chosen: u32,
 }
 
 /// The function from a token's logits to its experts and their weights.

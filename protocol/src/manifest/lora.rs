@@ -146,6 +146,24 @@ impl Manifest {
                 range: "matrices of the model, which has no gate".to_owned(),
             });
         }
+        if let Some(latent) = self.model.block.latent {
+            let queries = latent.queries.is_none();
+            let is_there = |target: &LoraTarget| match target {
+                LoraTarget::KProj | LoraTarget::VProj => false,
+                LoraTarget::QProj => queries,
+                _ => true,
+            };
+            if let Some(target) = targets.iter().find(|target| !is_there(target)) {
+                let some = if queries { "q_proj and o_proj" } else { "o_proj" };
+                return Err(ManifestError::OutOfRange {
+                    key: "lora.targets",
+                    value: target.matrix().to_owned(),
+                    range: format!(
+                        "{some} in a model with latent attention, whose other matrices have no adapters yet"
+                    ),
+                });
+            }
+        }
         let of_experts = targets.iter().find(|target| target.is_feed_forward());
         if let (Some(target), Some(_)) = (of_experts, &self.model.block.experts) {
             return Err(ManifestError::OutOfRange {
@@ -166,11 +184,42 @@ impl Manifest {
 #[cfg(test)]
 mod tests {
     use super::super::example::small;
+    use super::super::{LatentAttention, Rotary, RotaryScaling};
     use super::*;
 
     fn with(targets: &[LoraTarget]) -> Result<(), ManifestError> {
         let lora = Lora { rank: 4, alpha: 8.0, targets: targets.to_vec(), base: None };
         Manifest { lora: Some(lora), ..small() }.check()
+    }
+
+    #[test]
+    fn latent_attention_has_adapters_of_the_matrices_that_it_has() {
+        use LoraTarget::{OProj, QProj, VProj};
+        let with = |queries, targets: &[LoraTarget]| {
+            let mut manifest = small();
+            let head_size = manifest.model.head_size();
+            let rotated = head_size / 2;
+            let interleaved = true;
+            manifest.model.key_value_heads = manifest.model.heads;
+            manifest.model.block.latent = Some(LatentAttention {
+                queries,
+                keys_values: 6,
+                rotated,
+                interleaved,
+                value_size: head_size,
+            });
+            let scaling = RotaryScaling::None;
+            manifest.model.block.rotary = vec![Rotary { theta: 1e4, dimensions: rotated, scaling }];
+            let (targets, base) = (targets.to_vec(), None);
+            manifest.lora = Some(Lora { rank: 4, alpha: 8.0, targets, base });
+            manifest.check()
+        };
+        assert_eq!(with(None, &[QProj, OProj]), Ok(()));
+        assert_eq!(with(Some(4), &[OProj]), Ok(()));
+        for (queries, targets) in [(None, [VProj, OProj]), (Some(4), [QProj, OProj])] {
+            let error = with(queries, &targets).expect_err("refused").to_string();
+            assert!(error.contains("latent attention"), "{error}");
+        }
     }
 
     #[test]

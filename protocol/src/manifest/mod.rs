@@ -37,12 +37,14 @@ use crate::wire;
 
 pub use admission::{Admission, AdmissionMode};
 pub use audit::Audit;
-pub use block::{Activation, Biases, Block, LayerAttention, Norm, Placement, QueryKeyNorm};
+pub use block::{
+    Activation, Biases, Block, LatentAttention, LayerAttention, Norm, Placement, QueryKeyNorm,
+};
 pub use boundary::{Boundary, BoundaryKind};
 pub use check::within;
 pub use codecs::{ChunkPacking, Codecs, GradientRounding};
 pub use data::{Data, Prepared, TokenWidth, Tokenizer, Tokens};
-pub use experts::{Balance, Experts, Router};
+pub use experts::{Balance, ExpertGroups, Experts, Router};
 pub use guard::{Guard, Outlier, Verdict};
 pub use inner::{DistanceCodec, InnerLoop, InnerMoments, NOTE};
 pub use lora::{Lora, LoraTarget, Quantisation};

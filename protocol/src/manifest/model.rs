@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::block::{Activation, Block, LayerAttention};
+use super::block::{Activation, Block, LayerAttention, QueryKeyNorm};
 use super::boundary::Boundary;
 use super::rotary::{Rotary, RotaryScaling};
 use super::{ManifestError, within};
@@ -110,6 +110,7 @@ impl Model {
         if let Some(base) = self.base {
             within("bytes of the base's index", base.bytes, 1..=limits::BASE_INDEX.0)?;
         }
+        self.check_latent()?;
         self.check_block()
     }
 
@@ -123,6 +124,12 @@ impl Model {
     #[must_use]
     pub fn query_width(&self) -> u32 {
         self.heads * self.head_size()
+    }
+
+    /// Width of what the heads of a layer have read, together.
+    #[must_use]
+    pub fn value_width(&self) -> u32 {
+        self.heads * self.block.latent.map_or(self.head_size(), |latent| latent.value_size)
     }
 
     /// Width of all keys, and of all values.
@@ -146,6 +153,33 @@ impl Model {
     pub fn layer_attention(&self, layer: u32) -> LayerAttention {
         let first = LayerAttention { rotary: Some(0), window: None };
         self.block.layers.get(layer as usize).copied().unwrap_or(first)
+    }
+
+    /// Checks latent attention against the rest of the model.
+    fn check_latent(&self) -> Result<(), ManifestError> {
+        let Some(latent) = self.block.latent else { return Ok(()) };
+        let head_size = self.head_size();
+        within("model.block.latent.queries", latent.queries.unwrap_or(1), 1..=limits::HIDDEN)?;
+        within("model.block.latent.keys_values", latent.keys_values, 1..=limits::HIDDEN)?;
+        within("model.block.latent.rotated", latent.rotated, 2..=head_size - 1)?;
+        within("model.block.latent.value_size", latent.value_size, 1..=head_size)?;
+        let is_partial = self.rotaries().iter().any(|one| one.dimensions != latent.rotated);
+        let biased = self.block.biases.query_key_value && latent.queries.is_none();
+        let refused = [
+            (self.slices > 1, "absent where model.slices divides heads"),
+            (self.key_value_heads != self.heads, "absent unless key_value_heads = heads"),
+            (self.block.query_key_norm != QueryKeyNorm::None, "absent beside query_key_norm"),
+            (is_partial, "absent unless rotary embeddings have the dimensions of latent.rotated"),
+            (biased, "absent where queries from the stream have biases"),
+        ];
+        match refused.into_iter().find(|(is_so, _)| *is_so) {
+            Some((_, range)) => Err(ManifestError::OutOfRange {
+                key: "model.block.latent",
+                value: "set".to_owned(),
+                range: range.to_owned(),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Checks the block against the rest of the model.

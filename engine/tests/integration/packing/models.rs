@@ -65,6 +65,14 @@ pub(super) fn draw(family: &str, seed: u64, positions: usize, dice: &mut Dice) -
         // Windows of it are refused.
         config["sliding_window"] = Value::Null;
     }
+    if family == "deepseek_v2" {
+        let latent = json!({
+            "num_key_value_heads": heads[0], "norm_topk_prob": false, "n_routed_experts": 4, "first_k_dense_replace": 1,
+            "kv_lora_rank": 12, "q_lora_rank": dice.from(&[None, Some(14)]), "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 8, "v_head_dim": dice.from(&[10, 14]),
+        });
+        config.as_object_mut().expect("keys").extend(latent.as_object().expect("keys").clone());
+    }
     let mut ropes = ropes(positions);
     let count = ropes.len();
     ropes.rotate_left((seed as usize + family.len()) % count);
