@@ -21,7 +21,8 @@ use shoal_engine::{
     Device, DeviceChoice, Engine, FixedPoint, ForwardOutput, Samples, TokenFile, Update,
     group_elements, square_norm,
 };
-use shoal_node::config::RunConfig;
+use shoal_formats::config::RunConfig;
+use shoal_node::config_sources::OnDisk;
 use shoal_node::dataset;
 use shoal_protocol::codec::packing::Packing;
 use shoal_protocol::frame::{Element, Frame};
@@ -52,7 +53,7 @@ fn main() -> anyhow::Result<()> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let _entered = runtime.enter();
-    let config = RunConfig::load(Path::new(config))?;
+    let config = RunConfig::load(Path::new(config), &OnDisk)?;
     let folder = tempfile::tempdir()?;
     let dataset = dataset::prepare(&config, folder.path())?;
     let manifest = dataset.manifest.clone();

@@ -51,12 +51,12 @@ pub use simulate::{Seeds, SimulateArgs};
 pub use watch::{HealthcheckArgs, HttpAddress, NodeArgs, PlotArgs, StatusArgs};
 
 use crate::address::JoinAddress;
-use crate::config::loss_section::LossName;
 use crate::exit::Exit;
 pub use crate::logging::LogFormat;
 pub use crate::network::Congestion;
 pub use crate::observers::EventSink;
 use crate::outward_ip::listen_by_default;
+use shoal_formats::config::loss_section::LossName;
 
 /// Where a first peer listens unless told otherwise.
 const DEFAULT_PORT: u16 = 7410;
@@ -337,7 +337,7 @@ pub struct InitArgs {
     #[arg(long, value_name = "N", requires = "data", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub epochs: Option<u32>,
     /// Loss to lower; default: cross_entropy, and dpo on pairs with a reference.
-    #[arg(long, value_name = "LOSS", requires = "data")]
+    #[arg(long, value_name = "LOSS", requires = "data", value_parser = finetune::losses())]
     pub loss: Option<LossName>,
 }
 

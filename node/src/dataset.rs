@@ -9,10 +9,10 @@ use flate2::read::ZlibDecoder;
 use shoal_data::prepared::{INDEX_FILE, Index, Shard};
 use shoal_data::stream::TOKENIZER_FOLDER;
 use shoal_engine::{BaseIndex, Checkpoint, base, data};
+use shoal_formats::config::{RunConfig, TrainingEpochs};
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::manifest::{Base, Data, Manifest, Tokens};
 
-use crate::config::{RunConfig, TrainingEpochs};
 use crate::data_dir::{self, Files};
 use crate::exit::{Exit, ExitWith};
 use crate::{progress, source_epochs};

@@ -1,11 +1,11 @@
 //! Events of a run in words, and the numbers in them.
 
-use shoal_protocol::ids::{PeerId, StageSpan};
-use shoal_protocol::plain_name::PeerName;
+use shoal_formats::open_step::OpenStep;
+use shoal_formats::scores;
+use shoal_formats::words::{counted, title};
+use shoal_protocol::ids::StageSpan;
 
 use crate::events::RunEvent;
-use crate::open_step::OpenStep;
-use crate::scores;
 use crate::step_count::StepCount;
 
 /// Describes an event on one line; `None` for an event that is not shown to people.
@@ -209,12 +209,6 @@ fn waiting(stages: &[u16], members: usize) -> String {
     format!("waits for {}", if parts.is_empty() { "nobody".into() } else { parts.join(" and ") })
 }
 
-/// A peer for people: `gpu-7 (JrKP92)`, or the end of its identifier alone.
-pub(crate) fn title(peer: PeerId, name: Option<&PeerName>) -> String {
-    let short = peer.short();
-    name.map_or_else(|| short.clone(), |name| format!("{name} ({short})"))
-}
-
 /// How far this process is in a step.
 pub(crate) fn open_step(OpenStep { step, done, microbatches }: &OpenStep) -> String {
     let step = StepCount::through(*step);
@@ -227,16 +221,6 @@ pub(crate) fn listed(numbers: &[u16]) -> String {
     numbers.join(", ")
 }
 
-/// `1 peer`, `2 peers`, `2 microbatches`.
-pub(crate) fn counted(count: u64, thing: &str) -> String {
-    let plural = match count {
-        1 => "",
-        _ if thing.ends_with("ch") => "es",
-        _ => "s",
-    };
-    format!("{count} {thing}{plural}")
-}
-
 /// Formats a duration in its two largest units: `45 s`, `4 min`, `6 h 44 min`, `3 d 4 h`.
 pub(crate) fn duration(seconds: f64) -> String {
     let seconds = seconds.max(0.0).round() as u64;
@@ -246,17 +230,6 @@ pub(crate) fn duration(seconds: f64) -> String {
         120..3570 => format!("{minutes} min"),
         3570..172_800 => format!("{hours} h {} min", minutes % 60),
         _ => format!("{} d {} h", hours / 24, hours % 24),
-    }
-}
-
-/// Three digits or so, with `k`, `M` or `G`.
-pub(crate) fn with_prefix(value: f64) -> String {
-    match value {
-        value if value >= 1e9 => format!("{:.2}G", value / 1e9),
-        value if value >= 1e6 => format!("{:.2}M", value / 1e6),
-        value if value >= 1e4 => format!("{:.1}k", value / 1e3),
-        value if value >= 1e3 => format!("{:.2}k", value / 1e3),
-        value => format!("{value:.0}"),
     }
 }
 
@@ -384,14 +357,5 @@ mod tests {
         assert_eq!(texts, expected);
         assert_eq!(duration(-1.0), "0 s");
         assert!(duration(f64::INFINITY).contains(" d "));
-    }
-
-    #[test]
-    fn rates_are_short() {
-        assert_eq!(with_prefix(950.4), "950");
-        assert_eq!(with_prefix(8_250.0), "8.25k");
-        assert_eq!(with_prefix(82_500.0), "82.5k");
-        assert_eq!(with_prefix(1_234_567.0), "1.23M");
-        assert_eq!(with_prefix(2.05e9), "2.05G");
     }
 }

@@ -5,13 +5,12 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 use shoal_engine::SwapStats;
+use shoal_formats::open_step::OpenStep;
+use shoal_formats::own_port::OwnPort;
+use shoal_formats::scores::Scores;
 use shoal_protocol::ids::{ContentHash, PeerId, RunId, StageSpan};
 use shoal_protocol::message::MoveReason;
 use shoal_protocol::plain_name::PeerName;
-
-use crate::open_step::OpenStep;
-use crate::reachability::OwnPort;
-use crate::scores::Scores;
 
 /// An event that this process observed. `--events` writes each one as a line of JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

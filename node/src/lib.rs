@@ -5,7 +5,7 @@
 //! typed events ([`events`]) and knows no screen. The observers ([`observers`]) pass each event to the
 //! progress view ([`progress`]), the report ([`report`]), the status ([`status`]) and TensorBoard
 //! ([`tensorboard`]). A command that
-//! trains reads a run configuration ([`config`]).
+//! trains reads a run configuration ([`shoal_formats::config`]).
 
 // Texts of peers and files reach a terminal through `terminal` alone, which escapes them.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -16,15 +16,11 @@ mod anchor;
 pub mod bucket;
 pub mod cli;
 pub mod commands;
-pub mod config;
-mod config_sources;
+pub mod config_sources;
 pub mod data_dir;
 pub mod dataset;
-#[cfg(test)]
-mod decoders;
 mod doctor;
 pub mod driver;
-pub mod epochs;
 mod event_text;
 pub mod events;
 pub mod exit;
@@ -34,10 +30,8 @@ pub mod http;
 pub mod logging;
 mod memory;
 mod model_check;
-mod near_name;
 pub mod network;
 pub mod observers;
-pub mod open_step;
 mod other_run;
 mod outward_ip;
 pub mod plot;
@@ -45,7 +39,6 @@ mod port_map;
 pub mod progress;
 mod reachability;
 pub mod report;
-pub mod scores;
 pub mod signals;
 pub mod source_epochs;
 pub mod status;

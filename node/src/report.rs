@@ -7,10 +7,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use shoal_formats::scores::Scores;
 use shoal_protocol::ids::{ContentHash, PeerId, RunId};
 
 use crate::events::{PreferenceNumbers, RunEvent, StepReport};
-use crate::scores::Scores;
 
 /// The figures of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -1,10 +1,9 @@
 //! How often a run sees each source of a mixture.
 
 use shoal_data::draw::Draw;
+use shoal_formats::epochs::{Epochs, MANY};
 use shoal_protocol::ids::Step;
 use shoal_protocol::manifest::Manifest;
-
-use crate::epochs::{Epochs, MANY};
 
 /// How often a run sees one source of a mixture.
 #[derive(Debug, Clone, PartialEq)]
@@ -80,11 +79,11 @@ pub fn lines(manifest: &Manifest) -> (Vec<String>, Vec<String>) {
 
 #[cfg(test)]
 mod tests {
+    use shoal_formats::epochs::samples;
     use shoal_protocol::manifest::Data;
     use shoal_protocol::manifest::example::{mixture, small};
 
     use super::*;
-    use crate::epochs::samples;
 
     #[test]
     fn each_source_of_a_mixture_has_its_epochs() {

@@ -1,6 +1,8 @@
 //! The rate of a training run: tokens per second, time per step and time left.
 
-use crate::event_text::{counted, duration, with_prefix};
+use shoal_formats::words::{counted, with_prefix};
+
+use crate::event_text::duration;
 use crate::events::StepReport;
 use crate::step_count::StepCount;
 

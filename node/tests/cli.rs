@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
-use shoal_node::config::RunConfig;
+use shoal_formats::config::RunConfig;
+use shoal_node::config_sources::OnDisk;
 use shoal_node::report::Report;
 use tempfile::TempDir;
 
@@ -142,7 +143,7 @@ fn the_version_is_that_of_the_package() {
 fn init_writes_a_valid_run_once() {
     let place = Place::new();
     place.shoal_prints(&["init", "-o", "new.toml"]);
-    let written = RunConfig::load(&place.path("new.toml")).expect("valid");
+    let written = RunConfig::load(&place.path("new.toml"), &OnDisk).expect("valid");
     assert_eq!(written, RunConfig::default());
     let shown =
         place.shoal_prints(&["data", "show", "new.toml", "--step", "0", "--microbatch", "0"]);

@@ -8,20 +8,11 @@ use shoal_protocol::manifest::LatentAttention;
 use tch::Tensor;
 
 use crate::error::Result;
-use crate::model::layer::{Linear, Shape};
+use crate::model::layer::{Latent, Linear, Shape};
 use crate::model::norm::rms_norm;
 
 /// What is added to the mean square in the norms of latents, in every model.
 const EPSILON: f64 = 1e-6;
-
-/// The weights of a layer's latent attention beside its first product.
-#[derive(Debug)]
-pub(crate) struct Latent {
-    /// A norm and the matrix of queries behind it; none where queries come from the stream.
-    pub(crate) queries: Option<(Tensor, Linear)>,
-    /// A norm and the matrix of keys and values behind it.
-    pub(crate) keys_values: (Tensor, Linear),
-}
 
 impl Latent {
     /// Queries, keys and values, `[B, T, 3 · heads · D]`, of the layer's first product.

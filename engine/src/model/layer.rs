@@ -9,7 +9,6 @@ use crate::error::Result;
 use crate::model::adapter::{Adapter, AdapterSlices};
 use crate::model::expert_loads::LayerLoads;
 use crate::model::factor::Factor;
-use crate::model::latent::Latent;
 use crate::model::own_slices::OwnSlices;
 use crate::model::rotary::Angles;
 use crate::model::routing::{Biases, ExpertsShape};
@@ -93,6 +92,15 @@ pub(crate) struct Whole {
     /// `o_proj`.
     pub(crate) attention_output: Linear,
     pub(crate) feed_forward: FeedForward,
+}
+
+/// The weights of a layer's latent attention beside its first product.
+#[derive(Debug)]
+pub(crate) struct Latent {
+    /// A norm and the matrix of queries behind it; none where queries come from the stream.
+    pub(crate) queries: Option<(Tensor, Linear)>,
+    /// A norm and the matrix of keys and values behind it.
+    pub(crate) keys_values: (Tensor, Linear),
 }
 
 /// The feed-forward block of a layer.

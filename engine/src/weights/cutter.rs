@@ -10,10 +10,10 @@ use crate::error::Result;
 use crate::model::adapter::{Adapter, AdapterSlices};
 use crate::model::expert_loads::LayerLoads;
 use crate::model::factor::Factor;
-use crate::model::latent::Latent;
 use crate::model::layer::{
-    AttentionSlice, Dense, DenseSlice, Experts, ExpertsSlice, FeedForward, Layer, Linear, Matrices,
-    NormWeights, Rows, Sliced, SlicedAdapters, SlicedExperts, SlicedFeedForward, StreamNorm, Whole,
+    AttentionSlice, Dense, DenseSlice, Experts, ExpertsSlice, FeedForward, Latent, Layer, Linear,
+    Matrices, NormWeights, Rows, Sliced, SlicedAdapters, SlicedExperts, SlicedFeedForward,
+    StreamNorm, Whole,
 };
 use crate::model::layer_table::{
     AttentionTable, BIASES, DenseTable, ExpertsTable, FeedForwardTable, Joined, KEY_VALUE_NORM,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use shoal_node::config::RunConfig;
+use shoal_formats::config::RunConfig;
 
 const HEAD: &str = "# Configuration\n\n\
 `shoal init` writes a `run.toml` with these keys. All of them are part of the run: peers train together only if\n\

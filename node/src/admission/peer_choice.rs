@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
+use shoal_formats::words::title;
 use shoal_protocol::ids::PeerId;
 use shoal_protocol::plain_name::PeerName;
-
-use crate::event_text::title;
 
 /// The most characters of a choice: no identifier is longer.
 const LONGEST: usize = 64;

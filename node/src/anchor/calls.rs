@@ -18,16 +18,16 @@ use openraft::raft::{
     VoteRequest, VoteResponse,
 };
 use openraft::{EmptyNode, SnapshotSegmentId};
+use shoal_formats::anchor::encoding::{Item, Mark};
+use shoal_formats::anchor::rpc::{self, Answer, BODY, Invalid, Request};
+use shoal_formats::anchor::types::{AnchorId, Types};
 use shoal_protocol::ids::PeerId;
 use shoal_protocol::message::AnchorMessage;
 use shoal_protocol::wire;
 use tokio::sync::oneshot;
 
 use super::Links;
-use super::encoding::{Item, Mark};
-use super::rpc::{self, Answer, BODY, Invalid, Request};
 use super::state_machine::StateMachine;
-use super::types::{AnchorId, Types};
 
 /// Requests in flight, of all kinds and to all anchors.
 const WAITING: usize = 256;

@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use openraft::EntryPayload;
+use shoal_formats::anchor::journal;
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{PeerId, Step};
 
 use super::disk::Paths;
-use super::{journal, state_machine};
+use super::state_machine;
 
 /// Reads the history in an anchor's folder, and changes nothing. `first` is the version that the run begins with. The
 /// newest records may lack the other anchors' agreement. `None` if there is no log, or it cannot be read.

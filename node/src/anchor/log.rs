@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use openraft::storage::{LogFlushed, RaftLogStorage};
 use openraft::{LogState, RaftLogReader};
+use shoal_formats::anchor::encoding::{self, Item};
+use shoal_formats::anchor::journal::{self, Event, Held};
+use shoal_formats::anchor::types::{Entries, Entry, LogId, StorageError, Types, Vote, disk_error};
 use shoal_protocol::ids::PeerId;
 use tokio::sync::oneshot;
 
 use super::disk::{Disk, Done};
-use super::encoding::{self, Item};
-use super::journal::{self, Event, Held};
-use super::types::{Entries, Entry, LogId, StorageError, Types, Vote, disk_error};
 
 /// Obsolete bytes of the file that trigger its replacement.
 const WASTE: u64 = 1 << 20;

@@ -2,24 +2,17 @@
 //! anchors hold it on disk; every later leader knows it.
 //!
 //! `openraft` implements the protocol. This module adds storage ([`store`], [`disk`], [`log`],
-//! [`journal`], [`state_machine`]), transport ([`calls`] sends requests, [`server`] answers them,
-//! [`rpc`] defines both), proofs of terms ([`vouching`]), timers ([`timers`], [`leader_contact`]), and the interface to the
+//! [`shoal_formats::anchor::journal`], [`state_machine`]), transport ([`calls`] sends requests, [`server`] answers them,
+//! [`shoal_formats::anchor::rpc`] defines both), proofs of terms ([`vouching`]), timers ([`timers`], [`leader_contact`]), and the interface to the
 //! anchor's owner ([`report`], [`voters`]). A single anchor is a plain file that is flushed after
 //! every record.
 
 mod calls;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod decoders;
 mod disk;
-mod encoding;
-mod error;
-mod frame;
-mod journal;
 mod kept;
 mod leader_contact;
 mod log;
 mod report;
-mod rpc;
 mod server;
 mod state_machine;
 mod store;
@@ -27,7 +20,6 @@ mod store;
 mod tests;
 mod timers;
 mod timing;
-mod types;
 mod voters;
 mod vouching;
 
@@ -44,7 +36,6 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-pub(crate) use error::AnchorError;
 pub(crate) use kept::kept_history;
 pub(crate) use timing::Timing;
 pub(crate) use vouching::Voucher;
@@ -55,10 +46,12 @@ use leader_contact::LeaderContact;
 use log::Log;
 use report::Reporter;
 use server::RaftServer;
+use shoal_formats::anchor::error::AnchorError;
+use shoal_formats::anchor::rpc;
+use shoal_formats::anchor::types::{AnchorId, Membership, Proposal, Raft, ServerMetrics};
 use state_machine::StateMachine;
 use store::Store;
 use timers::Timers;
-use types::{AnchorId, Membership, Proposal, Raft, ServerMetrics};
 
 /// Records, and events, in a queue.
 const QUEUE: usize = 64;

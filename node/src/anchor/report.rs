@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use openraft::error::ClientWriteError;
 use openraft::raft::ClientWriteResult;
+use shoal_formats::anchor::rpc::RECORD;
+use shoal_formats::anchor::types::{Outcome, Proposal, ServerMetrics, Types};
 use shoal_protocol::ids::Term;
 use shoal_protocol::message::{LogRecord, TermProof};
 use shoal_protocol::wire;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::rpc::RECORD;
-use super::types::{Outcome, Proposal, ServerMetrics, Types};
 use super::{AnchorError, AnchorEvent, Inner, QUEUE};
 
 type Written = oneshot::Receiver<ClientWriteResult<Types>>;

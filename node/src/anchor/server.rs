@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use openraft::Snapshot;
 use openraft::raft::AppendEntriesResponse;
+use shoal_formats::anchor::encoding::{Image, Mark, SNAPSHOT, place};
+use shoal_formats::anchor::rpc::{self, Answer, Invalid, Request};
+use shoal_formats::anchor::types::{SnapshotMeta, Vote};
 use shoal_protocol::ids::PeerId;
 use shoal_protocol::message::AnchorMessage;
 use shoal_protocol::wire;
 use tokio::sync::mpsc;
 
 use super::Inner;
-use super::encoding::{Image, Mark, SNAPSHOT, place};
-use super::rpc::{self, Answer, Invalid, Request};
-use super::types::{SnapshotMeta, Vote};
 
 /// A snapshot that has arrived in part.
 struct Arriving {

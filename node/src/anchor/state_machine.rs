@@ -6,17 +6,17 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use openraft::storage::{RaftStateMachine, Snapshot};
 use openraft::{EntryPayload, RaftSnapshotBuilder};
+use shoal_formats::anchor::encoding::{Image, SNAPSHOT};
+use shoal_formats::anchor::frame;
+use shoal_formats::anchor::types::{
+    Entries, Entry, LogId, Outcome, SnapshotMeta, StorageError, StoredMembership, Types, disk_error,
+};
 use shoal_protocol::history::History;
 use shoal_protocol::ids::{Step, Term};
 use tokio::sync::{oneshot, watch};
 
 use super::AnchorError;
 use super::disk::Disk;
-use super::encoding::{Image, SNAPSHOT};
-use super::frame;
-use super::types::{
-    Entries, Entry, LogId, Outcome, SnapshotMeta, StorageError, StoredMembership, Types, disk_error,
-};
 
 /// A snapshot and its metadata.
 #[derive(Clone)]
@@ -220,10 +220,10 @@ impl RaftStateMachine<Types> for StateMachine {
 mod tests {
     use std::collections::BTreeSet;
 
+    use shoal_formats::anchor::types::{Proposal, log_id};
     use shoal_protocol::message::LogRecord;
 
     use super::super::store::Store;
-    use super::super::types::{Proposal, log_id};
     use super::*;
 
     fn entry(term: u64, index: u64, meant_for: u64, record: LogRecord) -> Entry {

@@ -5,11 +5,11 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::Path;
 
+use shoal_formats::anchor::error::AnchorError;
+use shoal_formats::anchor::journal::{self, Held};
 use shoal_protocol::ids::{PeerId, Step};
 
 use super::disk::{Disk, Paths};
-use super::error::AnchorError;
-use super::journal::{self, Held};
 use super::log::Log;
 use super::state_machine::{self, StateMachine};
 

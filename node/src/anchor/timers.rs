@@ -9,12 +9,12 @@ use std::sync::Arc;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use openraft::error::Fatal;
+use shoal_formats::anchor::encoding::Mark;
+use shoal_formats::anchor::rpc::{Answer, Request};
+use shoal_formats::anchor::types::{AnchorId, Membership};
 use shoal_protocol::ids::PeerId;
 use tokio::sync::mpsc;
 
-use super::encoding::Mark;
-use super::rpc::{Answer, Request};
-use super::types::{AnchorId, Membership};
 use super::{AnchorEvent, Inner};
 
 /// Entries beyond the snapshot that trigger a new one.

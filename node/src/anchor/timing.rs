@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use openraft::SnapshotPolicy;
-
-use super::rpc;
+use shoal_formats::anchor::rpc;
 
 /// Entries that are kept although the snapshot covers them, for anchors that are just behind.
 const KEPT: u64 = 64;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use openraft::{ChangeMembers, EmptyNode};
+use shoal_formats::anchor::types::{AnchorId, Membership};
 use shoal_protocol::ids::PeerId;
 use tokio::sync::watch;
 
 use super::Inner;
-use super::types::{AnchorId, Membership};
 
 /// Timeout of one change, in which new voters must catch up.
 const CHANGE: Duration = Duration::from_secs(60);

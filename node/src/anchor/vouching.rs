@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
+use shoal_formats::anchor::rpc::{Answer, Request};
 use shoal_protocol::ids::{PeerId, RunId, Term};
 use shoal_protocol::message::{AnchorGroup, Founding, Signature, Signatures, TermProof, TermVote};
 use tokio::sync::watch;
 
 use super::Inner;
-use super::rpc::{Answer, Request};
 
 /// How long after the last answer the anchors that did not sign are asked again.
 const AGAIN: Duration = Duration::from_secs(1);

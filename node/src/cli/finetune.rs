@@ -3,10 +3,9 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::builder::PossibleValue;
-use clap::{Args, ValueEnum};
-
-use crate::config::loss_section::LossName;
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use shoal_formats::config::loss_section::LossName;
 
 /// `shoal finetune`
 #[derive(Debug, Clone, Args)]
@@ -33,27 +32,26 @@ pub struct FinetuneArgs {
     #[arg(long, value_name = "N")]
     pub context: Option<u32>,
     /// Loss to lower; of pairs, dpo and ipo first compute the log-probabilities of the base.
-    #[arg(long, value_name = "LOSS", default_value = "cross_entropy")]
+    #[arg(long, value_name = "LOSS", value_parser = losses(), default_value = "cross_entropy")]
     pub loss: LossName,
     /// Flags for `shoal start`, behind `--`: `-- --device cuda:0 --wait-for 2`.
     #[arg(last = true, value_name = "FLAGS")]
     pub start: Vec<OsString>,
 }
 
-// Not derived: the configuration is also read without clap.
-impl ValueEnum for LossName {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Self::CrossEntropy, Self::Dpo, Self::Ipo, Self::Simpo, Self::Orpo]
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        let help = match self {
-            Self::CrossEntropy => "Cross-entropy of the next token",
-            Self::Dpo => "Direct preference optimisation, of pairs beside a reference",
-            Self::Ipo => "Identity preference optimisation, of pairs beside a reference",
-            Self::Simpo => "Simple preference optimisation, of pairs without a reference",
-            Self::Orpo => "Odds ratio preference optimisation, of pairs without a reference",
-        };
-        Some(PossibleValue::new(self.name()).help(help))
-    }
+/// The losses by their names. The configuration is also read without clap.
+pub(super) fn losses() -> impl TypedValueParser<Value = LossName> {
+    let value = |loss: LossName| {
+        PossibleValue::new(loss.name()).help(match loss {
+            LossName::CrossEntropy => "Cross-entropy of the next token",
+            LossName::Dpo => "Direct preference optimisation, of pairs beside a reference",
+            LossName::Ipo => "Identity preference optimisation, of pairs beside a reference",
+            LossName::Simpo => "Simple preference optimisation, of pairs without a reference",
+            LossName::Orpo => "Odds ratio preference optimisation, of pairs without a reference",
+        })
+    };
+    PossibleValuesParser::new(LossName::ALL.map(value)).map(|name| {
+        let named = LossName::ALL.into_iter().find(|loss| loss.name() == name);
+        named.expect("clap takes no other")
+    })
 }

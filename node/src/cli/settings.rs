@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
+use shoal_formats::config::read_text;
+use shoal_formats::near_name::closest;
 use shoal_protocol::limits;
 use thiserror::Error;
 use toml::{Table, Value};
 
 use super::Cli;
-use crate::config::read_text;
-use crate::near_name::closest;
 
 /// The commands whose flags may be set so.
 const COMMANDS: [&str; 2] = ["start", "join"];

@@ -14,15 +14,16 @@ use shoal_data::stats::{Stats, spans};
 use shoal_data::tokenizer::TextTokenizer;
 use shoal_data::{PrepareError, PrepareOptions};
 use shoal_engine::{Batch, Samples, TokenFile};
+use shoal_formats::config::RunConfig;
+use shoal_formats::epochs::Epochs;
 use shoal_protocol::ids::{Microbatch, Step};
 use shoal_protocol::label::Label;
 use shoal_protocol::manifest::Manifest;
 
 use super::{data_notes, hub, reference, stream};
 use crate::cli::{DataCommand, DataPrepareArgs, DataShowArgs, DataStatsArgs};
-use crate::config::RunConfig;
+use crate::config_sources::OnDisk;
 use crate::dataset::{self, Dataset};
-use crate::epochs::Epochs;
 use crate::exit::{Exit, ExitWith};
 use crate::progress;
 use crate::source_epochs::SourceEpochs;
@@ -150,7 +151,7 @@ fn say_sources(options: &PrepareOptions) -> anyhow::Result<RowKind> {
 }
 
 fn show(args: &DataShowArgs) -> anyhow::Result<()> {
-    let config = RunConfig::load(&args.config).exit_with(Exit::Usage)?;
+    let config = RunConfig::load(&args.config, &OnDisk).exit_with(Exit::Usage)?;
     let scratch = tempfile::tempdir()?;
     let dataset = dataset::prepare(&config, scratch.path())?;
     check_place(args, &dataset.manifest)?;
@@ -265,7 +266,7 @@ fn stats(args: &DataStatsArgs) -> anyhow::Result<()> {
     if !args.data.is_file() {
         return folder_stats(&args.data, args.rows);
     }
-    let config = RunConfig::load(&args.data).exit_with(Exit::Usage)?;
+    let config = RunConfig::load(&args.data, &OnDisk).exit_with(Exit::Usage)?;
     let problem = || anyhow!("{} names no prepared data", args.data.display());
     let data = config.data.rows().ok_or_else(problem).exit_with(Exit::Usage)?;
     let manifest = config.resolve(data).exit_with(Exit::Usage)?;

@@ -8,15 +8,16 @@ use anyhow::{Context, anyhow};
 use shoal_data::prepared::{INDEX_FILE, Index};
 use shoal_engine::BaseIndex;
 use shoal_engine::base::BaseFile;
+use shoal_formats::config::data_section::{SourceKeys, mix};
+use shoal_formats::config::loss_section::LossName;
+use shoal_formats::config::{RunConfig, TrainingEpochs, reads_bytes};
 use shoal_protocol::codec::Codec;
 use shoal_protocol::manifest::{
     Adam, Base, Data, Dtype, Lora, LoraTarget, Model, Pairs, Prepared, Quantisation, Rule, Schedule,
 };
 
 use crate::cli::InitArgs;
-use crate::config::data_section::SourceKeys;
-use crate::config::loss_section::LossName;
-use crate::config::{RunConfig, TrainingEpochs, reads_bytes};
+use crate::config_sources::OnDisk;
 use crate::dataset;
 use crate::exit::{Exit, ExitWith};
 use crate::source_epochs;
@@ -79,7 +80,8 @@ fn mixture(args: &InitArgs, sources: &[String]) -> anyhow::Result<()> {
         };
         keys.push(SourceKeys { name: None, prepared: absolute(folder)?, weight });
     }
-    config.mix(keys).map_err(|reason| anyhow!(reason)).exit_with(Exit::Usage)?;
+    let mixed = mix(keys, Vec::new(), Path::new(""), &OnDisk);
+    config.data = mixed.map_err(|reason| anyhow!(reason)).exit_with(Exit::Usage)?;
     let Some(data) = config.data.rows() else { return Ok(()) };
     let prepared = data.prepared();
     let held_out = data.mixture().map_or_else(

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
+use shoal_formats::config::RunConfig;
 use shoal_metrics::Metrics;
 use shoal_protocol::ids::{Incarnation, Member};
 use shoal_protocol::message::StageChoice;
@@ -11,7 +12,7 @@ use shoal_scheduler::coordinator::placing::rebalance::Rebalance;
 
 use super::training;
 use crate::cli::LocalOptions;
-use crate::config::RunConfig;
+use crate::config_sources::OnDisk;
 use crate::data_dir::Files;
 use crate::dataset;
 use crate::driver::resume::refuse_another_run;
@@ -26,7 +27,7 @@ use crate::signals::Signals;
 /// If the configuration or text is invalid, or the run fails.
 pub fn run(options: LocalOptions) -> anyhow::Result<()> {
     let LocalOptions { config, out, compute, memory, device_memory } = options;
-    let config = RunConfig::load(&config).exit_with(Exit::Usage)?;
+    let config = RunConfig::load(&config, &OnDisk).exit_with(Exit::Usage)?;
     std::fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
     let scratch = tempfile::Builder::new()
         .prefix(".local-")

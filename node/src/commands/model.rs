@@ -6,12 +6,12 @@ use std::path::Path;
 use shoal_data::template::ChatTemplate;
 use shoal_engine::base::{self, BaseError, ExportDtype, ImportOptions, Imported};
 use shoal_engine::{BaseFiles, Checkpoint};
+use shoal_formats::config::reads_bytes;
 use shoal_protocol::manifest::Quantisation;
 
 use super::hub;
 use super::init::CONTEXT;
 use crate::cli::{ExportArgs, ImportArgs, PushArgs};
-use crate::config::reads_bytes;
 use crate::exit::{Exit, ExitWith};
 use crate::model_check;
 use crate::terminal::outln;

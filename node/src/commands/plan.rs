@@ -8,6 +8,13 @@ use anyhow::{Context, anyhow};
 use serde::Serialize;
 use serde_json::json;
 use shoal_engine::base;
+use shoal_formats::config::{RunConfig, read_text};
+use shoal_lab::advice::{advice, devices, each, stages_of};
+use shoal_lab::budget::{Choice, Searches, choices, order_by_cost};
+use shoal_lab::fleet::Fleet;
+use shoal_lab::machines::{self, machines};
+use shoal_lab::plan_work::RunWork;
+use shoal_lab::spans::{self, spans};
 use shoal_protocol::manifest::Model;
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::planner::{
@@ -15,17 +22,11 @@ use shoal_scheduler::planner::{
 };
 use shoal_scheduler::rng::Rng;
 
-use super::budget::{Choice, Searches, choices, order_by_cost};
-use super::fleet::Fleet;
 use super::hub;
 use super::init::fine_tuned;
-use super::machines::{self, machines};
-use super::plan_advice::{advice, devices, each, stages_of};
-use super::plan_work::RunWork;
 use super::run_work;
-use super::spans::{self, spans};
 use crate::cli::{PlanArgs, PlanOrder};
-use crate::config::{RunConfig, read_text};
+use crate::config_sources::OnDisk;
 use crate::dataset;
 use crate::exit::{Exit, ExitWith};
 use crate::terminal::{out, outln};
@@ -110,7 +111,7 @@ fn read(path: &Path, work: Option<&RunWork>) -> anyhow::Result<Fleet> {
 
 /// The work of the run of a configuration.
 fn work_of(path: &Path) -> anyhow::Result<RunWork> {
-    let config = RunConfig::load(path).exit_with(Exit::Usage)?;
+    let config = RunConfig::load(path, &OnDisk).exit_with(Exit::Usage)?;
     let scratch = tempfile::tempdir().context("there is no room for temporary files")?;
     if config.outer.is_some() {
         return Err(anyhow!(HAS_WORKERS)).exit_with(Exit::Usage);

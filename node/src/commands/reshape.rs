@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use anyhow::{Context, anyhow};
 use serde_json::{Map, Value};
 use shoal_engine::Checkpoint;
+use shoal_formats::config::{RunConfig, Sources as _, TrainingEpochs};
 use shoal_protocol::manifest::{Manifest, Start};
 
 use super::init::{absolute, write_new};
 use crate::cli::ReshapeArgs;
-use crate::config::{RunConfig, TrainingEpochs};
+use crate::config_sources::OnDisk;
 use crate::dataset;
 use crate::exit::{Exit, ExitWith};
 use crate::terminal::outln;
@@ -28,7 +29,7 @@ pub(super) fn run(args: &ReshapeArgs) -> anyhow::Result<()> {
         let problem = anyhow!("{} exists: give another name with -o", args.out.display());
         return Err(problem).exit_with(Exit::Usage);
     }
-    let mut config = RunConfig::load(&args.config).exit_with(Exit::Usage)?;
+    let mut config = RunConfig::load(&args.config, &OnDisk).exit_with(Exit::Usage)?;
     let checkpoint = Checkpoint::open(&args.checkpoint).exit_with(Exit::Corrupt)?;
     reshape(&mut config, args)?;
     // The text is tokenized for the manifest alone.
@@ -56,7 +57,8 @@ fn reshape(config: &mut RunConfig, args: &ReshapeArgs) -> anyhow::Result<()> {
         (training.steps, config.epochs) = (steps, TrainingEpochs::None);
     }
     let folder = absolute(&args.checkpoint)?;
-    config.go_on_from(&folder).map_err(|reason| anyhow!(reason)).exit_with(Exit::Corrupt)?;
+    let source = OnDisk.checkpoint(&folder);
+    config.start = Some(source.map_err(|reason| anyhow!(reason)).exit_with(Exit::Corrupt)?);
     for path in config.data.folders_mut() {
         *path = absolute(path)?;
     }

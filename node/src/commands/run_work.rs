@@ -1,10 +1,9 @@
 //! What `shoal plan --for` knows of a run: the work, the bytes and the memory of a step of its whole model.
 
 use shoal_engine::{memory_floor, parameter_count, pass_flops};
+use shoal_lab::plan_work::RunWork;
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::Manifest;
-
-use super::plan_work::RunWork;
 
 /// The work of the run of a manifest.
 pub(super) fn run_work(manifest: &Manifest) -> RunWork {

@@ -4,16 +4,16 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
+use shoal_formats::config::read_text;
+use shoal_formats::words::counted;
+use shoal_lab::groups;
+use shoal_lab::scenario::Described;
 use shoal_protocol::limits;
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::sim::{self, Mark, Report, Scenario, Timeline};
 
-use super::groups;
-use super::scenario::Described;
 use super::timeline::Series;
 use crate::cli::{Seeds, SimulateArgs};
-use crate::config::read_text;
-use crate::event_text::counted;
 use crate::exit::{Exit, ExitWith};
 use crate::terminal::outln;
 

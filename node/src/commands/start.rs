@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
+use shoal_formats::config::RunConfig;
 use shoal_protocol::ids::Member;
 use shoal_protocol::manifest::{AdmissionMode, Manifest};
 use shoal_protocol::message::Founding;
@@ -19,7 +20,7 @@ use super::unfinished_run::{self, UnfinishedRun};
 use crate::admission::{self, JoinLine, Store};
 use crate::bucket::ArchivePlace;
 use crate::cli::{PeerOptions, StartOptions};
-use crate::config::RunConfig;
+use crate::config_sources::OnDisk;
 use crate::data_dir::{DataDir, Files};
 use crate::dataset;
 use crate::driver::observer::Observer as _;
@@ -52,7 +53,7 @@ pub(super) fn is_complete_after(options: StartOptions) -> anyhow::Result<bool> {
 
 async fn start(options: StartOptions) -> anyhow::Result<Outcome> {
     let mut signals = Signals::listen()?;
-    let mut config = RunConfig::load(&options.config).exit_with(Exit::Usage)?;
+    let mut config = RunConfig::load(&options.config, &OnDisk).exit_with(Exit::Usage)?;
     if options.open {
         config.admission.mode = AdmissionMode::Open;
     }

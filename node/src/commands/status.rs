@@ -62,8 +62,9 @@ fn members(status: &Status, text: &mut String) -> fmt::Result {
 
 #[cfg(test)]
 mod tests {
+    use shoal_formats::open_step::OpenStep;
+
     use super::*;
-    use crate::open_step::OpenStep;
     use crate::status::example;
 
     #[test]

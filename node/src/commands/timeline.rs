@@ -154,10 +154,10 @@ impl Series {
 
 #[cfg(test)]
 mod tests {
+    use shoal_lab::scenario::Described;
     use shoal_scheduler::sim;
 
     use super::*;
-    use crate::commands::scenario::Described;
 
     #[test]
     fn a_run_is_written_with_its_numbers_and_its_picture() {

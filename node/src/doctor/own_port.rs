@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use shoal_formats::own_port::OwnPort;
 use shoal_protocol::net::transport::ProbeReport;
 
 use super::{Finding, State};
@@ -9,7 +10,6 @@ use crate::data_dir::shown_at;
 use crate::http::client;
 use crate::outward_ip::outward_ip;
 use crate::reachability::judge;
-use crate::status::OwnPort;
 
 const ABOUT: &str = "own port, UDP";
 
@@ -46,8 +46,9 @@ fn finding_of(port: &OwnPort, asks_router: bool) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use shoal_formats::own_port::Mapping;
+
     use super::*;
-    use crate::status::Mapping;
 
     #[test]
     fn a_closed_port_is_a_note_with_a_fix() {

@@ -2,9 +2,10 @@
 
 use std::net::IpAddr;
 
+use shoal_formats::own_port::Scope;
+
 use super::Finding;
 use crate::port_map::{PortMapError, Router, behind_router};
-use crate::reachability::Scope;
 
 /// Whether the router opens a port on request. There is no finding if this machine has a public
 /// address.

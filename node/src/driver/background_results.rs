@@ -1,5 +1,6 @@
 //! Tasks beside the event loop, and the results that they bring back.
 
+use shoal_formats::scores::Scores;
 use shoal_protocol::ids::{Member, PeerId, Stage, Step};
 use shoal_protocol::message::LinkEstimate;
 use tokio::sync::mpsc;
@@ -8,7 +9,6 @@ use tokio_util::task::TaskTracker;
 use super::checkpoint_collect::Collected;
 use super::score_queue::ScoringError;
 use crate::bucket::BucketError;
-use crate::scores::Scores;
 
 /// Results that wait for the event loop at most; a task with one more waits for room.
 const QUEUE: usize = 64;

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
 
 use shoal_engine::{DeviceChoice, Footprint, PassFlops, StageRouting, SwapStats, pass_flops};
+use shoal_formats::own_port::{Mapping, OwnPort};
+use shoal_formats::scores::Scores;
 use shoal_metrics::{
     AuditResult, Direction, Fault, Label, LinkPacking, Metrics, MoveCause, NodeState,
     OutlierReason, Path, PeerState, Phase, PortState, Preemption, Queue, Refusal,
@@ -23,8 +25,6 @@ use super::anchor_role::AnchorRole;
 use super::payload::LogUse;
 use crate::events::StepReport;
 use crate::gpus;
-use crate::reachability::{Mapping, OwnPort};
-use crate::scores::Scores;
 use crate::status::SurvivalStatus;
 
 /// Digits of a run's id in labels, enough to distinguish runs.

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use shoal_formats::words::title;
 use shoal_protocol::ids::{Member, PeerId};
 use shoal_protocol::message::View;
 use shoal_protocol::plain_name::PeerName;
-
-use crate::event_text;
 
 /// The most names of peers that are no members any more, beside as many as there are members.
 const SPARE: usize = 64;
@@ -42,7 +41,7 @@ impl PeerNames {
 
     /// A peer for people: `gpu-7 (JrKP92)`, or `JrKP92` without a name.
     pub(crate) fn title(&self, peer: PeerId) -> String {
-        event_text::title(peer, self.of(peer).as_ref())
+        title(peer, self.of(peer).as_ref())
     }
 
     /// A life of a peer for people: `gpu-7 (JrKP92)#2`.

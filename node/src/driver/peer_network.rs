@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+use shoal_formats::own_port::OwnPort;
 use shoal_metrics::{Metrics, Refusal};
 use shoal_protocol::ids::{Member, PeerId};
 use shoal_protocol::message::{LinkEstimate, Message, TensorHeader, ToCoordinator, View};
@@ -23,7 +24,6 @@ use super::port_watch::PortWatch;
 use super::setup::Network;
 use super::unpacker::Unpacker;
 use crate::events::Traffic;
-use crate::reachability::OwnPort;
 
 /// An event of the network side.
 #[derive(Debug)]

@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use shoal_formats::own_port::OwnPort;
 use shoal_protocol::ids::PeerId;
 use shoal_protocol::net::transport::{ProbeReport, Transport};
 use shoal_protocol::units::Moment;
@@ -13,7 +14,7 @@ use super::setup::Network;
 use super::timers::sleep_to;
 use crate::outward_ip::outward_ip;
 use crate::port_map::PortMap;
-use crate::reachability::{Action, Input, OwnPort, Scout};
+use crate::reachability::{Action, Input, Scout};
 
 /// Asks peers for probes. Open requests end with this value.
 pub(super) struct PortWatch {

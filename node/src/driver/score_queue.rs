@@ -10,6 +10,7 @@ use bytes::BufMut;
 use nix::sys::prctl;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use shoal_formats::scores::{self, ScoreError, Scores};
 use shoal_protocol::ids::Step;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
@@ -17,7 +18,6 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::background_results::{Background, BackgroundResult, FilesResult};
 use crate::events::RunEvent;
-use crate::scores::{self, ScoreError, Scores};
 
 /// Checkpoints that wait for their turn at most; the oldest of more is left out.
 const WAITING: usize = 8;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use shoal_formats::own_port::OwnPort;
 use shoal_metrics::{NodeState, Preemption};
 use shoal_protocol::ids::{ClaimKey, Era, Member, Stage, Step};
 use shoal_protocol::manifest::{Manifest, Verdict};
@@ -18,7 +19,6 @@ use super::observer::Observer;
 use super::peer_names::PeerNames;
 use super::step_progress::StepProgress;
 use crate::events::{PreferenceNumbers, RunEvent, StepReport};
-use crate::reachability::OwnPort;
 use crate::status::{Observation, StatusWatch};
 use crate::step_count::StepCount;
 

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use shoal_formats::open_step::OpenStep;
 use shoal_protocol::ids::{ClaimKey, Stage, Step};
 use shoal_protocol::units::Moment;
-
-use crate::open_step::OpenStep;
 
 /// How long a step lasts before its progress is reported, and how often.
 const EVERY: Duration = Duration::from_secs(30);

@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
+use shoal_formats::own_port::{Mapping, OwnPort, Scope};
 use shoal_protocol::net::transport::ProbeReport;
-
-use super::state::{Mapping, OwnPort, Scope};
 
 /// The reports that count: those of the peers with the widest view of this machine.
 pub(super) fn widest(probe_reports: &[ProbeReport]) -> Vec<&ProbeReport> {

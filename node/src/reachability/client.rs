@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use shoal_formats::own_port::{OwnPort, Scope};
 use shoal_protocol::ids::PeerId;
 use shoal_protocol::net::transport::ProbeReport;
 use shoal_protocol::units::Moment;
 
 use super::classify::{judge, widest};
-use super::state::{OwnPort, Scope};
 
 /// Reports with the widest view that suffice.
 const ENOUGH: usize = 2;

@@ -4,9 +4,6 @@
 
 mod classify;
 mod client;
-mod state;
 
 pub(crate) use classify::judge;
 pub(crate) use client::{Action, Input, Scout};
-pub(crate) use state::Scope;
-pub use state::{Mapping, OwnPort};

@@ -1,32 +1,17 @@
 //! Texts of a status, shared by every view.
 
-use shoal_protocol::ids::{PeerId, Stage};
+use shoal_formats::own_port::OwnPort;
+use shoal_formats::scores;
+use shoal_formats::words::with_prefix;
+use shoal_protocol::ids::Stage;
 use shoal_protocol::units::Bytes;
 
-use super::{CostStatus, MemberStatus, OwnPort, Status};
-use crate::event_text::{currency, duration, open_step, title, with_prefix};
-use crate::scores;
+use super::{CostStatus, MemberStatus, Status};
+use crate::event_text::{currency, duration, open_step};
 use crate::step_count::StepCount;
 
 /// Seconds of a step from which on its microbatches are shown.
 const LONG_STEP: f64 = 10.0;
-
-impl MemberStatus {
-    /// Its name and the end of its identifier.
-    #[must_use]
-    pub(crate) fn title(&self) -> String {
-        title(self.peer, self.name.as_ref())
-    }
-}
-
-impl Status {
-    /// The name and the end of the identifier of a peer, the latter alone if it is no member.
-    #[must_use]
-    pub(crate) fn title_of(&self, peer: PeerId) -> String {
-        let member = self.members.iter().find(|member| member.peer == peer);
-        member.map_or_else(|| peer.short(), MemberStatus::title)
-    }
-}
 
 /// The members of each stage in order, then the members without a stage, if there are any.
 fn by_stage(status: &Status) -> Vec<(Option<Stage>, Vec<&MemberStatus>)> {

@@ -10,17 +10,15 @@ mod event_log;
 #[cfg(test)]
 pub(crate) mod example;
 pub(crate) mod labels;
-pub(crate) mod snapshot;
 mod survival;
 mod watch;
 
-pub use self::snapshot::{
+pub use self::watch::{Health, StatusWatch};
+pub use shoal_formats::snapshot::{
     CheckpointStatus, CostStatus, Curves, LinkStatus, LoadStatus, MemberState, MemberStatus,
     MoveStatus, NodeState, NodeStatus, Point, RunStatus, ScoredStatus, Status, StatusEvent,
     SurvivalStatus, Tone, TrafficStatus, TrainingStatus,
 };
-pub use self::watch::{Health, StatusWatch};
-pub use crate::reachability::{Mapping, OwnPort};
 
 /// The driver's latest observation of the run.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -1,10 +1,11 @@
 //! The deaths that a run survives, in figures and as a sentence.
 
+use shoal_formats::words::counted;
 use shoal_protocol::ids::Stage;
 use shoal_scheduler::coordinator::placing::anchors;
 
 use super::{MemberState, MemberStatus, RunStatus, SurvivalStatus};
-use crate::event_text::{counted, duration, listed};
+use crate::event_text::{duration, listed};
 
 /// Anchors that the death of one does not stop.
 const WANTED_ANCHORS: usize = 3;

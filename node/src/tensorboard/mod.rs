@@ -16,11 +16,11 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use prost::Message;
+use shoal_formats::scores::Scores;
 
 use self::message::Event;
 use self::record::record;
 use crate::events::{RunEvent, StepReport};
-use crate::scores::Scores;
 
 /// The names of the scalars.
 const LOSS: &str = "train/loss";

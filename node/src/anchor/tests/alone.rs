@@ -62,7 +62,7 @@ async fn a_log_truncated_at_any_byte_opens_to_its_whole_records() {
     }
     node.close().await;
     let bytes = std::fs::read(&log).expect("read");
-    let begin = super::super::journal::empty(peer(1)).len();
+    let begin = shoal_formats::anchor::journal::empty(peer(1)).len();
     for length in (begin..=bytes.len()).step_by(13).chain(ends.iter().copied()) {
         let copy = tempfile::tempdir().expect("a folder");
         std::fs::write(copy.path().join("log"), &bytes[..length]).expect("written");
@@ -129,7 +129,7 @@ async fn foreign_and_damaged_files_are_not_opened() {
     assert!(matches!(foreign, AnchorError::Foreign { owner, .. } if owner == peer(1)));
     let log = folder.path().join("log");
     let bytes = std::fs::read(&log).expect("read");
-    let begin = super::super::journal::empty(peer(1)).len();
+    let begin = shoal_formats::anchor::journal::empty(peer(1)).len();
     for place in [0, begin, begin + 20] {
         let mut changed = bytes.clone();
         changed[place] ^= 1;

@@ -263,7 +263,7 @@ async fn large_records_arrive_in_messages_within_the_limit() {
     let history = group.agreed(0).await;
     assert_eq!(history, made_of(&records));
     let largest = *group.net.largest.lock().expect("valid");
-    assert!(largest > 240 << 10 && largest <= super::super::rpc::BODY, "{largest}");
+    assert!(largest > 240 << 10 && largest <= shoal_formats::anchor::rpc::BODY, "{largest}");
 }
 
 #[tokio::test]

@@ -1,21 +1,13 @@
 //! The library's test suite for storage.
 
 use openraft::testing::{StoreBuilder, Suite};
+use shoal_formats::anchor::types::{StorageError, Types};
 
 use super::super::disk::Disk;
 use super::super::log::Log;
 use super::super::state_machine::StateMachine;
 use super::super::store::Store;
-use super::super::types::{AnchorId, StorageError, Types};
 use super::*;
-
-impl From<u64> for AnchorId {
-    fn from(number: u64) -> Self {
-        let mut key = [0; 32];
-        key[..8].copy_from_slice(&number.to_le_bytes());
-        Self(PeerId(key))
-    }
-}
 
 struct Folders;
 

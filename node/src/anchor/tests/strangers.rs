@@ -2,11 +2,11 @@
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
+use shoal_formats::anchor::encoding::{Ballot, Item, Mark};
+use shoal_formats::anchor::rpc::{BODY, Request};
+use shoal_formats::anchor::types::{Entry, log_id};
 use shoal_protocol::wire;
 
-use super::super::encoding::{Ballot, Item, Mark};
-use super::super::rpc::{BODY, Request};
-use super::super::types::{Entry, log_id};
 use super::*;
 
 fn asked(body: Vec<u8>) -> AnchorMessage {

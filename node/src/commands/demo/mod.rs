@@ -12,11 +12,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
+use folder::Folder;
+use process::Process;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
 use shoal_engine::{data, tokenizer};
+use shoal_formats::config::{Outer, RunConfig};
 use shoal_protocol::manifest::{AdmissionMode, Codecs, Data, Manifest};
+use summary::Summary;
+use supervisor::{Replacement, Supervisor};
 
 use crate::cli::{DemoArgs, LogFormat};
-use crate::config::{Outer, RunConfig};
+use crate::config_sources::OnDisk;
 use crate::dataset;
 use crate::events::RunEvent;
 use crate::exit::{Exit, ExitWith};
@@ -25,12 +32,6 @@ use crate::progress::{self, Progress};
 use crate::report::Report;
 use crate::tensorboard::TensorBoard;
 use crate::terminal::out;
-use folder::Folder;
-use process::Process;
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::SeedableRng;
-use summary::Summary;
-use supervisor::{Replacement, Supervisor};
 
 /// Commits from one checkpoint to the next. A stage that loses its last replica goes back to the newest.
 const CHECKPOINT_EVERY: u64 = 50;
@@ -147,7 +148,7 @@ fn lay_out(mut config: RunConfig, folder: &Folder) -> anyhow::Result<(Manifest, 
     }
     let path = folder.join("run.toml");
     fs::write(&path, config.to_toml())?;
-    let config = RunConfig::load(&path).exit_with(Exit::Usage)?;
+    let config = RunConfig::load(&path, &OnDisk).exit_with(Exit::Usage)?;
     let text = dataset::text_of(&config)?;
     let scratch = tempfile::tempdir()?;
     let tokenizer = config.data.tokenizer;
@@ -295,7 +296,7 @@ fn reference_config(
     if swarm.checkpoints.keys().all(planned) {
         return Ok(path);
     }
-    let mut config = RunConfig::load(&path).exit_with(Exit::Usage)?;
+    let mut config = RunConfig::load(&path, &OnDisk).exit_with(Exit::Usage)?;
     config.checkpoint.every = 1;
     let path = folder.join("reference.toml");
     fs::write(&path, config.to_toml())?;

@@ -4,9 +4,10 @@ use std::fmt;
 use std::path::Path;
 
 use shoal_engine::{Device, DeviceChoice, Ending, Generator, Sampling};
+use shoal_formats::words::{counted, with_prefix};
 use shoal_protocol::manifest::Manifest;
 
-use crate::event_text::{counted, currency, with_prefix};
+use crate::event_text::currency;
 use crate::report::Report;
 use crate::text::TextCodec;
 

@@ -4,10 +4,10 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 
+use shoal_formats::words::with_prefix;
 use shoal_protocol::ids::ContentHash;
 
 use super::plan::{Plan, line};
-use crate::event_text::with_prefix;
 use crate::events::RunEvent;
 use crate::report::Report;
 

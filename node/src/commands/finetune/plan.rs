@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use shoal_data::prepared::INDEX_FILE;
+use shoal_formats::config::loss_section::LossName;
 
 use super::super::init::{CONTEXT, absolute};
 use crate::cli::FinetuneArgs;
-use crate::config::loss_section::LossName;
 
 /// Share of the documents that measures the loss.
 const HELD_OUT: &str = "0.05";
