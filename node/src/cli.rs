@@ -41,7 +41,7 @@ pub use doctor::DoctorArgs;
 pub use finetune::FinetuneArgs;
 pub use generate::{ChatArgs, GenerateArgs, SamplingArgs};
 pub use model::{DtypeArg, ExportArgs, ImportArgs, PushArgs};
-pub use peer::{ComputeArgs, ComputeOptions, PeerArgs, PeerOptions};
+pub use peer::{ComputeArgs, PeerArgs, StageWish};
 pub use plan::{PlanArgs, PlanOrder};
 pub use settings::{Refusal, parse};
 pub use shoal_engine::Devices;
@@ -151,165 +151,109 @@ pub enum Command {
 }
 
 /// `shoal start`
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct StartArgs {
     /// The run's configuration; `shoal init` writes one.
     #[arg(value_name = "run.toml")]
-    config: PathBuf,
+    pub config: PathBuf,
+    /// What `start` and `join` have in common.
     #[command(flatten)]
-    peer: PeerArgs,
+    pub peer: PeerArgs,
     /// Address to listen at, IP:PORT (port 0: any free port); repeatable. Default: 0.0.0.0:7410, or [::]:7410 on a
     /// machine without IPv4.
     #[arg(long, value_name = "ADDR")]
-    listen: Vec<SocketAddr>,
+    pub listen: Vec<SocketAddr>,
     /// Write what others give to `shoal join`, a ticket or an address, into this file, once they can join.
     #[arg(long, value_name = "PATH")]
-    address_file: Option<PathBuf>,
+    pub address_file: Option<PathBuf>,
     /// Let everybody join who reaches this peer, whatever run.toml says: no tickets.
     #[arg(long)]
-    open: bool,
+    pub open: bool,
     /// Let the peers that join with the printed ticket be anchors (`shoal join --anchor`).
     #[arg(long, conflicts_with = "open")]
-    invite_anchors: bool,
+    pub invite_anchors: bool,
     /// Number of members, this peer included, to wait for before the first step; default: until every stage is hosted.
     #[arg(long, value_name = "N")]
-    wait_for: Option<NonZeroUsize>,
+    pub wait_for: Option<NonZeroUsize>,
     /// Folder for `checkpoint/` and `report.json`; default: a folder of the run in the data directory.
     #[arg(short, long, value_name = "DIR")]
-    out: Option<PathBuf>,
-}
-
-/// Where a peer listens.
-fn listen_at(given: Vec<SocketAddr>, port: u16) -> Vec<SocketAddr> {
-    if given.is_empty() { vec![listen_by_default(port)] } else { given }
-}
-
-/// What `shoal start` was asked for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StartOptions {
-    /// The run's configuration.
-    pub config: PathBuf,
-    /// What it has in common with `join`.
-    pub peer: PeerOptions,
-    /// Gets the ticket or address that others join with (nothing else, and a newline), once they can.
-    pub address_file: Option<PathBuf>,
-    /// Whether everybody may join.
-    pub open: bool,
-    /// Whether peers that join with the printed ticket may be anchors.
-    pub invite_anchors: bool,
-    /// Members, this peer too, to wait for before the first step; else until every stage is hosted.
-    pub wait_for: Option<NonZeroUsize>,
-    /// Gets `checkpoint/` and `report.json`; else a folder of the run in the data directory.
     pub out: Option<PathBuf>,
 }
 
-impl From<StartArgs> for StartOptions {
-    fn from(args: StartArgs) -> Self {
-        Self {
-            config: args.config,
-            peer: args.peer.options(listen_at(args.listen, DEFAULT_PORT)),
-            address_file: args.address_file,
-            open: args.open,
-            invite_anchors: args.invite_anchors,
-            wait_for: args.wait_for,
-            out: args.out,
-        }
+/// Where a peer listens.
+fn listen_at(given: &[SocketAddr], port: u16) -> Vec<SocketAddr> {
+    if given.is_empty() { vec![listen_by_default(port)] } else { given.to_vec() }
+}
+
+impl StartArgs {
+    /// Where to listen.
+    #[must_use]
+    pub fn listen_at(&self) -> Vec<SocketAddr> {
+        listen_at(&self.listen, DEFAULT_PORT)
     }
 }
 
 /// `shoal join`
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct JoinArgs {
     /// Address or ticket that `shoal start` printed, or `@PATH` of a file with it (waits for the file). Of several
     /// addresses, the first that answers is used.
     #[arg(value_name = "ADDRESS", required = true)]
-    addresses: Vec<JoinAddress>,
+    pub addresses: Vec<JoinAddress>,
     /// Watch the run without training: `shoal status`, `shoal top` and the web page of this peer show
     /// the swarm.
     #[arg(long, conflicts_with_all = ["stage", "anchor", "archive"])]
-    observer: bool,
+    pub observer: bool,
     /// Longest time to wait for a first peer that does not answer yet, or for the file with its address; `none`: one
     /// attempt.
     #[arg(long, value_name = "TIME", default_value = "5min", value_parser = duration::parse_duration_or_none)]
-    wait: Duration,
+    pub wait: Duration,
+    /// What `start` and `join` have in common.
     #[command(flatten)]
-    peer: PeerArgs,
+    pub peer: PeerArgs,
     /// Address to listen at, IP:PORT (port 0: any free port); repeatable. Default: any free port of every IPv4 address,
     /// or of every IPv6 address on a machine without IPv4.
     #[arg(long, value_name = "ADDR")]
-    listen: Vec<SocketAddr>,
+    pub listen: Vec<SocketAddr>,
     /// Write the address for `shoal join` into this file, once others can join.
     #[arg(long, value_name = "PATH")]
-    address_file: Option<PathBuf>,
-}
-
-/// What `shoal join` was asked for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JoinOptions {
-    /// Addresses that peers printed; not yet taken apart.
-    pub addresses: Vec<JoinAddress>,
-    /// Gets the address that others can join at, once they can.
     pub address_file: Option<PathBuf>,
-    /// How long to wait for a first peer that does not answer yet.
-    pub wait: Duration,
-    /// What it has in common with `start`.
-    pub peer: PeerOptions,
 }
 
 impl JoinArgs {
-    /// What was asked for.
+    /// Where to listen.
     #[must_use]
-    pub fn options(self) -> JoinOptions {
-        let Self { addresses, observer, wait, peer, listen, address_file } = self;
-        let mut peer = peer.options(listen_at(listen, 0));
-        if observer {
-            peer.stage = StageChoice::None;
-        }
-        JoinOptions { addresses, address_file, wait, peer }
+    pub fn listen_at(&self) -> Vec<SocketAddr> {
+        listen_at(&self.listen, 0)
+    }
+
+    /// Which stages to host.
+    #[must_use]
+    pub fn choice(&self) -> StageChoice {
+        if self.observer { StageChoice::None } else { self.peer.stage.choice }
     }
 }
 
 /// `shoal local`
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct LocalArgs {
     /// The run's configuration.
     #[arg(value_name = "run.toml")]
-    config: PathBuf,
+    pub config: PathBuf,
     /// Folder for `checkpoint/` and `report.json`.
     #[arg(short, long, value_name = "DIR")]
-    out: PathBuf,
+    pub out: PathBuf,
+    /// What it computes with, and where events go.
     #[command(flatten)]
-    compute: ComputeArgs,
+    pub compute: ComputeArgs,
     /// Memory limit (as 8GiB), without libtorch itself; default: the free memory. A model that takes more is
     /// swapped: weights, optimizer state and accumulators of most stages are in a file in the output folder.
     #[arg(long, value_name = "SIZE")]
-    memory: Option<Bytes>,
+    pub memory: Option<Bytes>,
     /// Memory limit of a GPU, without libtorch itself; default: nine tenths of what is free. If it does not hold
     /// the model's state, that is in the machine's memory, and weights are on the device while passes read them.
     #[arg(long, value_name = "SIZE")]
-    device_memory: Option<Bytes>,
-}
-
-/// What `shoal local` was asked for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LocalOptions {
-    /// The run's configuration.
-    pub config: PathBuf,
-    /// Gets `checkpoint/` and `report.json`.
-    pub out: PathBuf,
-    /// What to compute with, and where events go.
-    pub compute: ComputeOptions,
-    /// Memory limit; `None` stands for the free memory.
-    pub memory: Option<Bytes>,
-    /// Memory limit of the device, likewise.
     pub device_memory: Option<Bytes>,
-}
-
-impl From<LocalArgs> for LocalOptions {
-    fn from(args: LocalArgs) -> Self {
-        let LocalArgs { config, out, compute, memory, device_memory } = args;
-        Self { config, out, compute: compute.into(), memory, device_memory }
-    }
 }
 
 /// `shoal init`
@@ -401,25 +345,28 @@ mod tests {
         ) else {
             panic!("another command")
         };
-        let options = StartOptions::from(args);
-        assert_eq!(options.peer.stage, StageChoice::All);
-        assert_eq!(options.peer.links.listen.len(), 2);
-        assert_eq!(options.peer.compute.threads.get(), 1);
-        assert_eq!(options.peer.compute.devices.to_string(), "cuda:1");
-        assert_eq!(options.peer.compute.events, Some(EventSink::Stdout));
-        assert_eq!(options.peer.compute.price.map(f64::from), Some(0.35));
-        assert_eq!(options.peer.name.map(|name| name.to_string()).as_deref(), Some("gpu-7"));
-        assert_eq!(options.peer.island.map(|name| name.to_string()).as_deref(), Some("us-east-1"));
-        assert!(!options.peer.links.mdns);
-        assert_eq!(options.peer.slow_down, Duration::from_millis(5));
-        assert_eq!(options.peer.limits, ResourceLimits::default());
-        assert_eq!(options.wait_for.map(NonZeroUsize::get), Some(3));
+        assert_eq!(args.peer.stage.choice, StageChoice::All);
+        let links = args.peer.links(args.listen_at());
+        assert_eq!(links.listen.len(), 2);
+        assert_eq!(args.peer.compute.threads.get(), 1);
+        assert_eq!(args.peer.compute.device.to_string(), "cuda:1");
+        assert_eq!(args.peer.compute.events, Some(EventSink::Stdout));
+        assert_eq!(args.peer.compute.price.map(f64::from), Some(0.35));
+        assert_eq!(args.peer.title().map(|name| name.to_string()).as_deref(), Some("gpu-7"));
+        assert_eq!(
+            args.peer.island.as_ref().map(|name| name.to_string()).as_deref(),
+            Some("us-east-1")
+        );
+        assert!(!links.mdns);
+        assert_eq!(args.peer.slow_down, Duration::from_millis(5));
+        assert_eq!(args.peer.limits(), ResourceLimits::default());
+        assert_eq!(args.wait_for.map(NonZeroUsize::get), Some(3));
     }
 
     #[test]
     fn an_archive_is_a_folder_or_a_bucket() {
         let place = |flags: &str| match parse(format!("shoal start run.toml {flags}").trim()) {
-            Command::Start(args) => StartOptions::from(args).peer.archive.map(|p| p.to_string()),
+            Command::Start(args) => args.peer.archive.map(|p| p.to_string()),
             _ => panic!("another command"),
         };
         assert_eq!(place(""), None);
@@ -436,15 +383,15 @@ mod tests {
 
     #[test]
     fn an_observer_hosts_nothing_and_peers_are_shown_to_their_own_machine() {
-        let options = |line| match parse(line) {
-            Command::Join(args) => args.options().peer,
+        let join = |line| match parse(line) {
+            Command::Join(args) => args,
             _ => panic!("another command"),
         };
-        let observer = options("shoal join @a --observer");
-        assert_eq!(observer.stage, StageChoice::None);
-        assert!(observer.http.0.is_some_and(|address| address.ip().is_loopback()));
-        assert_eq!(options("shoal join @a --http none").http, HttpAddress(None));
-        let shown = options("shoal join @a --metrics 0.0.0.0:9464").http;
+        let observer = join("shoal join @a --observer");
+        assert_eq!(observer.choice(), StageChoice::None);
+        assert!(observer.peer.http.0.is_some_and(|address| address.ip().is_loopback()));
+        assert_eq!(join("shoal join @a --http none").peer.http, HttpAddress(None));
+        let shown = join("shoal join @a --metrics 0.0.0.0:9464").peer.http;
         assert_eq!(shown, HttpAddress(Some(([0, 0, 0, 0], 9464).into())));
     }
 

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use shoal_protocol::ids::{ClaimKey, Stage, StageSpan};
 use shoal_protocol::label::Label;
 use shoal_protocol::manifest::{
-    Balance, Boundary, BoundaryKind, Data, Dtype, Experts, LayerAttention, Manifest, Router,
+    Activation, Balance, Boundary, BoundaryKind, Data, Dtype, Experts, LatentAttention,
+    LayerAttention, Manifest, Rotary, RotaryScaling, Router,
 };
 
 use crate::cost::memory::{graph_bytes, graphs_bytes};
@@ -166,6 +167,39 @@ fn graphs_of_experts_take_about_the_stated_memory() {
         let (found, stated) = (kept(&manifest, Stage(1), 1), graph_bytes(&manifest, Stage(1)));
         println!("{dtype:?}, {slices} slices, {shared:?}: {found} of {stated}");
         assert!(found <= stated && 3 * found > 2 * stated, "{dtype:?}: {found} of {stated}");
+    }
+}
+
+#[test]
+fn graphs_of_other_blocks_take_about_the_stated_memory() {
+    let latent = |queries| LatentAttention {
+        queries,
+        keys_values: 32,
+        rotated: 8,
+        interleaved: true,
+        value_size: 12,
+    };
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        for (latent, sinks) in
+            [(Some(latent(None)), false), (Some(latent(Some(24))), false), (None, true)]
+        {
+            let mut manifest = manifest_of(1, dtype);
+            let model = &mut manifest.model;
+            (model.block.latent, model.block.sinks) = (latent, sinks);
+            if sinks {
+                model.block.activation = Activation::ClampedSwiglu;
+            }
+            if latent.is_some() {
+                (model.key_value_heads, model.block.head_size) = (model.heads, Some(20));
+                let scaling = RotaryScaling::None;
+                model.block.rotary = vec![Rotary { theta: 1e4, dimensions: 8, scaling }];
+            }
+            manifest.check().expect("a run");
+            let (found, stated) = (kept(&manifest, Stage(1), 1), graph_bytes(&manifest, Stage(1)));
+            let case = format!("{dtype:?}, {latent:?}, sinks {sinks}: {found} of {stated}");
+            println!("{case}");
+            assert!(found <= stated && 3 * found > 2 * stated, "{case}");
+        }
     }
 }
 

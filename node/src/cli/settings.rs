@@ -302,7 +302,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::cli::{Command, JoinOptions, StageChoice, StartOptions};
+    use crate::cli::{Command, JoinArgs, StageChoice};
 
     const NOTHING: [(&str, &str); 0] = [];
 
@@ -320,9 +320,9 @@ mod tests {
         parse(typed.chain(data_dir), variables)
     }
 
-    fn joins<const N: usize>(line: &str, variables: [(&str, &str); N], file: &str) -> JoinOptions {
+    fn joins<const N: usize>(line: &str, variables: [(&str, &str); N], file: &str) -> JoinArgs {
         match parsed(line, variables, file).map(|cli| cli.command) {
-            Ok(Command::Join(args)) => args.options(),
+            Ok(Command::Join(args)) => args,
             other => panic!("{other:?}"),
         }
     }
@@ -336,21 +336,20 @@ mod tests {
         let file = "stage = 1\nno_mdns = true\nhttp = \"none\"\nprice = 0.5\nlisten = [\"127.0.0.1:1\", \"127.0.0.1:2\"]\nout = \"of start\"\n";
         let variables =
             [("SHOAL_STAGE", "2"), ("SHOAL_HTTP_HOST", "a.example, b.example"), ("SHOAL_NAME", "")];
-        let options = joins("shoal join @a --stage 3", variables, file);
+        let args = joins("shoal join @a --stage 3", variables, file);
         let span = |text: &str| StageChoice::Span(text.parse().expect("it is a stage"));
-        assert_eq!(options.peer.stage, span("3"));
-        assert_eq!(options.peer.http_hosts, ["a.example", "b.example"]);
-        assert!(!options.peer.links.mdns && options.peer.links.listen.len() == 2);
-        let options =
-            joins("shoal join @a", [("SHOAL_STAGE", "2"), ("SHOAL_NO_MDNS", "false")], file);
-        assert_eq!(options.peer.stage, span("2"));
-        assert!(options.peer.links.mdns, "a variable goes before the file");
+        assert_eq!(args.choice(), span("3"));
+        assert_eq!(args.peer.http_hosts, ["a.example", "b.example"]);
+        assert!(args.peer.no_mdns && args.listen_at().len() == 2);
+        let args = joins("shoal join @a", [("SHOAL_STAGE", "2"), ("SHOAL_NO_MDNS", "false")], file);
+        assert_eq!(args.choice(), span("2"));
+        assert!(!args.peer.no_mdns, "a variable goes before the file");
         let Ok(Cli { command: Command::Start(args), .. }) =
             parsed("shoal start run.toml", NOTHING, file)
         else {
             panic!("it is accepted")
         };
-        assert_eq!(StartOptions::from(args).out, Some("of start".into()));
+        assert_eq!(args.out, Some("of start".into()));
     }
 
     #[test]

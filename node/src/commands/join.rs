@@ -1,6 +1,5 @@
 //! `shoal join`: joins a run that another peer started.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,10 +14,10 @@ use tokio::sync::mpsc;
 
 use super::contact::{Hope, JoinLine, Missed, Seeker};
 use super::training::{self, Serving, publish};
-use crate::address::{self, JoinAddress};
+use crate::address;
 use crate::admission;
 use crate::bucket::{ArchivePlace, Bucket};
-use crate::cli::{JoinOptions, PeerOptions};
+use crate::cli::{JoinArgs, PeerArgs};
 use crate::data_dir::{DataDir, Files};
 use crate::driver::observer::Observer as _;
 use crate::driver::resume::refuse_another_run;
@@ -62,13 +61,13 @@ pub(super) const LIVES: u32 = 1000;
 ///
 /// # Errors
 /// If no peer answers, the peer at the address is another one or refuses this one, or the run fails.
-pub fn run(options: JoinOptions) -> anyhow::Result<()> {
-    training::runtime()?.block_on(join(options))
+pub fn run(args: JoinArgs) -> anyhow::Result<()> {
+    training::runtime()?.block_on(join(args))
 }
 
-async fn join(options: JoinOptions) -> anyhow::Result<()> {
+async fn join(args: JoinArgs) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
-    let JoinOptions { addresses, address_file, wait, peer: options } = options;
+    let options = &args.peer;
     let home = DataDir::open(&options.data_dir).exit_with(Exit::Usage)?;
     let bucket = super::bucket::open_archive(options.archive.as_ref()).await?;
     let mut observer = Observers::new(
@@ -83,9 +82,8 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
         &options.compute.each_device()?.0,
     )
     .await?;
-    let (mut rejoins, mut patience) = (0, Patience::first(wait));
-    let context =
-        JoinContext { addresses, address_file, options, bucket, home, gate: Gate::default() };
+    let (mut rejoins, mut patience) = (0, Patience::first(args.wait));
+    let context = JoinContext { args, bucket, home, gate: Gate::default() };
     let outcome = loop {
         match live(&context, (&serving, &mut signals), &mut observer, patience).await {
             Ok(Outcome::Expelled) if rejoins < LIVES => {
@@ -113,9 +111,7 @@ async fn join(options: JoinOptions) -> anyhow::Result<()> {
 
 /// State shared by all attempts to join.
 struct JoinContext {
-    addresses: Vec<JoinAddress>,
-    address_file: Option<PathBuf>,
-    options: PeerOptions,
+    args: JoinArgs,
     /// The bucket of the archive, if it is in one.
     bucket: Option<Bucket>,
     home: DataDir,
@@ -129,11 +125,12 @@ async fn live(
     observer: &mut Observers,
     patience: Patience,
 ) -> anyhow::Result<Outcome> {
-    let JoinContext { options, home, gate, .. } = context;
+    let JoinContext { args, home, gate, .. } = context;
     let identity = home.identity()?;
     let me = Member { peer: identity.peer_id(), incarnation: home.next_incarnation()? };
     let files = Files::default();
-    let links = Links::open(&identity, me.incarnation, None, &options.links, &files, gate)?;
+    let at = args.peer.links(args.listen_at());
+    let links = Links::open(&identity, me.incarnation, None, &at, &files, gate)?;
     let Links { transport, events, search } = links;
     let newcomer = Newcomer { identity, me, files, patience };
     let outcome =
@@ -160,7 +157,8 @@ async fn take_part(
     (transport, events): (Transport, mpsc::Receiver<TransportEvent>),
     search: &Search,
 ) -> anyhow::Result<Outcome> {
-    let JoinContext { address_file, options, home, gate, .. } = context;
+    let JoinContext { args, home, gate, .. } = context;
+    let options = &args.peer;
     let Newcomer { identity, me, files, patience } = newcomer;
     let (through, welcome, run) = signals.or_stop(reach(context, &transport, patience)).await?;
     let own = search.join_addresses(&transport);
@@ -179,7 +177,7 @@ async fn take_part(
     serving.announce();
     // From here on other peers can join through this one.
     folder.keep_addresses(&own)?;
-    if let (Some(own), Some(path)) = (own.first(), address_file) {
+    if let (Some(own), Some(path)) = (own.first(), &args.address_file) {
         publish(path, &own.to_string())?;
     }
     search.discovery.bootstrap(through).await;
@@ -191,19 +189,19 @@ async fn take_part(
         watched: options.http.is_chosen(),
         manifest,
         me,
-        choice: options.stage,
-        longest: options.longest,
+        choice: args.choice(),
+        longest: options.stage.longest.get(),
         devices,
         threads,
         price: options.compute.price,
         island: options.island.clone(),
-        name: options.name.clone(),
-        limits: options.limits,
+        name: options.title(),
+        limits: options.limits(),
         slow_down: options.slow_down,
         data_dir: home.path().to_owned(),
         files,
         mirrors: options.mirrors.clone(),
-        leaving: options.leaving.clone(),
+        leaving: options.leaving(),
         network: Some(Network {
             transport,
             events,
@@ -219,7 +217,7 @@ async fn take_part(
             extend_after: options.extend_after,
             archive,
             archive_patience: options.archive_patience,
-            on_checkpoint: options.on_checkpoint.clone(),
+            on_checkpoint: options.score_command(),
             founding: None,
             coordinator: Some(coordinator),
         },
@@ -228,7 +226,7 @@ async fn take_part(
 }
 
 /// Refuses to be an anchor where the run's issuer does not let this peer be one.
-fn refuse_anchor(options: &PeerOptions, gate: &Gate, me: PeerId) -> anyhow::Result<()> {
+fn refuse_anchor(options: &PeerArgs, gate: &Gate, me: PeerId) -> anyhow::Result<()> {
     anyhow::ensure!(
         !options.anchor || gate.may_be_anchor(me),
         "the ticket of this peer does not let it be an anchor: join without --anchor, or ask for a ticket of \
@@ -242,7 +240,7 @@ async fn open_archive(
     context: &JoinContext,
     manifest: &Manifest,
 ) -> anyhow::Result<Option<Archive>> {
-    let JoinContext { options, bucket, home, .. } = context;
+    let JoinContext { args: JoinArgs { peer: options, .. }, bucket, home, .. } = context;
     if let Some(bucket) = bucket {
         bucket.refuse_another_run(manifest).await.exit_with(Exit::Usage)?;
         let folder = home.path().join("runs").join(manifest.run_id().to_string());
@@ -268,7 +266,7 @@ async fn reach(
     transport: &Transport,
     patience: Patience,
 ) -> anyhow::Result<Reached> {
-    let JoinContext { addresses, home, .. } = context;
+    let JoinContext { args: JoinArgs { addresses, .. }, home, .. } = context;
     let begun = Instant::now();
     let (mut pause, mut said) = (FIRST_PAUSE, patience.again);
     loop {

@@ -11,7 +11,7 @@ use shoal_protocol::net::identity::Identity;
 use shoal_scheduler::coordinator::placing::rebalance::Rebalance;
 
 use super::training;
-use crate::cli::LocalOptions;
+use crate::cli::LocalArgs;
 use crate::config_sources::OnDisk;
 use crate::data_dir::Files;
 use crate::dataset;
@@ -25,8 +25,8 @@ use crate::signals::Signals;
 ///
 /// # Errors
 /// If the configuration or text is invalid, or the run fails.
-pub fn run(options: LocalOptions) -> anyhow::Result<()> {
-    let LocalOptions { config, out, compute, memory, device_memory } = options;
+pub fn run(args: LocalArgs) -> anyhow::Result<()> {
+    let LocalArgs { config, out, compute, memory, device_memory } = args;
     let config = RunConfig::load(&config, &OnDisk).exit_with(Exit::Usage)?;
     std::fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
     let scratch = tempfile::Builder::new()

@@ -19,7 +19,7 @@ use super::training::{self, Serving, publish};
 use super::unfinished_run::{self, UnfinishedRun};
 use crate::admission::{self, JoinLine, Store};
 use crate::bucket::ArchivePlace;
-use crate::cli::{PeerOptions, StartOptions};
+use crate::cli::{PeerArgs, StartArgs};
 use crate::config_sources::OnDisk;
 use crate::data_dir::{DataDir, Files};
 use crate::dataset;
@@ -38,7 +38,7 @@ use crate::writable;
 ///
 /// # Errors
 /// If the configuration, text, data directory or an address is invalid, or the run fails.
-pub fn run(options: StartOptions) -> anyhow::Result<()> {
+pub fn run(options: StartArgs) -> anyhow::Result<()> {
     is_complete_after(options).map(drop)
 }
 
@@ -46,12 +46,12 @@ pub fn run(options: StartOptions) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// As [`run`].
-pub(super) fn is_complete_after(options: StartOptions) -> anyhow::Result<bool> {
+pub(super) fn is_complete_after(options: StartArgs) -> anyhow::Result<bool> {
     let outcome = training::runtime()?.block_on(start(options))?;
     Ok(matches!(outcome, Outcome::Finished | Outcome::Complete))
 }
 
-async fn start(options: StartOptions) -> anyhow::Result<Outcome> {
+async fn start(options: StartArgs) -> anyhow::Result<Outcome> {
     let mut signals = Signals::listen()?;
     let mut config = RunConfig::load(&options.config, &OnDisk).exit_with(Exit::Usage)?;
     if options.open {
@@ -163,11 +163,11 @@ fn say_complete(archive: &Archive) {
 
 /// The archive of the first peer: a folder, with a copy in a bucket if one is given.
 async fn open_archive(
-    options: &StartOptions,
+    options: &StartArgs,
     home: &DataDir,
     manifest: &Manifest,
 ) -> anyhow::Result<Archive> {
-    let StartOptions { out, peer: PeerOptions { archive, .. }, .. } = options;
+    let StartArgs { out, peer: PeerArgs { archive, .. }, .. } = options;
     let folder = match (out, archive) {
         (Some(_), Some(ArchivePlace::Folder(_))) => {
             let problem = anyhow!("the first peer archives in one folder: give --out or --archive");
@@ -187,7 +187,7 @@ async fn open_archive(
 
 /// State shared by all incarnations of the peer.
 struct StartContext {
-    options: StartOptions,
+    options: StartArgs,
     home: DataDir,
     manifest: Arc<Manifest>,
     files: Files,
@@ -202,14 +202,14 @@ async fn live(
     (serving, signals): (&Serving, &mut Signals),
     observer: &mut Observers,
 ) -> anyhow::Result<Outcome> {
-    let StartContext { options: StartOptions { peer: options, .. }, .. } = context;
-    let StartContext { home, manifest, files, gate, .. } = context;
+    let StartContext { options, home, manifest, files, gate, .. } = context;
     let identity = home.identity()?;
     let me = Member { peer: identity.peer_id(), incarnation: home.next_incarnation()? };
     let id = manifest.run_id();
     let run = Run { id, manifest: manifest.to_bytes() };
     let folder = admission::enter(gate, home, &identity, manifest)?;
-    let links = Links::open(&identity, me.incarnation, Some(run), &options.links, files, gate)?;
+    let at = options.peer.links(options.listen_at());
+    let links = Links::open(&identity, me.incarnation, Some(run), &at, files, gate)?;
     let Links { transport, events, search } = links;
     let founder = Founder { identity, me, folder };
     let outcome =
@@ -236,7 +236,7 @@ async fn take_part(
     search: &Search,
 ) -> anyhow::Result<Outcome> {
     let StartContext {
-        options: StartOptions { peer: options, address_file, wait_for, invite_anchors, .. },
+        options: StartArgs { peer: options, address_file, wait_for, invite_anchors, .. },
         ..
     } = context;
     let StartContext { home, manifest, files, archive, founding, gate, .. } = context;
@@ -271,19 +271,19 @@ async fn take_part(
         watched: options.http.is_chosen(),
         manifest: Arc::clone(manifest),
         me,
-        choice: options.stage,
-        longest: options.longest,
+        choice: options.stage.choice,
+        longest: options.stage.longest.get(),
         devices,
         threads,
         price: options.compute.price,
         island: options.island.clone(),
-        name: options.name.clone(),
-        limits: options.limits,
+        name: options.title(),
+        limits: options.limits(),
         slow_down: options.slow_down,
         data_dir: home.path().to_owned(),
         files: files.clone(),
         mirrors: options.mirrors.clone(),
-        leaving: options.leaving.clone(),
+        leaving: options.leaving(),
         network: Some(Network {
             transport,
             events,
@@ -299,7 +299,7 @@ async fn take_part(
             extend_after: options.extend_after,
             archive: Some(archive.clone()),
             archive_patience: options.archive_patience,
-            on_checkpoint: options.on_checkpoint.clone(),
+            on_checkpoint: options.score_command(),
             founding: founding.clone(),
             coordinator: None,
         },

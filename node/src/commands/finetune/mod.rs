@@ -16,7 +16,7 @@ use shoal_engine::{BaseIndex, Checkpoint};
 use self::card::Card;
 use self::plan::{Asked, Plan, line};
 use super::start;
-use crate::cli::{Cli, Command, FinetuneArgs, LogFormat, StartOptions};
+use crate::cli::{Cli, Command, FinetuneArgs, LogFormat, StartArgs};
 use crate::exit::{Exit, ExitWith};
 use crate::terminal::outln;
 use crate::whole_file;
@@ -134,9 +134,9 @@ impl Steps {
     }
 }
 
-fn start_options(words: &[OsString]) -> anyhow::Result<StartOptions> {
+fn start_options(words: &[OsString]) -> anyhow::Result<StartArgs> {
     match parse(words)? {
-        Command::Start(args) => Ok(args.into()),
+        Command::Start(args) => Ok(args),
         _ => unreachable!("the words begin with the command"),
     }
 }
