@@ -314,10 +314,11 @@ pub(super) fn fine_tuned(
         None => 5e-5,
     };
     let block = &config.model.block;
-    let (ungated, has_experts) = (block.ungated, block.experts.is_some());
-    let exists = |target: &LoraTarget| {
-        let is_absent = ungated && *target == LoraTarget::GateProj;
-        !(is_absent || has_experts && target.is_feed_forward())
+    let exists = |target: &LoraTarget| match target {
+        LoraTarget::QProj => block.latent.is_none_or(|latent| latent.queries.is_none()),
+        LoraTarget::KProj | LoraTarget::VProj => block.latent.is_none(),
+        LoraTarget::GateProj if block.ungated => false,
+        target => block.experts.is_none() || !target.is_feed_forward(),
     };
     let targets = LoraTarget::ALL.into_iter().filter(exists).collect();
     // A scale of twice the rank is what most recipes take.
@@ -396,6 +397,29 @@ mod tests {
         assert_eq!(config.optimizer.warmup_steps, 20);
         let Evaluation { every, microbatches, .. } = config.evaluation;
         assert_eq!((300 % every, microbatches), (0, 8), "the last step is evaluated");
+    }
+
+    #[test]
+    fn adapters_are_beside_matrices_that_the_model_has() {
+        let targets = |keys: serde_json::Value| {
+            let mut config = serde_json::json!({
+                "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 4,
+                "max_position_embeddings": 128, "intermediate_size": 128, "vocab_size": 300,
+                "num_experts_per_tok": 2, "q_lora_rank": null,
+            });
+            config.as_object_mut().expect("keys").extend(keys.as_object().expect("keys").clone());
+            let model = shoal_engine::family::describe(&config).expect("a model").model;
+            let lora = fine_tuned(model, 1 << 20, (Some(8), false)).lora.expect("adapters");
+            let names = lora.targets.iter().map(|target| target.matrix().trim_end_matches("_proj"));
+            names.collect::<Vec<_>>().join(" ")
+        };
+        let of = |family: &str| targets(serde_json::json!({ "model_type": family }));
+        assert_eq!(of("llama"), "q k v o gate up down");
+        assert_eq!(of("gpt_neox"), "q k v o up down");
+        assert_eq!(of("mixtral"), "q k v o");
+        assert_eq!(of("deepseek_v2"), "q o");
+        let keys = serde_json::json!({ "model_type": "deepseek_v2", "q_lora_rank": 16 });
+        assert_eq!(targets(keys), "o");
     }
 
     #[test]
