@@ -62,9 +62,8 @@ impl Hub {
     ) -> Result<Snapshot, HubError> {
         let repository = reference.repository();
         let cache = CachedRepository::new(&self.config().cache, repository);
-        let selects = |path: &str| {
-            wants(path) && reference.pattern().is_none_or(|pattern| pattern.matches(path))
-        };
+        let of_reference = reference.selects();
+        let selects = |path: &str| wants(path) && of_reference(path);
         if self.config().offline {
             return self.cached(&cache, reference, &selects);
         }

@@ -18,14 +18,17 @@ impl Pattern {
         Self(text.into())
     }
 
-    /// Whether the pattern selects the file at this path.
-    pub fn matches(&self, path: &str) -> bool {
+    /// Whether the pattern selects the file at a path. It is read once for all paths.
+    pub fn selects(&self) -> impl Fn(&str) -> bool + '_ {
         let folder = self.0.trim_end_matches('/');
-        path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-            || self.glob().is_some_and(|glob| glob.is_match(path))
+        let glob = self.glob();
+        move |path| {
+            path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+                || glob.as_ref().is_some_and(|glob| glob.is_match(path))
+        }
     }
 
-    /// What it stands for, unless it is no pattern.
+    /// What it stands for, unless a bracket is left open.
     fn glob(&self) -> Option<GlobMatcher> {
         let glob =
             GlobBuilder::new(&self.0).literal_separator(false).backslash_escape(false).build();
@@ -62,14 +65,14 @@ mod tests {
             ("*", "", true),
             ("**", "any/thing", true),
         ] {
-            assert_eq!(Pattern::new(pattern).matches(path), selected, "{pattern} {path}");
+            assert_eq!(Pattern::new(pattern).selects()(path), selected, "{pattern} {path}");
         }
     }
 
     #[test]
     fn many_stars_take_no_exponential_time() {
         let pattern = Pattern::new("*a".repeat(200));
-        assert!(!pattern.matches(&"a".repeat(199)));
-        assert!(!pattern.matches(&format!("{}b", "a".repeat(5000))));
+        assert!(!pattern.selects()(&"a".repeat(199)));
+        assert!(!pattern.selects()(&format!("{}b", "a".repeat(5000))));
     }
 }

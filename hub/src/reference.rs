@@ -192,6 +192,12 @@ impl Reference {
         &self.revision
     }
 
+    /// Whether it selects the file at a path: all, without a pattern.
+    pub fn selects(&self) -> impl Fn(&str) -> bool + '_ {
+        let pattern = self.pattern.as_ref().map(Pattern::selects);
+        move |path| pattern.as_ref().is_none_or(|selects| selects(path))
+    }
+
     /// The pattern that selects files; `None` selects all.
     pub fn pattern(&self) -> Option<&Pattern> {
         self.pattern.as_ref()
@@ -293,7 +299,7 @@ mod tests {
         assert_eq!(reference.repository().owner(), "a");
         assert_eq!(reference.repository().name(), "b");
         assert_eq!(reference.revision(), "v1");
-        assert!(reference.pattern().expect("a pattern").matches("x/y"));
+        assert!(reference.selects()("x/y"));
         let main: Reference = "hf:a/b@main".parse().expect("a reference");
         assert_eq!(main.to_string(), "hf:a/b");
     }

@@ -21,24 +21,28 @@ pub(super) fn fixed_folder(pattern: &str) -> PathBuf {
 }
 
 /// The paths that match a pattern. `*` stands for any characters of one component, `?` for one, `[abc]`, `[a-z]` and `[!a-z]`
-/// for one of a set, a component `**` for any number of components, and `{a,b}` for one of several texts. A text that is no
-/// pattern, such as one with a `[` alone, matches itself.
-pub(super) struct Paths {
-    text: String,
-    glob: Option<GlobMatcher>,
-}
+/// for one of a set, a component `**` for any number of components, and `{a,b}` for one of several texts. Where a bracket is
+/// left open, all brackets stand for themselves.
+pub(super) struct Paths(GlobMatcher);
 
 impl Paths {
     pub(super) fn matching(pattern: &str) -> Self {
-        let text = pattern.strip_prefix("./").unwrap_or(pattern).to_owned();
-        let glob = GlobBuilder::new(&text).literal_separator(true).backslash_escape(false).build();
-        Self { text, glob: glob.ok().map(|glob| glob.compile_matcher()) }
+        let text = pattern.strip_prefix("./").unwrap_or(pattern);
+        let glob = |text: &str| {
+            GlobBuilder::new(text).literal_separator(true).backslash_escape(false).build()
+        };
+        let glob = glob(text).or_else(|_| glob(&escape(text)));
+        Self(glob.expect("text without brackets is a pattern").compile_matcher())
     }
 
     pub(super) fn has(&self, path: &str) -> bool {
-        let path = path.strip_prefix("./").unwrap_or(path);
-        self.glob.as_ref().map_or(self.text == path, |glob| glob.is_match(path))
+        self.0.is_match(path.strip_prefix("./").unwrap_or(path))
     }
+}
+
+/// A pattern whose brackets stand for themselves.
+fn escape(pattern: &str) -> String {
+    pattern.replace('[', "[[]").replace('{', "[{]").replace('}', "[}]")
 }
 
 #[cfg(test)]
@@ -58,6 +62,7 @@ mod tests {
             ("[!a]b", "cb"),
             ("[]]b", "]b"),
             ("a[b", "a[b"),
+            ("a[b*.{x", "a[bc.{x"),
             ("/data/*-of-*", "/data/1-of-2"),
             ("a.{json,jsonl}", "a.jsonl"),
         ];

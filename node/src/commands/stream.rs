@@ -91,9 +91,9 @@ fn files_of(
     reference: &Reference,
     split: Option<Split>,
 ) -> anyhow::Result<Vec<StreamedFile>> {
+    let of_reference = reference.selects();
     let selects = |file: &&RemoteFile| {
-        let pattern = reference.pattern().is_none_or(|pattern| pattern.matches(&file.path));
-        pattern && file.size > 0 && hub::is_readable(&file.path)
+        of_reference(&file.path) && file.size > 0 && hub::is_readable(&file.path)
     };
     let mut chosen: Vec<&RemoteFile> = listed.iter().filter(selects).collect();
     let of = |file: &RemoteFile| Split::of(Path::new(&file.path));
