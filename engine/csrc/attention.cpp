@@ -42,8 +42,10 @@ Tensor for_sums(const Tensor& sinks, const Tensor& sums) {
 // Numbers in that layout as `[N, heads]`.
 Tensor by_token(const Tensor& of_sums) { return of_sums.is_cuda() ? of_sums.transpose(0, 1) : of_sums; }
 
-WithSinks with_sinks(const Tensor& output, const Tensor& sums, const Tensor& sinks) {
-  const auto all = at::logaddexp(sums, for_sums(sinks, sums));
+// The output and sums of attention with its sinks, if it has some.
+WithSinks with_sinks(const Tensor& output, const Tensor& sums, const std::optional<Tensor>& sinks) {
+  if (!sinks) return {output, sums};
+  const auto all = at::logaddexp(sums, for_sums(*sinks, sums));
   const auto left = by_token(at::exp(sums - all)).unsqueeze(-1);
   return {(output * left).to(output.scalar_type()), all};
 }
@@ -241,13 +243,13 @@ struct WithinDocuments : Function<WithinDocuments> {
       auto [output, sums, state, unused, debug] = at::_flash_attention_forward(
           queries, keys, values, reach.starts, reach.starts, most, most, 0.0, true, false, reach.scale, before(reach),
           behind(reach));
-      const auto whole = sinks ? with_sinks(output, sums, *sinks) : WithSinks{output, sums};
+      const auto whole = with_sinks(output, sums, sinks);
       context->save_for_backward(
           {queries, keys, values, whole.output, whole.sums, sinks.value_or(Tensor()), reach.starts, state, unused});
       return whole.output;
     }
     const auto [output, sums] = forward_on_processor(queries, keys, values, reach);
-    const auto whole = sinks ? with_sinks(output, sums, *sinks) : WithSinks{output, sums};
+    const auto whole = with_sinks(output, sums, sinks);
     context->save_for_backward({queries, keys, values, whole.output, whole.sums, sinks.value_or(Tensor())});
     return whole.output;
   }

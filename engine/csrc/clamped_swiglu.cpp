@@ -12,11 +12,10 @@ using torch::autograd::variable_list;
 
 namespace {
 
-constexpr double steepness = 1.702;
-constexpr double limit = 7.0;
-
 // Gates and what they gate in f32, as given and as clamped.
 struct Clamped {
+  static constexpr double steepness = 1.702, limit = 7.0;
+
   Tensor gate, up, clamped_gate, clamped_up;
 
   explicit Clamped(const Tensor& both) {
@@ -32,7 +31,7 @@ struct ClampedSwiGlu : Function<ClampedSwiGlu> {
   static Tensor forward(AutogradContext* context, const Tensor& both) {
     const Clamped of(both);
     context->save_for_backward({both});
-    const auto share = at::sigmoid(of.clamped_gate * steepness);
+    const auto share = at::sigmoid(of.clamped_gate * Clamped::steepness);
     return ((of.clamped_up + 1.0) * (of.clamped_gate * share)).to(both.scalar_type());
   }
 
@@ -41,11 +40,11 @@ struct ClampedSwiGlu : Function<ClampedSwiGlu> {
     const auto both = context->get_saved_variables()[0];
     const Clamped of(both);
     const auto gradient = gradients[0].to(at::kFloat);
-    const auto share = at::sigmoid(of.clamped_gate * steepness);
+    const auto share = at::sigmoid(of.clamped_gate * Clamped::steepness);
     const auto gated = of.clamped_gate * share;
-    const auto slope = share + gated * (1.0 - share) * steepness;
-    const auto of_gate = (gradient * (of.clamped_up + 1.0) * slope).masked_fill(of.gate.gt(limit), 0.0);
-    const auto of_up = (gradient * gated).masked_fill(of.up.abs().gt(limit), 0.0);
+    const auto slope = share + gated * (1.0 - share) * Clamped::steepness;
+    const auto of_gate = (gradient * (of.clamped_up + 1.0) * slope).masked_fill(of.gate.gt(Clamped::limit), 0.0);
+    const auto of_up = (gradient * gated).masked_fill(of.up.abs().gt(Clamped::limit), 0.0);
     return {at::cat(variable_list{of_gate, of_up}, -1).to(both.scalar_type())};
   }
 };

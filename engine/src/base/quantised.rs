@@ -32,9 +32,9 @@ const STATE: &str = ".quant_state.bitsandbytes__nf4";
 /// The format of quantised matrices in a model's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileFormat {
-    /// That of bitsandbytes, which a base keeps.
+    /// NF4 as bitsandbytes writes it. A base keeps the packed matrices.
     Nf4,
-    /// That of GPT-OSS's experts, which are read as bf16.
+    /// MXFP4, as GPT-OSS has its experts. They are read as bf16.
     Mxfp4,
 }
 

@@ -261,7 +261,7 @@ pub(crate) fn cross_entropy(
 
 /// Causal attention of queries `[N, heads, D]` to keys and values `[N, groups, D]` within documents of these lengths, whose
 /// sum is N, and perhaps within a window: `[N, heads, D]`. `starts` has their first tokens and N, i32, for flash attention.
-/// `sinks`, `[heads]`, are those of the heads.
+/// `sinks`, `[heads]`, has the sink of each head.
 pub(crate) fn attend_documents(
     [queries, keys, values]: [&Tensor; 3],
     sinks: Option<&Tensor>,

@@ -5,7 +5,7 @@ use serde_json::Value;
 use shoal_protocol::manifest::{Rotary, RotaryScaling};
 
 use super::config::{Config, shortened};
-use super::rope_scaling::{Lengths, Scalings};
+use super::rope_scaling::{Lengths, Scalings, magnitude};
 use crate::base_error::ConfigJsonError;
 
 /// How a family knows positions.
@@ -97,14 +97,11 @@ pub(super) fn factor_of_products(
     rules: Rules,
 ) -> Result<f64, ConfigJsonError> {
     let section = Section { values: one_for_all(config), rules, head_size: 0 };
-    let kind = section.get("rope_type").or(section.get("type")).and_then(Value::as_str);
-    let of_all = section.real("mscale_all_dim")?.filter(|scale| *scale != 0.0);
-    let (Some(of_all), false) = (of_all, matches!(kind, None | Some("default"))) else {
-        return Ok(1.0);
-    };
-    let factor = section.needed("factor")?;
-    let scale = if factor <= 1.0 { 1.0 } else { 0.1 * of_all * factor.ln() + 1.0 };
-    Ok(scale * scale)
+    let kind = section.kind().and_then(|(_, kind)| kind.as_str());
+    match (section.unless_zero("mscale_all_dim")?, kind) {
+        (None, _) | (_, None | Some("default")) => Ok(1.0),
+        (Some(of_all), _) => Ok(magnitude(section.needed("factor")?, of_all).powi(2)),
+    }
 }
 
 /// The parameters of one rotary embedding: the objects that have them, the first that has one

@@ -24,6 +24,12 @@ pub(super) struct Lengths {
     pub(super) positions: u32,
 }
 
+/// What the logits of attention gain where wavelengths are stretched by a factor, times a scale of its own (Peng et al.,
+/// arXiv 2309.00071).
+pub(super) fn magnitude(factor: f64, scale: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
+}
+
 /// The longest text that a model with these rotary embeddings reads. Dynamic ones stretch `max_position_embeddings` by
 /// their factor; with others it has the stretched length.
 pub(super) fn longest(rotaries: &[Rotary], positions: u32) -> u32 {
@@ -35,17 +41,23 @@ pub(super) fn longest(rotaries: &[Rotary], positions: u32) -> u32 {
 }
 
 impl Section<'_> {
+    /// The kind of scaling, and its key.
+    pub(super) fn kind(&self) -> Option<(&'static str, &Value)> {
+        ["rope_type", "type"].into_iter().find_map(|part| Some((part, self.get(part)?)))
+    }
+
+    /// A number; 0 is the same as none, as in transformers.
+    pub(super) fn unless_zero(&self, part: &str) -> Result<Option<f64>, ConfigJsonError> {
+        Ok(self.real(part)?.filter(|value| *value != 0.0))
+    }
+
     /// How the wavelengths of this many channels are scaled.
     pub(super) fn scaling(
         &self,
         dimensions: u32,
         lengths: Lengths,
     ) -> Result<RotaryScaling, ConfigJsonError> {
-        let (part, value) = match (self.get("rope_type"), self.get("type")) {
-            (Some(value), _) => ("rope_type", value),
-            (None, Some(value)) => ("type", value),
-            (None, None) => return Ok(RotaryScaling::None),
-        };
+        let Some((part, value)) = self.kind() else { return Ok(RotaryScaling::None) };
         match (value.as_str().unwrap_or_default(), self.rules.scalings) {
             ("default", _) => Ok(RotaryScaling::None),
             ("longrope", Scalings::Any) | ("longrope" | "su" | "yarn", Scalings::Longrope) => {
@@ -89,19 +101,18 @@ impl Section<'_> {
 
     fn yarn(&self, lengths: Lengths) -> Result<RotaryScaling, ConfigJsonError> {
         let factor = self.needed("factor")?;
-        let scale = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
-        // As in transformers, 0 is the same as no value.
-        let unless_zero = |part| Ok(self.real(part)?.filter(|value| *value != 0.0));
-        let scales = (unless_zero("mscale")?, unless_zero("mscale_all_dim")?);
+        let scales = (self.unless_zero("mscale")?, self.unless_zero("mscale_all_dim")?);
         let attention_factor = match (self.real("attention_factor")?, scales) {
             (Some(given), _) => given,
-            (None, (Some(mscale), Some(of_all))) => scale(mscale) / scale(of_all),
-            (None, _) => scale(1.0),
+            (None, (Some(mscale), Some(of_all))) => {
+                magnitude(factor, mscale) / magnitude(factor, of_all)
+            }
+            (None, _) => magnitude(factor, 1.0),
         };
         Ok(RotaryScaling::Yarn {
             factor,
-            beta_fast: unless_zero("beta_fast")?.unwrap_or(32.0),
-            beta_slow: unless_zero("beta_slow")?.unwrap_or(1.0),
+            beta_fast: self.unless_zero("beta_fast")?.unwrap_or(32.0),
+            beta_slow: self.unless_zero("beta_slow")?.unwrap_or(1.0),
             original_positions: self.original_positions(lengths)?,
             truncate: self.truncate()?,
             attention_factor,

@@ -46,7 +46,7 @@ impl Location {
         location
     }
 
-    /// The part of one of so many experts.
+    /// The same in a tensor with the weights of all `experts`: the part of the one with this number.
     fn of_expert(mut self, expert: usize, experts: usize) -> Self {
         self.expert = Some(expert);
         self.shape.insert(0, experts);

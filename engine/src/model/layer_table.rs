@@ -76,7 +76,7 @@ pub(crate) struct LatentTable {
     pub(crate) keys_values: Joined,
 }
 
-/// Names of the norms of latent attention after that of the layer, without `.weight`.
+/// Names of the norms in latent attention, after the layer's name and without `.weight`.
 pub(crate) const QUERY_NORM: &str = "self_attn.q_a_layernorm";
 pub(crate) const KEY_VALUE_NORM: &str = "self_attn.kv_a_layernorm";
 
