@@ -313,13 +313,7 @@ pub(super) fn fine_tuned(
         None if bytes > 2 << 30 => 1e-5,
         None => 5e-5,
     };
-    let block = &config.model.block;
-    let exists = |target: &LoraTarget| match target {
-        LoraTarget::QProj => block.latent.is_none_or(|latent| latent.queries.is_none()),
-        LoraTarget::KProj | LoraTarget::VProj => block.latent.is_none(),
-        LoraTarget::GateProj if block.ungated => false,
-        target => block.experts.is_none() || !target.is_feed_forward(),
-    };
+    let exists = |target: &LoraTarget| config.model.why_no_adapters(*target).is_none();
     let targets = LoraTarget::ALL.into_iter().filter(exists).collect();
     // A scale of twice the rank is what most recipes take.
     let base = packs.then_some(Quantisation::Nf4);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Manifest, ManifestError, within};
+use super::{LatentAttention, Manifest, ManifestError, Model, within};
 
 /// Adapters of a run: the product of a matrix is increased by `alpha / rank · B(A(x))`, where A has
 /// `rank` rows. All other weights are frozen.
@@ -100,8 +100,7 @@ impl LoraTarget {
     }
 
     /// Whether it is a matrix of the feed-forward block.
-    #[must_use]
-    pub fn is_feed_forward(self) -> bool {
+    fn is_feed_forward(self) -> bool {
         matches!(self, Self::GateProj | Self::UpProj | Self::DownProj)
     }
 
@@ -115,6 +114,29 @@ impl LoraTarget {
 
 fn all_targets() -> Vec<LoraTarget> {
     LoraTarget::ALL.to_vec()
+}
+
+impl Model {
+    /// What `lora.targets` must be in place of a matrix that has no adapters in this model; `None` if it may have some.
+    #[must_use]
+    pub fn why_no_adapters(&self, target: LoraTarget) -> Option<&'static str> {
+        use LoraTarget::{GateProj, KProj, QProj, VProj};
+        let block = &self.block;
+        match (target, block.latent) {
+            (GateProj, _) if block.ungated => Some("matrices of the model, which has no gate"),
+            (KProj | VProj, Some(LatentAttention { queries: None, .. })) => Some(
+                "q_proj and o_proj in a model with latent attention, whose other matrices have no adapters yet",
+            ),
+            (QProj | KProj | VProj, Some(LatentAttention { queries: Some(_), .. })) => Some(
+                "o_proj in a model with latent attention, whose other matrices have no adapters yet",
+            ),
+            _ if target.is_feed_forward() && block.experts.is_some() => Some(
+                "some of q_proj, k_proj, v_proj and o_proj in a model of experts, whose feed-forward blocks have no \
+                 adapters yet",
+            ),
+            _ => None,
+        }
+    }
 }
 
 impl Manifest {
@@ -139,40 +161,10 @@ impl Manifest {
                     .to_owned(),
             });
         }
-        if targets.contains(&LoraTarget::GateProj) && self.model.block.ungated {
-            return Err(ManifestError::OutOfRange {
-                key: "lora.targets",
-                value: "gate_proj".to_owned(),
-                range: "matrices of the model, which has no gate".to_owned(),
-            });
-        }
-        if let Some(latent) = self.model.block.latent {
-            let queries = latent.queries.is_none();
-            let is_there = |target: &LoraTarget| match target {
-                LoraTarget::KProj | LoraTarget::VProj => false,
-                LoraTarget::QProj => queries,
-                _ => true,
-            };
-            if let Some(target) = targets.iter().find(|target| !is_there(target)) {
-                let some = if queries { "q_proj and o_proj" } else { "o_proj" };
-                return Err(ManifestError::OutOfRange {
-                    key: "lora.targets",
-                    value: target.matrix().to_owned(),
-                    range: format!(
-                        "{some} in a model with latent attention, whose other matrices have no adapters yet"
-                    ),
-                });
-            }
-        }
-        let of_experts = targets.iter().find(|target| target.is_feed_forward());
-        if let (Some(target), Some(_)) = (of_experts, &self.model.block.experts) {
-            return Err(ManifestError::OutOfRange {
-                key: "lora.targets",
-                value: target.matrix().to_owned(),
-                range: "some of q_proj, k_proj, v_proj and o_proj in a model of experts, whose \
-                        feed-forward blocks have no adapters yet"
-                    .to_owned(),
-            });
+        let refused = |target: &LoraTarget| Some((*target, self.model.why_no_adapters(*target)?));
+        if let Some((target, range)) = targets.iter().find_map(refused) {
+            let (value, range) = (target.matrix().to_owned(), range.to_owned());
+            return Err(ManifestError::OutOfRange { key: "lora.targets", value, range });
         }
         if self.model.boundary.is_some() {
             return Err(ManifestError::LoraWithBoundary);
@@ -184,7 +176,7 @@ impl Manifest {
 #[cfg(test)]
 mod tests {
     use super::super::example::small;
-    use super::super::{LatentAttention, Rotary, RotaryScaling};
+    use super::super::{Rotary, RotaryScaling};
     use super::*;
 
     fn with(targets: &[LoraTarget]) -> Result<(), ManifestError> {
