@@ -5,8 +5,10 @@ use shoal_tests::http::get;
 use shoal_tests::run::Run;
 use shoal_tests::swarm::{SLOW, Swarm, own_address};
 
-/// Counts the files of weights and moments of a checkpoint.
-const COUNT: &str = r#"ls "$1" | grep -c 'safetensors$' | sed 's/.*/{"tensor_files": &}/'"#;
+/// Counts the files of weights and moments of a checkpoint; of the last one once a file `GATE` is there, so that the
+/// observer is asked while it runs.
+const COUNT: &str = r#"test "$SHOAL_VERSION" != 8 || until test -e 'GATE'; do sleep 0.05; done
+    ls "$1" | grep -c 'safetensors$' | sed 's/.*/{"tensor_files": &}/'"#;
 
 #[test]
 fn an_observer_scores_checkpoints_and_the_model_stays_the_same() {
@@ -16,7 +18,10 @@ fn an_observer_scores_checkpoints_and_the_model_stays_the_same() {
     let flags = ["--wait-for", "3", "--on-checkpoint", last_only];
     let mut swarm = Swarm::start(&run.config(), &[&flags[..], SLOW].concat());
     let http = own_address();
-    swarm.join(&["--observer", "--on-checkpoint", COUNT, "--http", &http.to_string()]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let gate = folder.path().join("gate");
+    let count = COUNT.replace("GATE", gate.to_str().expect("UTF-8"));
+    swarm.join(&["--observer", "--on-checkpoint", &count, "--http", &http.to_string()]);
     swarm.join(SLOW);
     let first = swarm.peers[1].event("scored");
     assert_eq!(first["scores"], json!({"tensor_files": 4.0}), "{first}");
@@ -36,6 +41,7 @@ fn an_observer_scores_checkpoints_and_the_model_stays_the_same() {
             .is_some_and(|reason| { reason.contains("it ended with exit code 1") })
     );
     // The last checkpoint is scored before its peers end.
+    std::fs::write(gate, "").expect("a gate");
     while swarm.peers[1].event("scored")["version"] != 8 {}
     let trained = swarm.finish();
     assert_eq!(trained.hash(), alone.hash());
