@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrained
 from transformers import modeling_rope_utils
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gemma3_text", "gpt_neox", "gpt2", "mixtral",
-            "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2"]
+            "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"]
 # Of all models: labels, outputs and the like, which change no logits.
 GENERAL = {field.name for field in dataclasses.fields(PreTrainedConfig)}
 OTHER = re.compile(r"""(?:kwargs\.(?:pop|get)\(|getattr\((?:self\.)?config, |getattr\(self, )["']([a-z_]+)["']""")

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use shoal_engine::{Device, DeviceChoice, Engine};
 use shoal_protocol::ids::StageSpan;
 use shoal_protocol::manifest::{
-    Balance, Codecs, Dtype, Experts, Lora, LoraTarget, Quantisation, QueryKeyNorm, Router,
+    Codecs, Dtype, Experts, Lora, LoraTarget, Quantisation, QueryKeyNorm,
 };
 
 /// The model and the data.
@@ -147,21 +147,7 @@ fn begin(model: &Model, order: &Order, device: Device, text: &[u8], folder: &Pat
 }
 
 fn experts(model: &Model) -> Experts {
-    Experts {
-        count: model.experts,
-        per_token: model.experts_per_token,
-        intermediate: model.intermediate,
-        router: Router::Softmax,
-        renormalise: true,
-        scale: 1.0,
-        groups: None,
-        shared_intermediate: None,
-        shared_gated: true,
-        dense_layers: Vec::new(),
-        balance: Balance::None,
-        balance_rate: Experts::BALANCE_RATE,
-        balance_coefficient: Experts::BALANCE_COEFFICIENT,
-    }
+    Experts::new(model.experts, model.experts_per_token, model.intermediate)
 }
 
 fn train(run: &mut Run, steps: u64) -> Answer {

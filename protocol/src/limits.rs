@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::units::Bytes;
 
 /// Version of the whole protocol between peers; peers of different versions do not connect.
-pub const PROTOCOL_VERSION: u32 = 30;
+pub const PROTOCOL_VERSION: u32 = 31;
 
 /// Updates that may be missing from the weights that a step reads.
 pub const STALENESS: u8 = 4;

@@ -142,6 +142,13 @@ pub(super) fn write_json(folder: &Path, name: &str, value: &Value) -> Result<()>
 struct Tensor {
     shape: Vec<usize>,
     parts: Vec<(Parameter, Location)>,
+    dtype: ExportDtype,
+}
+
+impl Tensor {
+    fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size()
+    }
 }
 
 fn write_weights(stages: &mut Stages<'_>, to: &Path, dtype: ExportDtype) -> Result<()> {
@@ -155,15 +162,17 @@ fn write_weights(stages: &mut Stages<'_>, to: &Path, dtype: ExportDtype) -> Resu
             Some((_, tensor)) => tensor.parts.push((parameter, location)),
             None => {
                 let (name, shape) = (location.tensor.clone(), location.shape.clone());
-                tensors.push((name, Tensor { shape, parts: vec![(parameter, location)] }));
+                // They choose experts, and `transformers` keeps them in f32 too.
+                let is_wide = parameter.is_biases_of_experts();
+                let dtype = if is_wide { ExportDtype::F32 } else { dtype };
+                tensors.push((name, Tensor { shape, parts: vec![(parameter, location)], dtype }));
             }
         }
     }
-    let bytes = |tensor: &Tensor| tensor.shape.iter().product::<usize>() * dtype.size();
     let mut files: Vec<Vec<(String, Tensor)>> = vec![Vec::new()];
     let (mut filled, mut total) = (0, 0);
     for (name, tensor) in tensors {
-        let length = bytes(&tensor);
+        let length = tensor.bytes();
         if filled + length > FILE_BYTES && filled > 0 {
             files.push(Vec::new());
             filled = 0;
@@ -180,7 +189,7 @@ fn write_weights(stages: &mut Stages<'_>, to: &Path, dtype: ExportDtype) -> Resu
             _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
         };
         map.extend(tensors.iter().map(|(name, _)| (name.clone(), file.clone())));
-        write_file(stages, &to.join(&file), &tensors, dtype)?;
+        write_file(stages, &to.join(&file), &tensors)?;
     }
     if count > 1 {
         let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
@@ -189,26 +198,21 @@ fn write_weights(stages: &mut Stages<'_>, to: &Path, dtype: ExportDtype) -> Resu
     Ok(())
 }
 
-fn write_file(
-    stages: &mut Stages<'_>,
-    path: &Path,
-    tensors: &[(String, Tensor)],
-    dtype: ExportDtype,
-) -> Result<()> {
+fn write_file(stages: &mut Stages<'_>, path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
     let mut all = Vec::new();
     for (name, tensor) in tensors {
-        let mut data = vec![0; tensor.shape.iter().product::<usize>() * dtype.size()];
+        let (mut data, dtype) = (vec![0; tensor.bytes()], tensor.dtype);
         for (parameter, location) in &tensor.parts {
             let weights = dtype.bytes(&stages.weights(&parameter.name)?);
             location.write(&weights, parameter, dtype.size(), &mut data);
         }
-        all.push((name, &tensor.shape, data));
+        all.push((name, tensor, data));
     }
     // One key, so that the map has one order; the type is what safetensors takes.
     #[allow(clippy::disallowed_types)]
     let metadata = std::collections::HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let views = all.iter().map(|(name, shape, data)| {
-        let view = TensorView::new(dtype.of_file(), (*shape).clone(), data)
+    let views = all.iter().map(|(name, tensor, data)| {
+        let view = TensorView::new(tensor.dtype.of_file(), tensor.shape.clone(), data)
             .expect("the data has the length of its shape");
         (name.as_str(), view)
     });

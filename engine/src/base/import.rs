@@ -101,7 +101,7 @@ pub fn import_with(source: &Path, out: &Path, options: ImportOptions<'_>) -> Res
     model.check().map_err(|error| BaseError::Shape { path, reason: error.to_string() })?;
     let staging = staging::begin(out, ".import-")?;
     let parameters = all_parameters(&model);
-    model_files.refuse_unknown(&described.family, &parameters, &model)?;
+    model_files.refuse_unknown(&described.family, &parameters, &model, described.more_layers)?;
     let mut groups: BTreeMap<String, Vec<&Parameter>> = BTreeMap::new();
     for parameter in &parameters {
         groups.entry(file_of(parameter)).or_default().push(parameter);

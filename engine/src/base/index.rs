@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::{ContentHash, Stage};
 use shoal_protocol::inside::is_plain_name;
 use shoal_protocol::limits;
-use shoal_protocol::manifest::{Base, Manifest, Model, Quantisation};
+use shoal_protocol::manifest::{Base, Experts, Manifest, Model, Quantisation};
 
 use super::{BaseError, Result};
 use crate::family::{self, Naming};
@@ -130,13 +130,19 @@ impl BaseIndex {
     /// Whether the run's model is that of the base, apart from what a run decides.
     #[must_use]
     pub fn fits(&self, model: &Model) -> bool {
-        let undecided = Model {
+        let mut undecided = Model {
             context: self.model.context,
             boundary: None,
             base: None,
             slices: 1,
             ..model.clone()
         };
+        if let (Some(experts), Some(own)) =
+            (&mut undecided.block.experts, &self.model.block.experts)
+        {
+            let &Experts { balance, balance_rate, balance_coefficient, .. } = own;
+            *experts = Experts { balance, balance_rate, balance_coefficient, ..experts.clone() };
+        }
         undecided == self.model
     }
 }

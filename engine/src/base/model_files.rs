@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
+use shoal_protocol::limits;
 use shoal_protocol::manifest::{Model, Quantisation};
 
 use super::import::{describe_file, read_json};
@@ -136,7 +137,13 @@ impl ModelFiles {
         family: &str,
         parameters: &[Parameter],
         model: &Model,
+        more_layers: u32,
     ) -> Result<()> {
+        let more = |layer| format!("model.layers.{}.", u64::from(model.layers) + u64::from(layer));
+        let more: Vec<String> = (0..more_layers.min(limits::LAYERS)).map(more).collect();
+        let counts = |name: &str| {
+            !is_constant(name) && !more.iter().any(|layer| name.starts_with(layer.as_str()))
+        };
         let mut known: BTreeSet<String> =
             parameters.iter().map(|parameter| self.location(parameter, model).tensor).collect();
         let shape = vec![model.vocabulary as usize, model.hidden as usize];
@@ -151,7 +158,7 @@ impl ModelFiles {
                 let prefixed = format!("{}{name}", self.naming.prefix());
                 let whole = if known.contains(&prefixed) { &prefixed } else { name };
                 let is_known = known.contains(whole) || self.is_of_packed(name, &known);
-                if !is_known && !is_constant(name) {
+                if !is_known && counts(name) {
                     return Err(BaseError::UnknownTensor {
                         path: file.path().to_owned(),
                         tensor: name.clone(),
@@ -159,7 +166,7 @@ impl ModelFiles {
                         remedy: what::unknown_tensor(name),
                     });
                 }
-                if !seen.insert(whole.clone()) && !is_constant(name) {
+                if !seen.insert(whole.clone()) && counts(name) {
                     let path = file.path().to_owned();
                     return Err(BaseError::TwiceTensor { path, tensor: name.clone() });
                 }

@@ -100,7 +100,7 @@ fn factor(side: i64, kind: Kind, device: tch::Device) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
-    use shoal_protocol::manifest::{Balance, Experts, Lora, LoraTarget, Router, example};
+    use shoal_protocol::manifest::{Experts, Lora, LoraTarget, example};
 
     use super::*;
     use crate::device::setup::DeviceChoice;
@@ -153,21 +153,7 @@ mod tests {
         let dense = of(&manifest);
         let (hidden, layers) = (f64::from(manifest.model.hidden), f64::from(manifest.model.layers));
         let (count, per_token, width) = (8, 2, manifest.model.intermediate / 2);
-        manifest.model.block.experts = Some(Experts {
-            count,
-            per_token,
-            intermediate: width,
-            router: Router::Softmax,
-            renormalise: true,
-            scale: 1.0,
-            groups: None,
-            shared_intermediate: None,
-            shared_gated: true,
-            dense_layers: Vec::new(),
-            balance: Balance::None,
-            balance_rate: Experts::BALANCE_RATE,
-            balance_coefficient: Experts::BALANCE_COEFFICIENT,
-        });
+        manifest.model.block.experts = Some(Experts::new(count, per_token, width));
         // Two experts of half the width have as many weights as the block, beside the router's.
         let tokens = manifest.tokens_per_microbatch() as f64;
         assert_eq!(of(&manifest) - dense, tokens * 2.0 * layers * hidden * f64::from(count));

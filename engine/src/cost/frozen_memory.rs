@@ -49,8 +49,10 @@ pub(crate) fn frozen_parts(manifest: &Manifest, stage: Stage) -> (u64, u64, u64)
     let is_sliced = |one: &&Parameter| is_together && one.part_of_slice() != WeightPart::Whole;
     let count = plain.iter().map(|one| one.len() as u64).sum();
     let sliced = plain.iter().filter(is_sliced).map(|one| one.len() as u64).sum();
-    let packed = packed.iter().map(|one| nf4::section_bytes(one.len()) as u64).sum();
-    (count, sliced, packed)
+    let packed: u64 = packed.iter().map(|one| nf4::section_bytes(one.len()) as u64).sum();
+    // The first section begins where it may.
+    let gap = if packed > 0 { nf4::ALIGNMENT as u64 - 1 } else { 0 };
+    (count, sliced, packed + gap)
 }
 
 /// Bytes of the values of the largest packed factor of a product, which exist while that is computed.

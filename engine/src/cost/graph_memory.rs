@@ -8,7 +8,7 @@ use shoal_protocol::ids::{ClaimKey, Stage, StageSpan};
 use shoal_protocol::label::Label;
 use shoal_protocol::manifest::{
     Activation, Balance, Boundary, BoundaryKind, Data, Dtype, Experts, LatentAttention,
-    LayerAttention, Manifest, Rotary, RotaryScaling, Router,
+    LayerAttention, Manifest, Rotary, RotaryScaling,
 };
 
 use crate::cost::memory::{graph_bytes, graphs_bytes};
@@ -149,19 +149,10 @@ fn graphs_of_experts_take_about_the_stated_memory() {
     ] {
         let mut manifest = manifest_of(slices, dtype);
         manifest.model.block.experts = Some(Experts {
-            count: 8,
-            per_token: 2,
-            intermediate: 80,
-            router: Router::Softmax,
-            renormalise: true,
-            scale: 1.0,
-            groups: None,
             shared_intermediate: shared,
-            shared_gated: true,
             dense_layers: vec![5],
             balance,
-            balance_rate: Experts::BALANCE_RATE,
-            balance_coefficient: Experts::BALANCE_COEFFICIENT,
+            ..Experts::new(8, 2, 80)
         });
         manifest.check().expect("a run");
         let (found, stated) = (kept(&manifest, Stage(1), 1), graph_bytes(&manifest, Stage(1)));
@@ -245,19 +236,9 @@ fn factors_of_gradients_take_less_than_the_graph() {
         for experts in [false, true] {
             let mut manifest = manifest_of(1, dtype);
             manifest.model.block.experts = experts.then_some(Experts {
-                count: 8,
-                per_token: 2,
-                intermediate: 80,
-                router: Router::Softmax,
-                renormalise: true,
-                scale: 1.0,
-                groups: None,
                 shared_intermediate: Some(96),
-                shared_gated: true,
                 dense_layers: vec![5],
-                balance: Balance::None,
-                balance_rate: Experts::BALANCE_RATE,
-                balance_coefficient: Experts::BALANCE_COEFFICIENT,
+                ..Experts::new(8, 2, 80)
             });
             manifest.check().expect("a run");
             let (found, stated) = (left(&manifest), graph_bytes(&manifest, Stage(1)));

@@ -161,6 +161,42 @@ impl<'a> Config<'a> {
         list.as_array().ok_or_else(wrong)?.iter().map(number).collect()
     }
 
+    /// The spelling in the file, of two of one key.
+    pub(super) fn spelling(
+        &self,
+        [key, other]: [&'static str; 2],
+    ) -> Result<&'static str, ConfigJsonError> {
+        match (self.has(key), self.has(other)) {
+            (false, true) => Ok(other),
+            (true, true) if self.get(key) != self.get(other) => {
+                let remedy =
+                    format!("{other} is another spelling of the key and has another value");
+                Err(self.unsupported(key, &remedy))
+            }
+            _ => Ok(key),
+        }
+    }
+
+    /// Layers that `mlp_layer_types` calls dense; without the key, the first one.
+    pub(super) fn dense_layers(&self, layers: u32) -> Result<Vec<u32>, ConfigJsonError> {
+        let key = "mlp_layer_types";
+        let Some(value) = self.get(key).filter(|value| !value.is_null()) else {
+            return Ok(vec![0]);
+        };
+        let remedy = format!("give each of the {layers} layers dense or sparse");
+        let types = value.as_array().filter(|types| types.len() == layers as usize);
+        let types = types.ok_or_else(|| self.unsupported(key, &remedy))?;
+        let mut dense = Vec::new();
+        for (layer, kind) in (0..).zip(types) {
+            match kind.as_str() {
+                Some("dense") => dense.push(layer),
+                Some("sparse") => {}
+                _ => return Err(self.unsupported(key, &remedy)),
+            }
+        }
+        Ok(dense)
+    }
+
     /// Whether each layer has a window: by `layer_types`, or else by its number.
     pub(super) fn sliding_layers(
         &self,

@@ -21,8 +21,21 @@ pub(super) struct Mixture {
     dense_layers: DenseLayers,
     /// The expert of all tokens, if the family has one.
     shared: Option<Shared>,
-    /// Whether experts may be chosen within groups, and their weights have a factor.
-    has_groups: bool,
+    /// Whether tokens choose by sigmoids and with biases, or by the softmax.
+    by_sigmoid: bool,
+    /// Whether logits are computed in f32.
+    is_wide: bool,
+    groups: Groups,
+}
+
+/// Whether experts may be chosen within groups. Where they may, weights have a factor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Groups {
+    None,
+    /// By `topk_method`.
+    ByMethod,
+    /// Always, maybe within one that has all.
+    Always,
 }
 
 /// Whether a family divides the weights of the chosen experts by their sum.
@@ -43,6 +56,8 @@ enum DenseLayers {
     Listed,
     /// By `first_k_dense_replace`.
     First,
+    /// By `mlp_layer_types`, or else the first one.
+    Types,
 }
 
 /// An expert of all tokens.
@@ -60,7 +75,9 @@ pub(super) const MIXTRAL: Mixture = Mixture {
     renormalised: Renormalised::Always,
     dense_layers: DenseLayers::None,
     shared: None,
-    has_groups: false,
+    by_sigmoid: false,
+    is_wide: false,
+    groups: Groups::None,
 };
 
 pub(super) const QWEN2_MOE: Mixture =
@@ -72,7 +89,9 @@ pub(super) const QWEN3_MOE: Mixture = Mixture {
     renormalised: Renormalised::Key("norm_topk_prob"),
     dense_layers: DenseLayers::Listed,
     shared: None,
-    has_groups: false,
+    by_sigmoid: false,
+    is_wide: false,
+    groups: Groups::None,
 };
 
 pub(super) const OLMOE: Mixture =
@@ -86,8 +105,21 @@ pub(super) const DEEPSEEK_V2: Mixture = Mixture {
     renormalised: Renormalised::Never,
     dense_layers: DenseLayers::First,
     shared: Some(Shared::Experts("n_shared_experts")),
-    has_groups: true,
+    by_sigmoid: false,
+    is_wide: true,
+    groups: Groups::ByMethod,
 };
+
+pub(super) const DEEPSEEK_V3: Mixture = Mixture {
+    count: ["n_routed_experts", "num_local_experts"],
+    renormalised: Renormalised::Key("norm_topk_prob"),
+    by_sigmoid: true,
+    groups: Groups::Always,
+    ..DEEPSEEK_V2
+};
+
+pub(super) const GLM4_MOE_LITE: Mixture =
+    Mixture { dense_layers: DenseLayers::Types, ..DEEPSEEK_V3 };
 
 impl Mixture {
     /// The experts of a model of so many layers; `None` if no layer has some.
@@ -96,16 +128,7 @@ impl Mixture {
         config: &Config<'_>,
         layers: u32,
     ) -> Result<Option<Experts>, ConfigJsonError> {
-        let [key, other] = self.count;
-        let key = match (config.has(key), config.has(other)) {
-            (false, true) => other,
-            (true, true) if config.get(key) != config.get(other) => {
-                let remedy =
-                    format!("{other} is another spelling of the key and has another value");
-                return Err(config.unsupported(key, &remedy));
-            }
-            _ => key,
-        };
+        let key = config.spelling(self.count)?;
         let count = config.size(key, limits::EXPERTS)?;
         let per_token = config.size("num_experts_per_tok", u32::MAX)?;
         if per_token > count {
@@ -117,29 +140,31 @@ impl Mixture {
             return Ok(None);
         }
         let intermediate = config.size(self.intermediate, limits::INTERMEDIATE)?;
+        let mut experts = Experts::new(count, per_token, intermediate);
         let coefficient = config.optional_real(COEFFICIENT)?.unwrap_or(0.0);
-        let balanced = coefficient != 0.0 && config.flag("output_router_logits")?;
-        if balanced && coefficient < 0.0 {
-            return Err(config.unsupported(COEFFICIENT, "it must be a number above 0"));
+        if coefficient != 0.0 && config.flag("output_router_logits")? {
+            if coefficient < 0.0 {
+                return Err(config.unsupported(COEFFICIENT, "it must be a number above 0"));
+            }
+            (experts.balance, experts.balance_coefficient) = (Balance::Loss, coefficient);
+        }
+        if self.groups != Groups::None {
+            experts.scale = config.real("routed_scaling_factor")?;
         }
         Ok(Some(Experts {
-            count,
-            per_token,
-            intermediate,
-            router: Router::Softmax,
+            router: if self.by_sigmoid { Router::Sigmoid } else { Router::Softmax },
+            wide_router: self.is_wide,
+            biased: self.by_sigmoid,
             renormalise: match self.renormalised {
                 Renormalised::Always => true,
                 Renormalised::Never => false,
                 Renormalised::Key(key) => config.flag(key)?,
             },
-            scale: if self.has_groups { config.real("routed_scaling_factor")? } else { 1.0 },
-            groups: self.groups(config)?,
+            groups: self.groups(config, [count, per_token])?,
             shared_intermediate: self.shared_width(config, intermediate)?,
             shared_gated: !matches!(self.shared, Some(Shared::Experts(_))),
             dense_layers,
-            balance: if balanced { Balance::Loss } else { Balance::None },
-            balance_rate: Experts::BALANCE_RATE,
-            balance_coefficient: if balanced { coefficient } else { Experts::BALANCE_COEFFICIENT },
+            ..experts
         }))
     }
 
@@ -159,16 +184,30 @@ impl Mixture {
         }
     }
 
-    fn groups(&self, config: &Config<'_>) -> Result<Option<ExpertGroups>, ConfigJsonError> {
+    /// Groups of so many experts, of which a token has some.
+    fn groups(
+        &self,
+        config: &Config<'_>,
+        [experts, per_token]: [u32; 2],
+    ) -> Result<Option<ExpertGroups>, ConfigJsonError> {
         let key = "topk_method";
-        if !self.has_groups {
-            return Ok(None);
-        }
-        match config.text(key)?.as_str() {
+        let method = match self.groups {
+            Groups::None => return Ok(None),
+            Groups::ByMethod => config.text(key)?,
+            Groups::Always => "group_limited_greedy".to_owned(),
+        };
+        match method.as_str() {
             "greedy" => Ok(None),
             "group_limited_greedy" => {
                 let count = config.size("n_group", limits::EXPERTS)?;
-                Ok(Some(ExpertGroups { count, chosen: config.size("topk_group", count)? }))
+                let chosen = config.size("topk_group", count)?;
+                let size = experts / count;
+                if chosen * size < per_token {
+                    let remedy =
+                        format!("these groups of {size} have fewer experts than a token chooses");
+                    return Err(config.unsupported("topk_group", &remedy));
+                }
+                Ok((chosen < count).then_some(ExpertGroups { count, chosen }))
             }
             _ => Err(config.unsupported(key, "the known ones are greedy and group_limited_greedy")),
         }
@@ -181,6 +220,7 @@ impl Mixture {
                 let first = config.number("first_k_dense_replace")?;
                 return Ok((0..first.min(layers)).collect());
             }
+            DenseLayers::Types => return config.dense_layers(layers),
             DenseLayers::Listed => {}
         }
         let step = config.size("decoder_sparse_step", u32::MAX)?;
@@ -193,7 +233,7 @@ impl Mixture {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use shoal_protocol::manifest::{Balance, ExpertGroups, Experts};
+    use shoal_protocol::manifest::{Balance, ExpertGroups, Experts, Router};
 
     use crate::family::describe;
 
@@ -277,6 +317,47 @@ mod tests {
             (json!({"n_shared_experts": 0}), "n_shared_experts"),
         ] {
             let error = of(keys).expect_err(named);
+            assert!(error.contains(named), "{error}");
+        }
+    }
+
+    #[test]
+    fn sigmoids_come_with_biases_and_groups() {
+        let latent = |keys: Value| {
+            let mut all = json!({"n_routed_experts": 16, "kv_lora_rank": 8, "q_lora_rank": null, "num_experts_per_tok": 2});
+            all.as_object_mut().expect("keys").extend(keys.as_object().expect("keys").clone());
+            all
+        };
+        let experts = of("deepseek_v3", latent(json!({}))).expect("a model").expect("experts");
+        assert_eq!(
+            (experts.router, experts.biased, experts.wide_router),
+            (Router::Sigmoid, true, true)
+        );
+        assert_eq!(experts.groups, Some(ExpertGroups { count: 8, chosen: 4 }));
+        assert_eq!((experts.renormalise, experts.scale, experts.shared_gated), (true, 2.5, false));
+        let experts =
+            of("glm4_moe", json!({"num_key_value_heads": 4})).expect("a model").expect("experts");
+        assert_eq!((experts.count, experts.groups, &experts.dense_layers), (128, None, &vec![0]));
+        let types = ["sparse", "dense", "sparse", "dense", "sparse", "dense"];
+        let keys = latent(json!({"mlp_layer_types": types, "num_key_value_heads": 4}));
+        let experts = of("glm4_moe_lite", keys).expect("a model").expect("experts");
+        assert_eq!(experts.dense_layers, [1, 3, 5]);
+        for (family, keys, named) in [
+            ("deepseek_v3", json!({"n_group": 16, "topk_group": 4}), "groups"),
+            ("deepseek_v3", json!({"topk_group": 9}), "topk_group"),
+            ("deepseek_v3", json!({"output_router_logits": true}), "output_router_logits"),
+            (
+                "glm4_moe_lite",
+                json!({"mlp_layer_types": ["dense"], "num_key_value_heads": 4}),
+                "mlp_layer_types",
+            ),
+            (
+                "glm4_moe_lite",
+                json!({"mlp_layer_types": [1, 2, 3, 4, 5, 6], "num_key_value_heads": 4}),
+                "mlp_layer_types",
+            ),
+        ] {
+            let error = of(family, latent(keys)).expect_err(named);
             assert!(error.contains(named), "{error}");
         }
     }

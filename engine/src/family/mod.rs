@@ -23,6 +23,7 @@ use shoal_protocol::manifest::{
 use self::config::Config;
 use self::experts::Mixture;
 use self::keys::Keys;
+use self::latent::{Interleaved, Latent};
 use self::rope::{Positions, Rules};
 use self::rope_scaling::Scalings;
 use crate::base_error::ConfigJsonError;
@@ -38,6 +39,8 @@ pub struct Described {
     pub family: String,
     /// The shape; `context` is the longest position.
     pub model: Model,
+    /// Layers after the model's last one that files may have, and that no forward pass reads.
+    pub(crate) more_layers: u32,
 }
 
 /// Whether linear maps have biases.
@@ -61,7 +64,7 @@ pub(crate) enum Naming {
     Mixtral,
     /// Llama's, with all experts of a layer in one tensor.
     GptOss,
-    /// Llama's, with latent attention.
+    /// Llama's, with a name of its own for experts of all tokens.
     DeepSeek,
 }
 
@@ -107,6 +110,8 @@ struct Family {
     norm: Norm,
     placement: Placement,
     query_key_norm: QueryKeyNorm,
+    /// The key without which there is no such norm, if there is one.
+    normed_if: Option<&'static str>,
     query_key_value_biased: Biased,
     attention_output_biased: Biased,
     feed_forward_biased: Biased,
@@ -114,6 +119,8 @@ struct Family {
     experts: Option<Mixture>,
     /// Whether heads have sinks.
     sinks: bool,
+    /// How keys and values are made from few numbers, if they are.
+    latent: Option<Latent>,
     layers: Layers,
     /// Positions: a rotary embedding, or a table of trained ones.
     positions: Positions,
@@ -126,18 +133,20 @@ const LLAMA: Family = Family {
     norm: Norm::Rms,
     placement: Placement::Before,
     query_key_norm: QueryKeyNorm::None,
+    normed_if: None,
     query_key_value_biased: Biased::Key("attention_bias"),
     attention_output_biased: Biased::Key("attention_bias"),
     feed_forward_biased: Biased::Key("mlp_bias"),
     ungated: false,
     experts: None,
     sinks: false,
+    latent: None,
     layers: Layers::Full,
     positions: Positions::Rotary(rope::PLAIN),
     naming: Naming::Llama,
 };
 
-const FAMILIES: [Family; 16] = [
+const FAMILIES: [Family; 19] = [
     LLAMA,
     Family {
         model_type: "mistral",
@@ -281,10 +290,45 @@ const FAMILIES: [Family; 16] = [
         keys: keys::DEEPSEEK_V2,
         feed_forward_biased: Biased::Never,
         experts: Some(experts::DEEPSEEK_V2),
+        latent: Some(Latent { interleaved: Interleaved::Always, rotated: latent::ROTATED }),
         naming: Naming::DeepSeek,
         ..LLAMA
     },
+    DEEPSEEK_V3,
+    Family {
+        model_type: "glm4_moe",
+        keys: keys::GLM4_MOE,
+        query_key_norm: QueryKeyNorm::Head,
+        normed_if: Some("use_qk_norm"),
+        attention_output_biased: Biased::Never,
+        latent: None,
+        positions: Positions::Rotary(Rules { partial: true, ..rope::PLAIN }),
+        ..DEEPSEEK_V3
+    },
+    Family {
+        model_type: "glm4_moe_lite",
+        keys: keys::GLM4_MOE_LITE,
+        experts: Some(experts::GLM4_MOE_LITE),
+        latent: Some(Latent {
+            interleaved: Interleaved::Key("rope_interleave"),
+            rotated: ["qk_rope_head_dim", "head_dim"],
+        }),
+        ..DEEPSEEK_V3
+    },
 ];
+
+const DEEPSEEK_V3: Family = Family {
+    model_type: "deepseek_v3",
+    keys: keys::DEEPSEEK_V3,
+    feed_forward_biased: Biased::Never,
+    experts: Some(experts::DEEPSEEK_V3),
+    latent: Some(Latent {
+        interleaved: Interleaved::Key("rope_interleave"),
+        rotated: latent::ROTATED,
+    }),
+    naming: Naming::DeepSeek,
+    ..LLAMA
+};
 
 /// The families that can be imported, as in `model_type`.
 pub fn families() -> impl Iterator<Item = &'static str> {
@@ -313,7 +357,14 @@ pub fn describe(config: &Value) -> Result<Described, ConfigJsonError> {
     let config = Config::new(config, family.keys)?;
     config.refuse_unsupported()?;
     let model = family.model(&config)?;
-    Ok(Described { family: model_type, model })
+    let more_layers = match keys::rule(family.keys, "num_mtp_layers") {
+        Some(_) => match config.optional_number("num_nextn_predict_layers")? {
+            Some(layers) => layers,
+            None => config.number("num_mtp_layers")?,
+        },
+        None => 0,
+    };
+    Ok(Described { family: model_type, model, more_layers })
 }
 
 impl Family {
@@ -331,13 +382,11 @@ impl Family {
         let inner = if old { "n_inner" } else { "intermediate_size" };
         let four = hidden.saturating_mul(4);
         let intermediate = config.size_or(inner, four, limits::INTERMEDIATE)?;
-        if hidden % heads != 0 && config.optional_number("head_dim")?.is_none() {
+        let is_divided = self.latent.is_none() && config.optional_number("head_dim")?.is_none();
+        if is_divided && hidden % heads != 0 {
             return Err(config.unsupported(heads_key, "it must divide the hidden size"));
         }
-        let latent = match self.naming {
-            Naming::DeepSeek => Some(latent::read(config)?),
-            _ => None,
-        };
+        let latent = self.latent.map(|rule| rule.read(config)).transpose()?;
         let head_size = match &latent {
             Some(latent) => latent.head_size,
             None => config.size_or("head_dim", hidden / heads, limits::HEAD_SIZE)?,
@@ -413,11 +462,12 @@ impl Family {
             true => Some(f64::from(config.number("query_pre_attn_scalar")?).sqrt().recip()),
             false => unscaled.then_some(1.0),
         };
+        let is_normed = self.normed_if.map_or(Ok(true), |key| config.flag(key))?;
         Ok(Block {
             head_size: Some(head_size),
             norm: self.norm,
             placement: if sequential { Placement::Before } else { self.placement },
-            query_key_norm: self.query_key_norm,
+            query_key_norm: if is_normed { self.query_key_norm } else { QueryKeyNorm::None },
             biases: Biases {
                 query_key_value: biased(self.query_key_value_biased)?,
                 attention_output: biased(self.attention_output_biased)?,

@@ -225,52 +225,21 @@ fn longrope_has_a_factor_for_each_pair_of_channels() {
 /// 3.4, 4.2 and 2.7 billion work on a token, embedding and head included.
 #[test]
 fn published_mixtures_have_their_published_sizes() {
-    let qwen = json!({
-        "model_type": "qwen3_moe", "attention_bias": false, "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu",
-        "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48,
-        "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32,
-        "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
-        "output_router_logits": false, "rms_norm_eps": 1e-6, "rope_scaling": null, "rope_theta": 1000000.0,
-        "router_aux_loss_coef": 0.001, "sliding_window": null, "tie_word_embeddings": false, "use_sliding_window": false,
-        "vocab_size": 151_936,
-    });
-    let layers: Vec<&str> =
-        (0..24).map(|layer| ["sliding_attention", "full_attention"][layer % 2]).collect();
-    let gpt_oss = json!({
-        "model_type": "gpt_oss", "attention_bias": true, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu",
-        "hidden_size": 2880, "initial_context_length": 4096, "intermediate_size": 2880, "layer_types": layers,
-        "max_position_embeddings": 131_072, "num_attention_heads": 64, "num_experts_per_tok": 4,
-        "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": false,
-        "rms_norm_eps": 1e-5, "rope_scaling": {
-            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
-            "rope_type": "yarn", "truncate": false,
-        },
-        "rope_theta": 150_000, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
-        "tie_word_embeddings": false, "vocab_size": 201_088,
-    });
-    let deepseek = json!({
-        "model_type": "deepseek_v2", "attention_bias": false, "aux_loss_alpha": 0.001, "first_k_dense_replace": 1,
-        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 10944, "kv_lora_rank": 512,
-        "max_position_embeddings": 163_840, "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1,
-        "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": false, "num_attention_heads": 16,
-        "num_experts_per_tok": 6, "num_hidden_layers": 27, "num_key_value_heads": 16, "pretraining_tp": 1,
-        "q_lora_rank": null, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6, "rope_scaling": {
-            "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
-            "original_max_position_embeddings": 4096, "type": "yarn",
-        },
-        "rope_theta": 10000, "routed_scaling_factor": 1.0, "scoring_func": "softmax", "seq_aux": true,
-        "tie_word_embeddings": false, "topk_group": 1, "topk_method": "greedy", "v_head_dim": 128, "vocab_size": 102_400,
-    });
-    for (config, billions, of_token) in
-        [(qwen, 30.5, 3.35), (gpt_oss, 20.9, 4.2), (deepseek, 15.7, 2.66)]
-    {
-        let model = describe(&config).expect("a model").model;
+    let published: Value = serde_json::from_str(include_str!("published.json")).expect("JSON");
+    for published in published.as_array().expect("a list") {
+        let config = &published["config"];
+        let stated = |key: &str| published[key].as_f64().expect("a number");
+        let model = describe(config).expect("a model").model;
         model.check().expect("a run may have it");
         let all = all_parameters(&model);
         let sum = |part: &dyn Fn(&Parameter) -> f64| all.iter().map(part).sum::<f64>() / 1e9;
         let found = sum(&|one| one.len() as f64);
-        assert!((found - billions).abs() < 0.05, "{}: {found}", config["model_type"]);
+        assert!((found - stated("billions")).abs() < 0.05, "{}: {found}", config["model_type"]);
         let found = sum(&|one| one.len() as f64 * share_of_tokens(&model, &one.name));
-        assert!((found - of_token).abs() < 0.06, "{}: {found} a token", config["model_type"]);
+        assert!(
+            (found - stated("billions_of_token")).abs() < 0.06,
+            "{}: {found} a token",
+            config["model_type"]
+        );
     }
 }

@@ -55,7 +55,7 @@ impl BalanceLoss {
 
 #[cfg(test)]
 mod tests {
-    use shoal_protocol::manifest::{Experts, Router};
+    use shoal_protocol::manifest::Experts;
     use tch::Device;
 
     use super::*;
@@ -66,19 +66,10 @@ mod tests {
     fn model(dense_layers: Vec<u32>) -> Model {
         let mut model = manifest().model;
         model.block.experts = Some(Experts {
-            count: 4,
-            per_token: 2,
-            intermediate: 8,
-            router: Router::Softmax,
-            renormalise: true,
-            scale: 1.0,
-            groups: None,
-            shared_intermediate: None,
-            shared_gated: true,
             dense_layers,
             balance: Balance::Loss,
-            balance_rate: Experts::BALANCE_RATE,
             balance_coefficient: 0.3,
+            ..Experts::new(4, 2, 8)
         });
         model
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 
 use crate::error::Result;
-use crate::model::routing::Routing;
+use crate::model::routing::{ExpertsShape, Routing};
 
 /// What one layer's router did in training passes since it was last read.
 #[derive(Debug, Default)]
@@ -23,12 +23,12 @@ struct Noted {
 
 impl LayerLoads {
     /// Notes a pass, unless it is without gradients, as those of held-out samples and those that are repeated later.
-    pub(crate) fn note(&self, logits: &Tensor, routing: &Routing) -> Result<()> {
+    pub(crate) fn note(&self, logits: &Tensor, routing: &Routing, of: &ExpertsShape) -> Result<()> {
         if !logits.requires_grad() {
             return Ok(());
         }
         let _guard = tch::no_grad_guard();
-        let logs = logits.f_log_softmax(-1, Kind::Float)?;
+        let logs = of.log_shares(logits)?;
         let entropy = logs.f_exp()?.f_mul(&logs)?.f_sum(Kind::Double)?.f_neg()?;
         let noted = &mut *self.0.borrow_mut();
         noted.entropy = Some(match noted.entropy.take() {
@@ -104,7 +104,10 @@ impl StageRouting {
 
 #[cfg(test)]
 mod tests {
+    use shoal_protocol::manifest::Experts;
+
     use super::*;
+    use crate::testing::manifest;
 
     fn layer(counts: &[u64], tokens: u64, entropy: f64) -> LayerRouting {
         LayerRouting { counts: counts.to_vec(), tokens, entropy }
@@ -129,10 +132,13 @@ mod tests {
         let loads = LayerLoads::default();
         let logits = Tensor::from_slice(&[0f32, 0.0, 0.0, 90.0]).view([2, 2]);
         let routing = Routing::of_counts(&[1, 1]);
-        loads.note(&logits, &routing).expect("small");
+        let mut model = manifest().model;
+        model.block.experts = Some(Experts::new(2, 1, 8));
+        let shape = ExpertsShape::of(&model).expect("experts");
+        loads.note(&logits, &routing, &shape).expect("small");
         assert_eq!(loads.take().expect("small"), LayerRouting::default());
         let logits = logits.set_requires_grad(true);
-        (0..2).for_each(|_| loads.note(&logits, &routing).expect("small"));
+        (0..2).for_each(|_| loads.note(&logits, &routing, &shape).expect("small"));
         let noted = loads.take().expect("small");
         assert_eq!((noted.counts, noted.tokens), (vec![2, 2], 4));
         assert!((noted.entropy - 2.0 * std::f64::consts::LN_2).abs() < 1e-6);

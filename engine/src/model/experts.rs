@@ -32,7 +32,7 @@ impl Experts {
     pub(crate) fn apply(&self, x: &Tensor, shape: &Shape, counted: f64) -> Result<Tensor> {
         let of = shape.experts();
         let rows = x.f_flatten(0, 1)?;
-        let logits = rows.f_linear(&self.router, self.router_bias.as_ref())?;
+        let logits = of.logits(&rows, &self.router, self.router_bias.as_ref())?;
         let (routing, weights) = match &self.biases {
             None => {
                 let [experts, weights] = of.choose(&logits)?;
@@ -53,7 +53,7 @@ impl Experts {
                 (routing, of.weights(&logits, &choice)?)
             }
         };
-        self.loads.note(&logits, &routing)?;
+        self.loads.note(&logits, &routing, of)?;
         let mut mixed = routing.mix(&rows, &weights, |expert, rows| {
             let expert = &self.experts[expert];
             expert.down.apply(&inner_of(&expert.gate_up.apply(rows)?, shape)?)
@@ -83,19 +83,24 @@ impl SlicedExperts {
     ) -> Result<Tensor> {
         let of = shape.experts();
         let width = x.size2()?.1;
-        let logits = |matrices: &[Tensor]| -> Result<Tensor> {
-            // The gradients of all groups are added to each other before another's.
-            groups.by_group(&x.f_view_as(x)?, |group, rows| {
-                let matrix = matrices[group].f_view([-1, width])?;
-                Ok(rows.f_linear(&matrix, None::<Tensor>)?)
-            })
-        };
+        let products =
+            |matrices: &[Tensor], product: &dyn Fn(&Tensor, &Tensor) -> Result<Tensor>| {
+                // The gradients of all groups are added to each other before another's.
+                groups.by_group(&x.f_view_as(x)?, |group, rows| {
+                    product(rows, &matrices[group].f_view([-1, width])?)
+                })
+            };
         let of_all =
             |x: &Tensor| -> Result<Vec<Tensor>> { own.fan_out(&groups.all(x)?.f_flatten(0, 1)?) };
-        let chosen = of_all(&logits(&self.router)?.f_to_kind(Kind::Float)?)?;
+        let chosen = products(&self.router, &|rows, matrix| of.logits(rows, matrix, None))?;
+        let chosen = of_all(&chosen.f_to_kind(Kind::Float)?)?;
         let shared = match self.shared_gate.is_empty() {
             true => Vec::new(),
-            false => of_all(&logits(&self.shared_gate)?.f_to_kind(Kind::Float)?)?,
+            false => {
+                let plain =
+                    |rows: &Tensor, matrix: &Tensor| Ok(rows.f_linear(matrix, None::<Tensor>)?);
+                of_all(&products(&self.shared_gate, &plain)?.f_to_kind(Kind::Float)?)?
+            }
         };
         let biased = self.biases.as_ref();
         let biased = biased
@@ -109,7 +114,7 @@ impl SlicedExperts {
             Some((_, choice)) => choice.experts.shallow_clone(),
         };
         let routing = Routing::new(&experts, of)?;
-        self.loads.note(&chosen[0], &routing)?;
+        self.loads.note(&chosen[0], &routing, of)?;
         let mut parts = Vec::with_capacity(self.slices.len());
         let all = of_all(x)?.into_iter().zip(chosen).zip(&self.slices);
         for (number, ((rows, logits), slice)) in all.enumerate() {
@@ -177,7 +182,7 @@ impl DenseSlice {
 
 #[cfg(test)]
 mod tests {
-    use shoal_protocol::manifest::{Balance, Experts as Settings, Model, Router};
+    use shoal_protocol::manifest::{Experts as Settings, Model};
     use tch::Device;
 
     use super::*;
@@ -193,21 +198,8 @@ mod tests {
     /// A run's model with these experts, each as wide as the stream.
     fn model(count: u32, per_token: u32, renormalise: bool) -> Model {
         let mut model = manifest().model;
-        model.block.experts = Some(Settings {
-            count,
-            per_token,
-            intermediate: WIDTH as u32,
-            router: Router::Softmax,
-            renormalise,
-            scale: 1.0,
-            groups: None,
-            shared_intermediate: None,
-            shared_gated: true,
-            dense_layers: Vec::new(),
-            balance: Balance::None,
-            balance_rate: Settings::BALANCE_RATE,
-            balance_coefficient: Settings::BALANCE_COEFFICIENT,
-        });
+        model.block.experts =
+            Some(Settings { renormalise, ..Settings::new(count, per_token, WIDTH as u32) });
         model
     }
 

@@ -1,7 +1,7 @@
 //! The matrices of a decoder layer: one table for each kind of block, which says what a layer has and in which order. The
 //! flat vector, its views, slices, adapters, operations and memory follow from it.
 
-use shoal_protocol::manifest::{Balance, Experts, LoraTarget, Model};
+use shoal_protocol::manifest::{Experts, LoraTarget, Model};
 
 /// A matrix `[outputs, inputs]` of a layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -164,13 +164,13 @@ pub(crate) struct ExpertsTable {
     pub(crate) experts: Vec<DenseTable>,
     /// An expert of all tokens, and the product whose sigmoid weighs it, if one does.
     pub(crate) shared: Option<(DenseTable, Option<Joined>)>,
-    /// A number for each expert, if biases keep them equally busy.
+    /// A number for each expert, if tokens choose with biases.
     pub(crate) biases: Option<usize>,
 }
 
 /// Names of experts end in this and their number.
 const EXPERTS: &str = "mlp.experts";
-/// The biases that keep the experts of a layer equally busy, by DeepSeek-V3's name.
+/// The biases with which tokens choose the experts of a layer, by DeepSeek-V3's name.
 pub(crate) const BIASES: &str = "mlp.gate.e_score_correction_bias";
 
 impl ExpertsTable {
@@ -189,7 +189,7 @@ impl ExpertsTable {
             router: Joined::new([("mlp.gate".to_owned(), experts.count)], hidden).biased(biased),
             experts: (0..experts.count).map(each).collect(),
             shared,
-            biases: (experts.balance == Balance::Bias).then_some(experts.count as usize),
+            biases: experts.has_biases().then_some(experts.count as usize),
         }
     }
 }
@@ -213,7 +213,7 @@ impl FeedForwardTable {
         Self::Dense(DenseTable { gate_up: gate_up.adapted(), down: down.adapted() })
     }
 
-    /// The number of biases that keep experts equally busy, after all matrices in the flat vector; none without.
+    /// The number of biases of experts, after all matrices in the flat vector; none without.
     pub(crate) fn biases(&self) -> Option<usize> {
         match self {
             Self::Dense(_) => None,
@@ -260,15 +260,17 @@ pub(crate) fn inner_width(model: &Model, layer: u32) -> u64 {
 
 /// Bytes beside the inner values that a backward pass reads of a layer's experts, for each token, where a number of passes
 /// has so many: the inputs and outputs of those that the token has; the shares of all experts in f32 as computed and as
-/// sorted, with their numbers; and of each choice its weight in f32 and both its places. Each slice has them all.
+/// sorted, with their numbers; and of each choice its weight in f32 and both its places. Each slice has them all. A router
+/// in f32 reads its input in f32, once.
 pub(crate) fn routed_bytes(model: &Model, layer: u32, size: u64) -> u64 {
     let Some(experts) = model.experts_of(layer) else { return 0 };
     let (each, hidden) = (u64::from(experts.per_token), u64::from(model.hidden));
     let shared = experts.shared_intermediate.map_or(0, |_| size * hidden + 8);
     let routed = each * (2 * size * hidden + 4 + 16) + (4 + 4 + 8) * u64::from(experts.count);
+    let wide = if experts.wide_router && size < 4 { 4 * hidden } else { 0 };
     // The gradient of a loss that balances them, in f32, is in the first slice alone.
     let balance = if model.has_balance_loss() { 4 * u64::from(experts.count) } else { 0 };
-    u64::from(model.slices) * (routed + shared) + balance
+    u64::from(model.slices) * (routed + shared) + wide + balance
 }
 
 /// Elements of the largest matrix of a layer's feed-forward block that has one gradient.

@@ -81,7 +81,7 @@ impl Parameter {
         self.shape.len() == 2 && name.starts_with("model.layers.")
     }
 
-    /// Whether it is the biases that keep a layer's experts equally busy. Their gradient is numbers of tokens: it is not
+    /// Whether it is the biases with which tokens choose a layer's experts. Their gradient is numbers of tokens: it is not
     /// part of the gradient's norm, and no optimizer sees it.
     #[must_use]
     pub fn is_biases_of_experts(&self) -> bool {

@@ -13,6 +13,9 @@ use crate::model::balance_loss::BalanceLoss;
 pub(crate) struct ExpertsShape {
     count: usize,
     per_token: i64,
+    router: Router,
+    /// Whether logits are computed in f32.
+    is_wide: bool,
     renormalise: bool,
     scale: f64,
     /// Groups of experts, and those of which a token chooses.
@@ -24,10 +27,11 @@ pub(crate) struct ExpertsShape {
 impl ExpertsShape {
     pub(crate) fn of(model: &Model) -> Option<Self> {
         let experts = model.block.experts.as_ref()?;
-        let Router::Softmax = experts.router;
         Some(Self {
             count: experts.count as usize,
             per_token: i64::from(experts.per_token),
+            router: experts.router,
+            is_wide: experts.wide_router,
             renormalise: experts.renormalise,
             scale: experts.scale,
             groups: experts.groups.map(|of| [i64::from(of.count), i64::from(of.chosen)]),
@@ -35,11 +39,42 @@ impl ExpertsShape {
         })
     }
 
+    /// The logits `[N, experts]` of rows `[N, H]`.
+    pub(crate) fn logits(
+        &self,
+        rows: &Tensor,
+        router: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        if !self.is_wide {
+            return Ok(rows.f_linear(router, bias)?);
+        }
+        let wide = |tensor: &Tensor| tensor.f_to_kind(Kind::Float);
+        Ok(wide(rows)?.f_linear(&wide(router)?, bias.map(wide).transpose()?)?)
+    }
+
+    /// The experts' shares of each token, in f32.
+    fn shares(&self, logits: &Tensor) -> Result<Tensor> {
+        match self.router {
+            Router::Softmax => Ok(logits.f_softmax(-1, Kind::Float)?),
+            Router::Sigmoid => Ok(logits.f_to_kind(Kind::Float)?.f_sigmoid()?),
+        }
+    }
+
+    /// The logarithms of shares, in f32, divided by their sum.
+    pub(crate) fn log_shares(&self, logits: &Tensor) -> Result<Tensor> {
+        let logits = match self.router {
+            Router::Softmax => logits.shallow_clone(),
+            Router::Sigmoid => logits.f_to_kind(Kind::Float)?.f_log_sigmoid()?,
+        };
+        Ok(logits.f_log_softmax(-1, Kind::Float)?)
+    }
+
     /// Like [`Self::choose`], with a bias for each expert that is added to its share for the choice alone.
     pub(crate) fn choose_biased(&self, logits: &Tensor, biases: &Biases) -> Result<BiasedChoice> {
         let _guard = tch::no_grad_guard();
         let biases = biases.values.f_to(logits.device())?;
-        let shares = self.of_chosen_groups(&logits.f_softmax(-1, Kind::Float)?.f_add(&biases)?)?;
+        let shares = self.of_chosen_groups(&self.shares(logits)?.f_add(&biases)?)?;
         let order = shares.f_sort_stable(true, -1, true)?.1;
         // Places in the rows become places among the shares of all tokens.
         let (tokens, count) = order.size2()?;
@@ -54,7 +89,7 @@ impl ExpertsShape {
 
     /// The weights, in f32, of experts that were chosen with biases: of the shares without them.
     pub(crate) fn weights(&self, logits: &Tensor, choice: &BiasedChoice) -> Result<Tensor> {
-        let shares = logits.f_softmax(-1, Kind::Float)?;
+        let shares = self.shares(logits)?;
         let rows = shares.f_view([-1, 1])?;
         let sorted = shim::permute(&rows, [&choice.order, &choice.inverse])?.f_view_as(&shares)?;
         self.normalised(sorted.f_narrow(-1, 0, self.per_token)?)
@@ -63,7 +98,11 @@ impl ExpertsShape {
     /// Weights of chosen experts, divided by their sums if the model does that, times its factor.
     fn normalised(&self, mut weights: Tensor) -> Result<Tensor> {
         if self.renormalise {
-            let sum = weights.f_sum_dim_intlist(Some(&[-1i64][..]), true, Kind::Float)?;
+            let mut sum = weights.f_sum_dim_intlist(Some(&[-1i64][..]), true, Kind::Float)?;
+            if self.router == Router::Sigmoid {
+                // All may be zeros.
+                sum = sum.f_add_scalar(1e-20)?;
+            }
             weights = weights.f_div(&sum)?;
         }
         if self.scale != 1.0 {
@@ -72,13 +111,20 @@ impl ExpertsShape {
         Ok(weights)
     }
 
-    /// The shares `[N, experts]`, of which those outside of each token's groups are minus infinity. A group counts by its best.
+    /// The shares `[N, experts]`, of which those outside of each token's groups are minus infinity. A group counts by its best,
+    /// with sigmoids by the sum of its best two.
     fn of_chosen_groups(&self, shares: &Tensor) -> Result<Tensor> {
         let Some([groups, chosen]) = self.groups else { return Ok(shares.shallow_clone()) };
         let by_group = shares.f_unflatten(-1, [groups, -1])?;
         let others = {
             let _guard = tch::no_grad_guard();
-            let best = by_group.f_amax([-1i64].as_slice(), false)?;
+            let best = match self.router {
+                Router::Softmax => by_group.f_amax([-1i64].as_slice(), false)?,
+                Router::Sigmoid => {
+                    let (best, _) = by_group.f_topk(2, -1, true, true)?;
+                    best.f_select(-1, 0)?.f_add(&best.f_select(-1, 1)?)?
+                }
+            };
             let order = best.f_sort_stable(true, -1, true)?.1;
             order.f_argsort(-1, false)?.f_ge(chosen)?.f_unsqueeze(-1)?
         };
@@ -88,7 +134,7 @@ impl ExpertsShape {
     /// The chosen experts of each token, best first, and their weights in f32, both `[N, per_token]`, of logits `[N,
     /// experts]`. Of equal experts the one with the lower number is chosen.
     pub(crate) fn choose(&self, logits: &Tensor) -> Result<[Tensor; 2]> {
-        let shares = self.of_chosen_groups(&logits.f_softmax(-1, Kind::Float)?)?;
+        let shares = self.of_chosen_groups(&self.shares(logits)?)?;
         let (sorted, experts) = shares.f_sort_stable(true, -1, true)?;
         let weights = sorted.f_narrow(-1, 0, self.per_token)?;
         let experts = experts.f_narrow(-1, 0, self.per_token)?;
@@ -105,18 +151,22 @@ pub(crate) struct BiasedChoice {
     inverse: Tensor,
 }
 
-/// The biases that keep a layer's experts equally busy.
+/// The biases with which tokens choose a layer's experts.
 #[derive(Debug)]
 pub(crate) struct Biases {
     /// f32, one for each expert.
     pub(crate) values: Tensor,
-    /// What one token counts in their gradient: the resolution of sums, so that each token is 1 there.
+    /// What one token counts in their gradient: the resolution of sums, so that each token is 1 there; nothing if they stay
+    /// as they are.
     pub(crate) unit: f32,
 }
 
 impl Biases {
     /// The logits, of which a backward pass gives the tokens of each expert as the gradient of the biases.
     pub(crate) fn count(&self, logits: &Tensor, routing: &Routing) -> Result<Tensor> {
+        if !self.values.requires_grad() {
+            return Ok(logits.shallow_clone());
+        }
         let counts: Vec<f32> =
             routing.counts.iter().map(|count| *count as f32 * self.unit).collect();
         let counts = Tensor::f_from_slice(&counts)?.f_to(self.values.device())?;
@@ -217,8 +267,16 @@ mod tests {
     use super::*;
 
     fn shape(count: usize, per_token: i64, renormalise: bool) -> ExpertsShape {
-        let (scale, groups) = (1.0, None);
-        ExpertsShape { count, per_token, renormalise, scale, groups, balance_loss: None }
+        ExpertsShape {
+            count,
+            per_token,
+            router: Router::Softmax,
+            is_wide: false,
+            renormalise,
+            scale: 1.0,
+            groups: None,
+            balance_loss: None,
+        }
     }
 
     /// Numbers without a pattern, from 0 to 996.
@@ -310,6 +368,47 @@ mod tests {
             let close = |(one, other): (&f32, &f32)| (one - other).abs() < 1e-6;
             assert!(weights.iter().zip(&expected).all(close), "{weights:?} and {expected:?}");
         }
+    }
+
+    #[test]
+    fn sigmoids_choose_within_groups_by_the_sum_of_two() {
+        let mut shape = shape(6, 2, true);
+        (shape.router, shape.is_wide) = (Router::Sigmoid, true);
+        (shape.groups, shape.scale) = (Some([2, 1]), 2.5);
+        // The best expert is in a group whose best two are worse together.
+        let rows = [[4f32, -9.0, -9.0, 2.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]];
+        let logits = Tensor::from_slice(rows.as_flattened()).view([2, 6]);
+        let [experts, weights] = shape.choose(&logits).expect("small");
+        assert_eq!(elements::<i64>(&experts.contiguous()), [3, 4, 0, 1]);
+        let sigmoid = |logit: f64| 1.0 / (1.0 + (-logit).exp());
+        let expected = 2.5 * sigmoid(2.0) / (sigmoid(2.0) + sigmoid(1.0));
+        assert!((weights.double_value(&[0, 0]) - expected).abs() < 1e-6);
+        // Biases choose another expert, whose weight they do not change.
+        let values = Tensor::from_slice(&[0f32, 0.0, 0.0, 0.0, -0.5, 0.0]);
+        let choice = shape.choose_biased(&logits, &Biases { values, unit: 0.0 }).expect("small");
+        assert_eq!(elements::<i64>(&choice.experts.contiguous()), [3, 5, 0, 1]);
+        let weights = shape.weights(&logits, &choice).expect("small");
+        let expected = 2.5 * 0.5 / (sigmoid(2.0) + 0.5);
+        assert!((weights.double_value(&[0, 1]) - expected).abs() < 1e-6);
+        // All shares are zeros.
+        let logits = Tensor::full([1, 6], -200.0, (Kind::Float, Device::Cpu));
+        let [_, weights] = shape.choose(&logits).expect("small");
+        assert_eq!(elements::<f32>(&weights.contiguous()), [0.0, 0.0]);
+        let shares = shape.log_shares(&logits).expect("small").exp();
+        assert!((shares.double_value(&[0, 3]) - 1.0 / 6.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn wide_logits_are_those_of_f32() {
+        let mut shape = shape(2, 1, true);
+        let rows = Tensor::from_slice(&[1f32, 1.0 / 256.0]).view([1, 2]).to_kind(Kind::BFloat16);
+        let router =
+            Tensor::from_slice(&[1f32, 0.0, 1.0, 0.5]).view([2, 2]).to_kind(Kind::BFloat16);
+        let read = |shape: &ExpertsShape| shape.logits(&rows, &router, None).expect("small");
+        assert_eq!(read(&shape).double_value(&[0, 1]), 1.0);
+        shape.is_wide = true;
+        assert_eq!(read(&shape).double_value(&[0, 1]), 1.0 + 1.0 / 512.0);
+        assert_eq!(read(&shape).kind(), Kind::Float);
     }
 
     #[test]

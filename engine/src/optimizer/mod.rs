@@ -191,6 +191,9 @@ impl OptimizerState {
             };
             for parameter in parameters.iter().filter(|one| place.contains(&one.offset)) {
                 if parameter.is_biases_of_experts() {
+                    if !manifest.model.moves_biases() {
+                        continue;
+                    }
                     let flat = copied.as_ref().unwrap_or(&*weights);
                     let range = parameter.offset - place.start..parameter.range().end - place.start;
                     move_biases(flat, parameter.offset - first, &gradient[range], manifest)?;

@@ -16,6 +16,7 @@ use crate::model::own_slices::OwnSlices;
 use crate::model::parameters::{Parameter, model_parameters};
 use crate::numeric::nf4;
 use crate::weights::cutter::Source;
+use crate::weights::expert_biases::ExpertBiases;
 use crate::weights::held::Held;
 use crate::weights::image::Image;
 use crate::weights::init::draw_one;
@@ -27,7 +28,8 @@ pub(crate) struct Frozen {
     /// One after the other, in the dtype of passes: all, or those that are held. Where matrices are packed, all is bytes:
     /// the other weights, and the sections of the packed ones.
     pub(crate) flat: Tensor,
-    /// Whether another device has the tensor too, and loads it.
+    biases: Option<ExpertBiases>,
+    /// Whether another device has the tensors too, and loads them.
     is_beside: bool,
     /// What passes read of them, if they are kept elsewhere.
     pub(crate) image: Option<Image>,
@@ -154,20 +156,20 @@ impl Frozen {
         let parameters = model_parameters(manifest, stage);
         let layout = Layout::new(manifest, &parameters, own);
         let flat = device.zeros(layout.elements, layout.flat_kind())?;
-        let mut frozen = Self::of(flat, false, (layout, parameters), device)?;
+        let biases = ExpertBiases::zeros(&parameters, device)?;
+        let mut frozen = Self::of((flat, biases), false, (layout, parameters), device)?;
         frozen.has_values = !manifest.model.loads_weights();
         if frozen.has_values {
             for parameter in &frozen.parameters {
-                let values = draw_one(manifest, parameter, device.threads)?;
-                frozen.layout.take(&frozen.flat, parameter, &values, device.threads)?;
+                frozen.take(parameter, &draw_one(manifest, parameter, device.threads)?)?;
             }
         }
         Ok(Some(frozen))
     }
 
-    /// Frozen weights in this tensor.
+    /// Frozen weights in these tensors.
     fn of(
-        flat: Tensor,
+        (flat, biases): (Tensor, Option<ExpertBiases>),
         is_beside: bool,
         (layout, parameters): (Layout, Vec<Parameter>),
         device: Device,
@@ -175,13 +177,15 @@ impl Frozen {
         let image = device.has_images.then(|| Image::of([&flat], device.torch)).transpose()?;
         let read = layout.read(image.as_ref().map_or(&flat, Image::values))?;
         let threads = device.threads;
-        Ok(Self { flat, is_beside, image, read, layout, parameters, threads, has_values: false })
+        let has_values = false;
+        Ok(Self { flat, biases, is_beside, image, read, layout, parameters, threads, has_values })
     }
 
     /// The frozen weights of another device of the same memory.
     pub(crate) fn beside(first: &Self, device: Device) -> Result<Self> {
         let list = (first.layout.clone(), first.parameters.clone());
-        let frozen = Self::of(first.flat.shallow_clone(), true, list, device)?;
+        let biases = first.biases.as_ref().map(ExpertBiases::handles);
+        let frozen = Self::of((first.flat.shallow_clone(), biases), true, list, device)?;
         Ok(Self { has_values: first.has_values, ..frozen })
     }
 
@@ -195,7 +199,7 @@ impl Frozen {
             wide: values,
             embedding: None,
             packed: packed.as_ref(),
-            biases: None,
+            biases: self.biases.as_ref(),
         }
     }
 
@@ -203,8 +207,12 @@ impl Frozen {
     pub(crate) fn copy(&self, device: Device) -> Result<Self> {
         let mut flat = device.zeros(self.flat.numel(), self.flat.kind())?;
         flat.f_copy_(&self.flat)?;
+        let mut biases = ExpertBiases::zeros(&self.parameters, device)?;
+        if let (Some(own), Some(theirs)) = (&mut biases, &self.biases) {
+            own.copy(theirs)?;
+        }
         let list = (self.layout.clone(), self.parameters.clone());
-        Ok(Self { has_values: self.has_values, ..Self::of(flat, false, list, device)? })
+        Ok(Self { has_values: self.has_values, ..Self::of((flat, biases), false, list, device)? })
     }
 
     /// Whether another device has the tensor too, and loads it.
@@ -223,6 +231,14 @@ impl Frozen {
         self.has_values
     }
 
+    /// Takes a weight's values.
+    fn take(&self, parameter: &Parameter, values: &Tensor) -> Result<()> {
+        if let Some(biases) = &self.biases {
+            biases.take(&parameter.range(), values)?;
+        }
+        self.layout.take(&self.flat, parameter, values, self.threads)
+    }
+
     /// Takes the values of a base, one weight at a time.
     pub(crate) fn load(&mut self, files: &StageFiles) -> Result<()> {
         let _guard = tch::no_grad_guard();
@@ -232,10 +248,40 @@ impl Frozen {
                 take_section(packed, parameter, section)?;
                 continue;
             }
-            let values = Tensor::f_from_slice(&files.values(parameter)?)?;
-            self.layout.take(&self.flat, parameter, &values, self.threads)?;
+            self.take(parameter, &Tensor::f_from_slice(&files.values(parameter)?)?)?;
         }
         self.has_values = true;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_protocol::manifest::{Dtype, Experts, Lora, LoraTarget};
+
+    use super::*;
+    use crate::device::setup::DeviceChoice;
+    use crate::testing::manifest;
+
+    #[test]
+    fn biases_of_experts_are_as_a_file_has_them_where_passes_are_in_bf16() {
+        let mut manifest = manifest();
+        manifest.training.dtype = Dtype::Bf16;
+        manifest.model.block.experts = Some(Experts { biased: true, ..Experts::new(4, 2, 8) });
+        let targets = vec![LoraTarget::QProj];
+        manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets, base: None });
+        let device = Device::open(DeviceChoice::Cpu, 1).expect("a processor");
+        let own = OwnSlices::new(&manifest.model, None);
+        let frozen =
+            Frozen::new(&manifest, Stage(0), device, &own).expect("small").expect("frozen");
+        let parameters = model_parameters(&manifest, Stage(0));
+        let biases = parameters.iter().find(|one| one.is_biases_of_experts()).expect("some");
+        let values = [0.1f32, 0.2, 1.0 / 3.0, -0.7];
+        frozen.take(biases, &Tensor::from_slice(&values)).expect("small");
+        let copy = frozen.copy(device).expect("small");
+        for frozen in [&frozen, &copy] {
+            let read = frozen.source().biases.expect("some").of_layer(biases.offset, 4);
+            assert_eq!(elements::<f32>(&read.expect("small")), values);
+        }
     }
 }

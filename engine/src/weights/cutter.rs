@@ -25,6 +25,7 @@ use crate::model::parameters::{
 };
 use crate::model::routing::Biases;
 use crate::numeric::nf4::Window;
+use crate::weights::expert_biases::ExpertBiases;
 use crate::weights::held::Held;
 use crate::weights::leaves::{Leaf, Leaves};
 use crate::weights::packed::Packed;
@@ -46,8 +47,7 @@ pub(crate) struct Source<'a> {
     pub(crate) embedding: Option<&'a Tensor>,
     /// Matrices that are packed, and not in `values`.
     pub(crate) packed: Option<&'a Packed>,
-    /// The biases of experts, f32, and where they are in the flat vector; none if there are none.
-    pub(crate) biases: Option<(&'a Held, &'a Tensor)>,
+    pub(crate) biases: Option<&'a ExpertBiases>,
 }
 
 impl Source<'_> {
@@ -79,7 +79,7 @@ pub(crate) struct Cutter<'a> {
     /// The adapters, if those are trained, and the model's weights are frozen.
     adapters: Option<Adapters<'a>>,
     /// The biases of experts, and what one token counts in their gradient.
-    biases: Option<(&'a Held, &'a Tensor)>,
+    biases: Option<&'a ExpertBiases>,
     unit: f32,
     pub(crate) leaves: Leaves,
 }
@@ -104,7 +104,7 @@ impl<'a> Cutter<'a> {
         trained: Source<'a>,
         frozen: Option<Source<'a>>,
     ) -> Self {
-        let Source { values, held, biases, .. } = trained;
+        let Source { values, held, .. } = trained;
         let named = |parameter: Parameter| (parameter.name.clone(), parameter);
         let adapters = manifest.lora.as_ref().map(|lora| Adapters {
             lora,
@@ -112,9 +112,12 @@ impl<'a> Cutter<'a> {
             held,
             parameters: parameters(manifest, stage).into_iter().map(named).collect(),
         });
-        let Source { values: flat, held, packed, .. } = frozen.unwrap_or(trained);
+        let Source { values: flat, held, packed, biases, .. } = frozen.unwrap_or(trained);
         let offsets = offsets(model_parameters(manifest, stage));
-        let unit = (-f32::from(manifest.training.gradient_fraction_bits)).exp2();
+        let unit = match manifest.model.moves_biases() {
+            true => (-f32::from(manifest.training.gradient_fraction_bits)).exp2(),
+            false => 0.0,
+        };
         let leaves = Leaves::default();
         Self { flat, held, offsets, packed, adapters, biases, unit, leaves }
     }
@@ -381,10 +384,10 @@ impl<'a> Cutter<'a> {
 
     /// The biases of a layer's experts, of which there are so many, if it has some.
     fn biases(&mut self, number: u32, experts: Option<usize>) -> Result<Option<Biases>> {
-        let (Some(experts), Some((held, values))) = (experts, self.biases) else { return Ok(None) };
+        let (Some(experts), Some(biases)) = (experts, self.biases) else { return Ok(None) };
         let offset = self.offsets[&format!("model.layers.{number}.{BIASES}")];
-        let (place, _) = held.locate(offset, 1);
-        let tensor = cut(values, place, &[experts as i64])?.set_requires_grad(true);
+        let tensor = biases.of_layer(offset, experts)?;
+        let tensor = tensor.set_requires_grad(self.adapters.is_none());
         let leaf = Leaf { offset, tensor, part: WeightPart::Whole };
         Ok(Some(Biases { values: self.keep(leaf, None), unit: self.unit }))
     }

@@ -5,6 +5,7 @@
 
 pub(crate) mod blocks;
 pub(crate) mod cutter;
+pub(crate) mod expert_biases;
 pub(crate) mod gradient;
 pub(crate) mod held;
 pub(crate) mod image;

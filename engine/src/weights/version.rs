@@ -8,9 +8,10 @@ use tch::{Kind, Tensor};
 
 use crate::device::tensor::{elements, kind};
 use crate::error::Result;
-use crate::model::parameters::{EMBEDDING, Parameter, parameter_count, parameters};
+use crate::model::parameters::{EMBEDDING, parameter_count, parameters};
 use crate::weights::blocks::Blocks;
 use crate::weights::cutter::Source;
+use crate::weights::expert_biases::ExpertBiases;
 use crate::weights::held::Held;
 use crate::weights::image::Image;
 use crate::weights::place::WeightsPlace;
@@ -26,8 +27,7 @@ pub(crate) struct Weights {
     kept: Range<usize>,
     /// What passes read instead of `flat`.
     copies: Option<Copies>,
-    /// The biases of experts in f32 beside all these, where they stay and each device reads them: a few numbers.
-    biases: Option<(Held, Tensor)>,
+    biases: Option<ExpertBiases>,
     /// What passes read of `flat` or of its copies, if they are computed elsewhere.
     image: Option<Image>,
     pub(crate) blocks: Blocks,
@@ -95,20 +95,14 @@ impl Weights {
         let kept = place.kept.clone();
         let flat = place.device.zeros(kept.len(), Kind::Float)?;
         let copies = Copies::new(manifest, stage, place)?;
-        let all = parameters(manifest, stage);
-        let biases = all.iter().filter(|one| one.is_biases_of_experts()).map(Parameter::range);
-        let held = Held::ranges(biases);
-        let biases = match held.len() {
-            0 => None,
-            count => Some((held, place.device.zeros(count, Kind::Float)?)),
-        };
+        let biases = ExpertBiases::zeros(&parameters(manifest, stage), place.device)?;
         Self::of((flat, kept), (copies, biases), manifest, stage, frozen, place)
     }
 
     /// Weights in these tensors.
     fn of(
         (flat, kept): (Tensor, Range<usize>),
-        (copies, biases): (Option<Copies>, Option<(Held, Tensor)>),
+        (copies, biases): (Option<Copies>, Option<ExpertBiases>),
         manifest: &Manifest,
         stage: Stage,
         frozen: Option<Source<'_>>,
@@ -124,7 +118,7 @@ impl Weights {
             Image::of([values].into_iter().chain(&embedding), place.device.torch)
         };
         let image = place.device.has_images.then(image).transpose()?;
-        let read = biases.as_ref().map(|(held, values)| (held, values));
+        let read = biases.as_ref();
         let source = Source { biases: read, ..source_of(&flat, copies.as_ref(), image.as_ref()) };
         let blocks = Blocks::new(manifest, stage, source, frozen, &place.own)?;
         Ok(Self { flat, is_beside: false, kept, copies, biases, image, blocks })
@@ -140,8 +134,7 @@ impl Weights {
     ) -> Result<Self> {
         let copies = first.copies.as_ref().map(Copies::handles);
         let kept = (first.flat.shallow_clone(), first.kept.clone());
-        let biases = first.biases.as_ref();
-        let biases = biases.map(|(held, values)| (held.clone(), values.shallow_clone()));
+        let biases = first.biases.as_ref().map(ExpertBiases::handles);
         let weights = Self::of(kept, (copies, biases), manifest, stage, frozen, place)?;
         Ok(Self { is_beside: true, ..weights })
     }
@@ -150,8 +143,8 @@ impl Weights {
     pub(crate) fn copy(&mut self, other: &Self) -> Result<()> {
         assert_eq!(self.kept, other.kept, "both are in the same place");
         self.flat.f_copy_(&other.flat)?;
-        if let (Some((_, own)), Some((_, theirs))) = (&mut self.biases, &other.biases) {
-            own.f_copy_(theirs)?;
+        if let (Some(own), Some(theirs)) = (&mut self.biases, &other.biases) {
+            own.copy(theirs)?;
         }
         let (Some(own), Some(theirs)) = (&mut self.copies, &other.copies) else { return Ok(()) };
         own.values.f_copy_(&theirs.values)?;
@@ -190,7 +183,7 @@ impl Weights {
     /// Takes over what a range of the flat vector has of the biases of experts.
     fn take_biases(&self, range: &Range<usize>, values: &Tensor) -> Result<()> {
         match &self.biases {
-            Some((held, biases)) => held.take(biases, range, values),
+            Some(biases) => biases.take(range, values),
             None => Ok(()),
         }
     }

@@ -10,24 +10,16 @@ use shoal_engine::{
     AllReduce, EngineError, FixedPoint, group_elements, group_square_norm, parameters, square_norm,
 };
 use shoal_protocol::ids::{Stage, Step, WeightGroup};
-use shoal_protocol::manifest::{Balance, Dtype, Experts, Manifest, Router};
+use shoal_protocol::manifest::{Balance, Dtype, Experts, Manifest};
 
 /// Turns a run's layers into mixtures with biases, but the third one.
 fn balance(manifest: &mut Manifest) {
     manifest.model.block.experts = Some(Experts {
-        count: 6,
-        per_token: 2,
-        intermediate: 24,
-        router: Router::Softmax,
-        renormalise: true,
-        scale: 1.0,
-        groups: None,
         shared_intermediate: Some(16),
-        shared_gated: true,
         dense_layers: vec![2],
         balance: Balance::Bias,
         balance_rate: 0.01,
-        balance_coefficient: Experts::BALANCE_COEFFICIENT,
+        ..Experts::new(6, 2, 24)
     });
 }
 

@@ -4,24 +4,16 @@ use crate::common::{self, Trainer, manifest, samples, text, with_workers};
 use crate::{device_memory, islands, slices, stages, swapping};
 use shoal_engine::EngineError;
 use shoal_protocol::ids::Stage;
-use shoal_protocol::manifest::{Balance, Dtype, Experts, Manifest, Router};
+use shoal_protocol::manifest::{Balance, Dtype, Experts, Manifest};
 
 /// Turns a run's layers into mixtures that a loss balances, but the third one.
 fn balance(manifest: &mut Manifest) {
     manifest.model.block.experts = Some(Experts {
-        count: 6,
-        per_token: 2,
-        intermediate: 24,
-        router: Router::Softmax,
-        renormalise: true,
-        scale: 1.0,
-        groups: None,
         shared_intermediate: Some(16),
-        shared_gated: true,
         dense_layers: vec![2],
         balance: Balance::Loss,
-        balance_rate: Experts::BALANCE_RATE,
         balance_coefficient: 0.2,
+        ..Experts::new(6, 2, 24)
     });
 }
 

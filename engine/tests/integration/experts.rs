@@ -5,31 +5,31 @@ use crate::{device_memory, islands, slices, stages, subspace, swapping};
 use shoal_engine::parameters;
 use shoal_protocol::ids::Stage;
 use shoal_protocol::manifest::{
-    Balance, Dtype, Experts, Lora, LoraTarget, Manifest, Quantisation, Router,
+    Dtype, ExpertGroups, Experts, Lora, LoraTarget, Manifest, Quantisation, Router,
 };
 
 /// Turns a run's layers into mixtures, but the third one.
 fn mix(manifest: &mut Manifest) {
     manifest.model.block.experts = Some(Experts {
-        count: 6,
-        per_token: 2,
-        intermediate: 24,
-        router: Router::Softmax,
-        renormalise: true,
-        scale: 1.0,
-        groups: None,
         shared_intermediate: Some(16),
-        shared_gated: true,
         dense_layers: vec![2],
-        balance: Balance::None,
-        balance_rate: Experts::BALANCE_RATE,
-        balance_coefficient: Experts::BALANCE_COEFFICIENT,
+        ..Experts::new(6, 2, 24)
     });
+}
+
+/// Those of DeepSeek-V3, whose biases stay as they are.
+fn mix_by_sigmoids(manifest: &mut Manifest) {
+    mix(manifest);
+    let experts = manifest.model.block.experts.as_mut().expect("they were just set");
+    (experts.router, experts.biased, experts.wide_router) = (Router::Sigmoid, true, true);
+    experts.groups = Some(ExpertGroups { count: 3, chosen: 2 });
+    (experts.scale, experts.shared_gated) = (2.5, false);
 }
 
 #[test]
 fn the_cut_and_repeated_passes_change_no_bit() {
     stages::assert_equal_bits_of_cuts(mix);
+    stages::assert_equal_bits_of_cuts(mix_by_sigmoids);
 }
 
 #[test]
@@ -65,6 +65,7 @@ fn slices_have_the_losses_of_whole_experts() {
 #[test]
 fn devices_that_share_slices_of_experts_compute_the_bits_of_one() {
     slices::assert_bits_of_one_device(mix);
+    slices::assert_bits_of_one_device(mix_by_sigmoids);
 }
 
 #[test]
@@ -79,7 +80,7 @@ fn islands_and_virtual_workers_compute_the_bits_of_one_device() {
 
 #[test]
 fn swapped_experts_compute_the_bits_of_resident_ones() {
-    swapping::compare(mix);
+    swapping::compare(mix_by_sigmoids);
     for rule in [common::muon(), common::adafactor()] {
         swapping::compare(|manifest| {
             mix(manifest);
@@ -101,7 +102,7 @@ fn experts_that_pass_through_the_device_compute_the_bits_of_those_that_stay() {
 fn adapters_of_attention_are_trained_beside_frozen_experts() {
     for (base, slices) in [(None, 1), (Some(Quantisation::Nf4), 1), (Some(Quantisation::Nf4), 2)] {
         device_memory::compare(|manifest| {
-            mix(manifest);
+            mix_by_sigmoids(manifest);
             manifest.model.slices = slices;
             let targets = LoraTarget::ALL[..4].to_vec();
             manifest.lora = Some(Lora { rank: 2, alpha: 4.0, targets, base });

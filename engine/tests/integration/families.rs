@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::{Trainer, manifest, numbers, python, samples, text, write};
+use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use shoal_engine::base::{self, ExportDtype};
 use shoal_engine::{BaseFiles, Checkpoint, Device, DeviceChoice, Generator};
@@ -58,11 +59,61 @@ fn every_family_is_imported_trained_and_exported() {
     }
 }
 
+/// The tensors of a model's only file.
+fn tensors(folder: &Path) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
+    let bytes = fs::read(folder.join("model.safetensors")).expect("one file");
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("tensors");
+    let of = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
+        (name, (view.shape().to_vec(), view.data().to_vec()))
+    };
+    tensors.tensors().into_iter().map(of).collect()
+}
+
+#[test]
+fn what_predicts_further_tokens_is_left_out_and_biases_stay_as_they_are() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let place = folder.path().to_str().expect("a plain path");
+    python("families.py", &["make", place, "deepseek-v3"]);
+    let source = folder.path().join("deepseek-v3");
+    let imported = |more: &str| {
+        let mut tensors = tensors(&source);
+        tensors.insert(more.to_owned(), (vec![1], vec![0; 4]));
+        let views = tensors.iter().map(|(name, (shape, data))| {
+            (name, TensorView::new(Dtype::F32, shape.clone(), data).expect("f32"))
+        });
+        let with = folder.path().join(format!("with {more}"));
+        fs::create_dir(&with).expect("a folder");
+        for file in ["config.json", "tokenizer.json"] {
+            fs::copy(source.join(file), with.join(file)).expect("there");
+        }
+        safetensors::serialize_to_file(views, None, &with.join("model.safetensors"))
+            .expect("space");
+        base::import(&with, &folder.path().join(format!("base of {more}")), false)
+    };
+    // The model has layers 0 to 3, and one that predicts further tokens.
+    let plain = base::import(&source, &folder.path().join("plain"), false).expect("a model").index;
+    let with = imported("model.layers.4.shared_head.norm.weight").expect("a model").index;
+    assert_eq!(with.weights, plain.weights);
+    let error =
+        imported("model.layers.5.shared_head.norm.weight").expect_err("it has no such layer");
+    assert!(error.to_string().contains("model.layers.5."), "{error}");
+
+    let files = BaseFiles::in_folder(&folder.path().join("plain")).expect("a base");
+    let export = folder.path().join("export");
+    base::export_base(&files, &export, ExportDtype::Bf16).expect("exported");
+    let (before, after) = (tensors(&source), tensors(&export));
+    let name = "model.layers.1.mlp.gate.e_score_correction_bias";
+    assert_eq!(after[name], before[name]);
+    let name = "model.layers.1.mlp.gate.weight";
+    assert_eq!(2 * after[name].1.len(), before[name].1.len());
+}
+
 #[test]
 fn a_mixture_is_exported_by_its_experts_names_without_loss() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let place = folder.path().to_str().expect("a plain path");
-    let names = ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "gpt-oss"];
+    let names =
+        ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "gpt-oss", "deepseek-v2", "glm4-moe"];
     python("families.py", &[&["make", place][..], &names].concat());
     for name in names {
         let [base, export, again] =
@@ -71,14 +122,6 @@ fn a_mixture_is_exported_by_its_experts_names_without_loss() {
         let first = base::import(&source, &base, false).expect("a model").index;
         let files = BaseFiles::in_folder(&base).expect("a base");
         base::export_base(&files, &export, ExportDtype::F32).expect("exported");
-        let tensors = |folder: &Path| {
-            let bytes = fs::read(folder.join("model.safetensors")).expect("one file");
-            let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("tensors");
-            let of = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
-                (name, (view.shape().to_vec(), view.data().to_vec()))
-            };
-            tensors.tensors().into_iter().map(of).collect::<BTreeMap<_, _>>()
-        };
         let (before, after) = (tensors(&source), tensors(&export));
         assert!(before == after, "{name}: {:?}", after.keys());
         let of_expert = match name {
@@ -91,10 +134,11 @@ fn a_mixture_is_exported_by_its_experts_names_without_loss() {
         let path = export.join("config.json");
         let config: Value = serde_json::from_slice(&fs::read(&path).expect("there")).expect("JSON");
         let mut keys = config.as_object().expect("keys").clone();
-        let spellings = ["num_experts", "num_local_experts"];
-        let [from, to] = match keys.contains_key(spellings[0]) {
-            true => spellings,
-            false => [spellings[1], spellings[0]],
+        let [from, to] = match name {
+            "deepseek-v2" => ["n_routed_experts", "num_experts"],
+            "glm4-moe" => ["n_routed_experts", "num_local_experts"],
+            _ if keys.contains_key("num_experts") => ["num_experts", "num_local_experts"],
+            _ => ["num_local_experts", "num_experts"],
         };
         // The class of Qwen2-MoE reads one of them.
         if name != "qwen2-moe" {

@@ -93,13 +93,17 @@ VALUES = {
     "v_head_dim": [8, 10],
     "swiglu_alpha": [1.702, 1.0],
     "swiglu_limit": [7.0, 5.0],
+    "mlp_layer_types": [["dense", "sparse", "sparse"], ["sparse", "dense", "sparse"], None],
+    "rope_interleave": [True, False],
+    "use_qk_norm": [True, False],
+    "num_nextn_predict_layers": [0, 1],
 }
 # Without these a tiny model would have the sizes of a large one.
 NEEDED = {"num_key_value_heads": 0.9, "head_dim": 0.8, "num_experts": 0.9, "num_experts_per_tok": 0.9,
-          "n_routed_experts": 0.9, "q_lora_rank": 0.9, "kv_lora_rank": 0.9, "qk_nope_head_dim": 0.9, "qk_rope_head_dim": 0.9,
+          "n_routed_experts": 0.9, "n_group": 0.9, "q_lora_rank": 0.9, "kv_lora_rank": 0.9, "qk_nope_head_dim": 0.9, "qk_rope_head_dim": 0.9,
           "v_head_dim": 0.9, "moe_intermediate_size": 0.9, "shared_expert_intermediate_size": 0.9}
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gemma3_text", "gpt_neox", "gpt2", "mixtral",
-            "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2"]
+            "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"]
 
 
 def draw(family, dice):
@@ -138,6 +142,9 @@ def make(folder, seed, count):
                     for key, weight in model.named_parameters():
                         if weight.dim() == 1 or key.endswith("_bias"):
                             weight.add_(torch.randn_like(weight) * 0.2)
+                    for key, biases in model.named_buffers():
+                        if key.endswith("e_score_correction_bias"):
+                            biases.add_(torch.randn_like(biases) * 0.2)
                 model.save_pretrained(place)
                 (place / "config.json").write_text(json.dumps(config))
                 values = logits(place)

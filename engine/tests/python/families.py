@@ -29,6 +29,7 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 500.0}
 LATENT = dict(num_key_value_heads=4, kv_lora_rank=20, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=10, n_routed_experts=6,
               n_shared_experts=2, num_experts_per_tok=2, moe_intermediate_size=24, topk_method="greedy")
+SIGMOID = {key: value for key, value in LATENT.items() if key != "topk_method"}
 MODELS = {
     "llama": ("Llama", {}),
     "llama-biased": ("Llama", dict(attention_bias=True, mlp_bias=True, head_dim=10, tie_word_embeddings=True)),
@@ -74,6 +75,12 @@ MODELS = {
     "deepseek-v2-groups": ("DeepseekV2", LATENT | dict(q_lora_rank=18, v_head_dim=12, n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=3,
                                                        topk_method="group_limited_greedy", n_group=4, topk_group=2, attention_bias=True,
                                                        routed_scaling_factor=2.5, tie_word_embeddings=True)),
+    "deepseek-v3": ("DeepseekV3", SIGMOID | dict(q_lora_rank=18, n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=3, n_group=4, topk_group=2,
+                                                 first_k_dense_replace=1, routed_scaling_factor=2.5, rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 0.9})),
+    "deepseek-v3-plain": ("DeepseekV3", SIGMOID | dict(q_lora_rank=None, n_group=1, topk_group=1, first_k_dense_replace=0, norm_topk_prob=False,
+                                                       rope_interleave=False, tie_word_embeddings=True)),
+    "glm4-moe": ("Glm4Moe", SIGMOID | dict(num_key_value_heads=2, head_dim=12, use_qk_norm=True, attention_bias=True, n_group=2, topk_group=1)),
+    "glm4-moe-lite": ("Glm4MoeLite", SIGMOID | dict(q_lora_rank=None, mlp_layer_types=["sparse", "dense", "sparse", "sparse"])),
     "gemma3-yarn": ("Gemma3", dict(head_dim=8, sliding_window=6, tie_word_embeddings=False, query_pre_attn_scalar=13, rope_parameters={
         "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}},
         layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"])),
@@ -165,6 +172,9 @@ def make(folder, *names):
             for key, weight in model.named_parameters():
                 if weight.dim() == 1 or key.endswith("_bias"):
                     weight.add_(torch.randn_like(weight) * 0.2)
+            for key, biases in model.named_buffers():
+                if key.endswith("e_score_correction_bias"):
+                    biases.add_(torch.randn_like(biases) * 0.2)
             packed = pack_experts(model) if "mxfp4" in name else {}
             logits[name] = model(tokens).logits.flatten().tolist()
         place = pathlib.Path(folder, name)

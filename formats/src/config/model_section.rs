@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use shoal_protocol::manifest::{Base, Block, Boundary, BoundaryKind, Experts, Model};
+use shoal_protocol::manifest::{Balance, Base, Block, Boundary, BoundaryKind, Experts, Model};
 
 use super::{Sources, text_of};
 
@@ -28,6 +28,10 @@ pub(crate) struct ModelSection {
     norm_epsilon: Option<f64>,
     initializer_range: Option<f64>,
     experts: Option<Experts>,
+    /// What keeps the experts of a base equally busy, where that is not what its `config.json` says.
+    balance: Option<Balance>,
+    balance_rate: Option<f64>,
+    balance_coefficient: Option<f64>,
 }
 
 impl ModelSection {
@@ -49,7 +53,8 @@ impl ModelSection {
         if let Some(key) = self.key_of_shape() {
             return Err(format!("model.{key} is decided by the base: remove the key"));
         }
-        let (shape, base) = sources.base(&path).map_err(|error| format!("model: {error}"))?;
+        let (mut shape, base) = sources.base(&path).map_err(|error| format!("model: {error}"))?;
+        self.balance_base(&mut shape)?;
         let context = self.context.ok_or_else(|| missing("context"))?;
         let longest = shape.context;
         if context > longest {
@@ -61,6 +66,33 @@ impl ModelSection {
         let (base, boundary) = (Some(Base { loads_weights, ..base }), self.boundary);
         let slices = self.slices.unwrap_or(1);
         Ok((Model { context, slices, boundary, base, ..shape }, Some(path)))
+    }
+
+    /// Takes what a run decides of its base's experts.
+    fn balance_base(&self, model: &mut Model) -> Result<(), String> {
+        let Some(experts) = &mut model.block.experts else {
+            return match self.key_of_balance() {
+                Some(key) => Err(format!(
+                    "model.{key} is for experts, and the base has none: remove the key"
+                )),
+                None => Ok(()),
+            };
+        };
+        experts.balance = self.balance.unwrap_or(experts.balance);
+        experts.balance_rate = self.balance_rate.unwrap_or(experts.balance_rate);
+        experts.balance_coefficient =
+            self.balance_coefficient.unwrap_or(experts.balance_coefficient);
+        Ok(())
+    }
+
+    /// A key that is for the experts of a base.
+    fn key_of_balance(&self) -> Option<&'static str> {
+        let keys = [
+            ("balance", self.balance.is_some()),
+            ("balance_rate", self.balance_rate.is_some()),
+            ("balance_coefficient", self.balance_coefficient.is_some()),
+        ];
+        keys.into_iter().find(|(_, is_there)| *is_there).map(|(key, _)| key)
     }
 
     /// A key that a base decides.
@@ -86,6 +118,11 @@ impl ModelSection {
 
     /// A model with Llama's block, perhaps with experts.
     fn plain(self) -> Result<Model, String> {
+        if let Some(key) = self.key_of_balance() {
+            return Err(format!(
+                "model.{key} is for a base: without one it is model.experts.{key}"
+            ));
+        }
         Ok(Model {
             vocabulary: self.vocabulary.ok_or_else(|| missing("vocabulary"))?,
             hidden: self.hidden.ok_or_else(|| missing("hidden"))?,
@@ -125,6 +162,7 @@ pub(crate) fn to_toml(model: &Model, base: Option<&Path>) -> String {
                 context = model.context,
                 slices = model.slices,
                 boundary = boundary,
+                balance = balance_lines(model.block.experts.as_ref()),
             )
         }
         None => format!(
@@ -149,21 +187,19 @@ pub(crate) fn to_toml(model: &Model, base: Option<&Path>) -> String {
 /// The experts of a model without a base: a section, or a comment with an example if there are none.
 fn experts_section(experts: Option<&Experts>) -> String {
     let Some(experts) = experts else { return include_str!("experts_template.toml").to_owned() };
-    let mut lines = vec![
-        "[model.experts]".to_owned(),
-        format!("count = {}", experts.count),
-        format!("per_token = {}", experts.per_token),
-        format!("intermediate = {}", experts.intermediate),
-        format!("router = {}", text_of(experts.router)),
-        format!("renormalise = {}", experts.renormalise),
-    ];
-    let shared = experts.shared_intermediate.map(|width| format!("shared_intermediate = {width}"));
-    lines.extend(shared);
-    lines.push(format!("dense_layers = {:?}", experts.dense_layers));
-    lines.push(format!("balance = {}", text_of(experts.balance)));
-    lines.push(format!("balance_rate = {}", experts.balance_rate));
-    lines.push(format!("balance_coefficient = {}\n", experts.balance_coefficient));
-    lines.join("\n")
+    let keys = toml::Table::try_from(experts).expect("experts are a table");
+    let lines = keys.iter().map(|(key, value)| format!("{key} = {value}\n"));
+    format!("[model.experts]\n{}", lines.collect::<String>())
+}
+
+/// The keys that a run decides of its base's experts, or a comment with an example if there are none.
+fn balance_lines(experts: Option<&Experts>) -> String {
+    let Some(experts) = experts else { return "# balance = \"loss\"".to_owned() };
+    let Experts { balance, balance_rate, balance_coefficient, .. } = experts;
+    format!(
+        "balance = {}\nbalance_rate = {balance_rate}\nbalance_coefficient = {balance_coefficient}",
+        text_of(balance)
+    )
 }
 
 /// The key in TOML, or a comment with an example if there is no boundary.

@@ -2,8 +2,9 @@
 
 use shoal_protocol::ids::{ContentHash, PeerId};
 use shoal_protocol::manifest::{
-    AdmissionMode, Boundary, BoundaryKind, DistanceCodec, GradientRounding, InnerMoments, Lora,
-    LoraTarget, Pairs, Prepared, Quantisation, Rotary, RotaryScaling, Sgd,
+    AdmissionMode, Balance, Base, Boundary, BoundaryKind, DistanceCodec, ExpertGroups, Experts,
+    GradientRounding, InnerMoments, Lora, LoraTarget, Pairs, Prepared, Quantisation, Rotary,
+    RotaryScaling, Router, Sgd,
 };
 
 use super::loss_section::LossName;
@@ -46,6 +47,81 @@ fn a_written_configuration_parses_to_itself() {
     assert_eq!(load(&other.to_toml()).expect("valid"), other);
     other.outer = Some(Outer { overlap: 5, ..Outer::new(3, 30) });
     assert_eq!(load(&other.to_toml()).expect("valid"), other);
+}
+
+/// A base with experts, whose `config.json` asks for no balance.
+struct OfExperts;
+
+impl Sources for OfExperts {
+    fn base(&self, _: &Path) -> Result<(Model, Base), String> {
+        let mut model = RunConfig::default().model;
+        let biased = Experts { biased: true, ..Experts::new(8, 2, 32) };
+        model.block.experts = Some(biased);
+        Ok((model, Base { index: ContentHash([1; 32]), bytes: 9, loads_weights: true }))
+    }
+
+    fn checkpoint(&self, folder: &Path) -> Result<StartSource, String> {
+        NoSources.checkpoint(folder)
+    }
+
+    fn prepared(&self, folder: &Path) -> Result<PreparedFolder, String> {
+        NoSources.prepared(folder)
+    }
+}
+
+#[test]
+fn experts_are_written_whole() {
+    let mut config = RunConfig::default();
+    let experts = Experts {
+        router: Router::Sigmoid,
+        wide_router: true,
+        biased: true,
+        scale: 2.5,
+        groups: Some(ExpertGroups { count: 4, chosen: 2 }),
+        shared_intermediate: Some(24),
+        shared_gated: false,
+        dense_layers: vec![0, 2],
+        ..Experts::new(8, 2, 32)
+    };
+    for experts in [experts, Experts::new(4, 1, 16)] {
+        config.model.block.experts = Some(experts);
+        assert_eq!(load(&config.to_toml()).expect("valid"), config);
+    }
+}
+
+#[test]
+fn a_run_decides_what_balances_the_experts_of_its_base() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let read = |keys: &str, sources: &dyn Sources| {
+        let text = RunConfig::default().to_toml();
+        let (start, end) = (text.find("[model]"), text.find("[training]"));
+        let [start, end] = [start, end].map(|place| place.expect("a section"));
+        let section = format!("[model]\nfrom = \"base\"\ncontext = 8\n{keys}\n");
+        let path = folder.path().join("run.toml");
+        std::fs::write(&path, format!("{}{section}{}", &text[..start], &text[end..]))
+            .expect("written");
+        RunConfig::load(&path, sources).map_err(|error| error.to_string())
+    };
+    let balance = |keys: &str| {
+        let experts = read(keys, &OfExperts).expect("valid").model.block.experts.expect("experts");
+        (experts.balance, experts.balance_rate, experts.balance_coefficient)
+    };
+    let (rate, coefficient) = (Experts::BALANCE_RATE, Experts::BALANCE_COEFFICIENT);
+    assert_eq!(balance(""), (Balance::None, rate, coefficient));
+    assert_eq!(
+        balance("balance = \"bias\"\nbalance_rate = 0.5"),
+        (Balance::Bias, 0.5, coefficient)
+    );
+    let config = read("balance = \"bias\"", &OfExperts).expect("valid");
+    std::fs::write(folder.path().join("again.toml"), config.to_toml()).expect("written");
+    assert_eq!(
+        RunConfig::load(&folder.path().join("again.toml"), &OfExperts).expect("valid"),
+        config
+    );
+    let error = read("balance = \"loss\"", &OfExperts).expect_err("it has biases");
+    assert!(error.contains("model.experts.balance = loss is out of range"), "{error}");
+    let plain = RunConfig::default().to_toml().replace("[model]", "[model]\nbalance_rate = 1.0");
+    assert!(refusal(&plain).contains("without one it is model.experts.balance_rate"));
 }
 
 #[test]

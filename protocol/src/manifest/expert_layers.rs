@@ -1,6 +1,6 @@
 //! The layers of a model that have experts, and the checks of these.
 
-use super::{Balance, ExpertGroups, Experts, Manifest, ManifestError, Model, within};
+use super::{Balance, ExpertGroups, Experts, Manifest, ManifestError, Model, Router, within};
 use crate::limits;
 
 impl Model {
@@ -11,10 +11,10 @@ impl Model {
         (!experts.dense_layers.contains(&layer)).then_some(experts)
     }
 
-    /// The experts of a layer, if biases keep them equally busy.
+    /// Whether biases that move keep the experts equally busy.
     #[must_use]
-    pub fn biased_experts_of(&self, layer: u32) -> Option<&Experts> {
-        self.experts_of(layer).filter(|experts| experts.balance == Balance::Bias)
+    pub fn moves_biases(&self) -> bool {
+        self.block.experts.as_ref().is_some_and(|experts| experts.balance == Balance::Bias)
     }
 
     /// Whether a loss keeps the experts equally busy.
@@ -48,6 +48,7 @@ impl Model {
         within("model.experts.balance_rate", experts.balance_rate, 1e-8..=1.0)?;
         within("model.experts.balance_coefficient", experts.balance_coefficient, 1e-8..=1e3)?;
         within("model.experts.scale", experts.scale, 1e-6..=1e3)?;
+        experts.check_balance_loss()?;
         experts.check_groups()?;
         let dense = &experts.dense_layers;
         let in_order = dense.is_sorted_by(|one, other| one < other);
@@ -105,19 +106,33 @@ impl Model {
 }
 
 impl Experts {
+    fn check_balance_loss(&self) -> Result<(), ManifestError> {
+        let is_plain = self.router == Router::Softmax && !self.biased;
+        if self.balance == Balance::Loss && !is_plain {
+            return Err(ManifestError::OutOfRange {
+                key: "model.experts.balance",
+                value: "loss".to_owned(),
+                range: "\"none\" or \"bias\" where tokens choose by sigmoids or with biases"
+                    .to_owned(),
+            });
+        }
+        Ok(())
+    }
+
     fn check_groups(&self) -> Result<(), ManifestError> {
         let Some(ExpertGroups { count, chosen }) = self.groups else { return Ok(()) };
         within("model.experts.groups.count", count, 1..=self.count)?;
         within("model.experts.groups.chosen", chosen, 1..=count)?;
         let size = self.count / count;
-        if self.count.is_multiple_of(count) && self.per_token <= chosen * size {
+        let least = if self.router == Router::Sigmoid { 2 } else { 1 };
+        if self.count.is_multiple_of(count) && self.per_token <= chosen * size && size >= least {
             return Ok(());
         }
         Err(ManifestError::OutOfRange {
             key: "model.experts.groups",
             value: format!("{chosen} of {count}"),
             range: format!(
-                "a divisor of count = {}, with per_token = {} experts in the chosen groups",
+                "a divisor of count = {}, with per_token = {} experts in the chosen groups, and {least} or more in each",
                 self.count, self.per_token
             ),
         })
@@ -131,11 +146,12 @@ impl Manifest {
     /// Checks that a run whose experts have biases counts tokens exactly.
     pub(super) fn check_balance(&self) -> Result<(), ManifestError> {
         let experts = self.model.block.experts.as_ref();
-        if experts.is_none_or(|experts| experts.balance != Balance::Bias) {
-            return Ok(());
-        }
+        let Some(experts) = experts.filter(|_| self.model.moves_biases()) else { return Ok(()) };
         let refused = [
-            (self.model.base.is_some(), "\"none\" with a base, whose models have no such biases"),
+            (
+                self.model.base.is_some() && !experts.biased,
+                "\"none\" with a base that has no such biases",
+            ),
             (self.lora.is_some(), "\"none\" beside adapters, which leave the experts frozen"),
             (self.inner.is_some(), "\"none\" with virtual workers, which sum no counts of tokens"),
             (
@@ -161,26 +177,16 @@ impl Manifest {
 #[cfg(test)]
 mod tests {
     use super::super::example::small;
-    use super::super::{Base, Lora, LoraTarget, Router};
+    use super::super::{Base, Lora, LoraTarget};
     use super::*;
     use crate::codec::{Codec, SumCodec};
     use crate::ids::ContentHash;
 
     fn experts() -> Experts {
         Experts {
-            count: 8,
-            per_token: 2,
-            intermediate: 24,
-            router: Router::Softmax,
-            renormalise: true,
-            scale: 1.0,
-            groups: None,
             shared_intermediate: Some(16),
-            shared_gated: true,
             dense_layers: vec![0, 3],
-            balance: Balance::None,
-            balance_rate: Experts::BALANCE_RATE,
-            balance_coefficient: Experts::BALANCE_COEFFICIENT,
+            ..Experts::new(8, 2, 24)
         }
     }
 

@@ -16,6 +16,13 @@ pub struct Experts {
     /// The function from a token's logits to its experts and their weights.
     #[serde(default)]
     pub router: Router,
+    /// Whether logits are computed in f32 also where passes are in bf16.
+    #[serde(default)]
+    pub wide_router: bool,
+    /// Whether a bias for each expert of a layer is added to its share where a token chooses, and nowhere else.
+    /// [`Balance::Bias`] adds such biases too and moves them; without it they stay as they are.
+    #[serde(default)]
+    pub biased: bool,
     /// Whether the weights of the chosen experts are divided by their sum.
     #[serde(default = "yes")]
     pub renormalise: bool,
@@ -50,6 +57,34 @@ impl Experts {
     pub const BALANCE_RATE: f64 = 0.001;
     /// [`Self::balance_coefficient`] where a run names none: that of the Switch Transformer.
     pub const BALANCE_COEFFICIENT: f64 = 0.01;
+
+    /// Experts as a run has them that says nothing else of them.
+    #[must_use]
+    pub const fn new(count: u32, per_token: u32, intermediate: u32) -> Self {
+        Self {
+            count,
+            per_token,
+            intermediate,
+            router: Router::Softmax,
+            wide_router: false,
+            biased: false,
+            renormalise: true,
+            scale: 1.0,
+            groups: None,
+            shared_intermediate: None,
+            shared_gated: true,
+            dense_layers: Vec::new(),
+            balance: Balance::None,
+            balance_rate: Self::BALANCE_RATE,
+            balance_coefficient: Self::BALANCE_COEFFICIENT,
+        }
+    }
+
+    /// Whether a layer has a bias for each expert, which moves or not.
+    #[must_use]
+    pub fn has_biases(&self) -> bool {
+        self.biased || self.balance == Balance::Bias
+    }
 }
 
 fn default_balance_rate() -> f64 {
@@ -77,7 +112,7 @@ pub struct ExpertGroups {
     /// Groups of a layer.
     pub count: u32,
     /// Groups from which a token chooses its experts: those with the best ones, of equal groups the one with the lower
-    /// number.
+    /// number. With [`Router::Sigmoid`] a group counts by the sum of its best two.
     pub chosen: u32,
 }
 
@@ -99,6 +134,8 @@ pub enum Router {
     /// The largest of the softmax over all experts, in f32; of equal ones the expert with the lower number.
     #[default]
     Softmax,
+    /// The largest of the sigmoid of each, in f32 (DeepSeek-AI, arXiv 2412.19437).
+    Sigmoid,
 }
 
 /// What keeps the experts equally busy.
@@ -119,7 +156,7 @@ pub enum Balance {
     /// Nothing: the loss alone.
     #[default]
     None,
-    /// A bias for each expert of a layer, added to its share of the softmax where a token chooses, and nowhere else. After
+    /// A bias for each expert of a layer, added to its share where a token chooses, and nowhere else. After
     /// each step it goes up where fewer tokens than the mean chose the expert, and down where more did (Wang et al.,
     /// arXiv 2408.15664; DeepSeek-AI, arXiv 2412.19437).
     Bias,

@@ -65,9 +65,17 @@ pub(super) fn draw(family: &str, seed: u64, positions: usize, dice: &mut Dice) -
         // Windows of it are refused.
         config["sliding_window"] = Value::Null;
     }
-    if family == "deepseek_v2" {
+    let is_latent = ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"].contains(&family);
+    if is_latent || family == "glm4_moe" {
+        let grouped = json!({
+            "n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 2, "topk_group": dice.from(&[1, 2]),
+            "num_experts_per_tok": dice.from(&[1, 2]), "use_qk_norm": dice.from(&[true, false]),
+        });
+        config.as_object_mut().expect("keys").extend(grouped.as_object().expect("keys").clone());
+    }
+    if is_latent {
         let latent = json!({
-            "num_key_value_heads": heads[0], "norm_topk_prob": false, "n_routed_experts": 4, "first_k_dense_replace": 1,
+            "num_key_value_heads": heads[0], "norm_topk_prob": false, "rope_interleave": dice.from(&[true, false]),
             "kv_lora_rank": 12, "q_lora_rank": dice.from(&[None, Some(14)]), "qk_nope_head_dim": 6,
             "qk_rope_head_dim": 8, "v_head_dim": dice.from(&[10, 14]),
         });
