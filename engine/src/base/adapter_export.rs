@@ -11,6 +11,7 @@ use super::import::NAME;
 use super::weights::BaseFiles;
 use super::{BaseError, Result, staging};
 use crate::checkpoint::Checkpoint;
+use crate::model::adapter;
 use crate::model::parameters::parameters;
 
 /// Writes the adapters of a checkpoint into the folder `out`, which is complete once it exists. `base`
@@ -33,13 +34,9 @@ pub fn export_adapter(
     let Some(lora) = &manifest.lora else {
         return Err(refused("its run trained all weights and no adapters"));
     };
-    if !base.index.has_matrices_of_adapters() {
+    if let Some(problem) = base.index.why_not_in_peft(&lora.targets) {
         let family = &base.index.family;
-        let reason = format!(
-            "{family} joins matrices that have adapters of their own here: export the whole model \
-             with --merge"
-        );
-        return Err(refused(&reason));
+        return Err(refused(&format!("{family} {problem}: export the whole model with --merge")));
     }
     let own = base.index.config.get(NAME).and_then(Value::as_str);
     let Some(name) = name.or(own).filter(|name| !name.is_empty()) else {
@@ -48,12 +45,18 @@ pub fn export_adapter(
              find it: give the repository or folder of the model with --base-model NAME",
         ));
     };
-    let mut tensors = Vec::new();
+    let (mut tensors, mut modules) = (Vec::new(), Vec::<String>::new());
     for stage in manifest.stages() {
         let state = checkpoint.stage(stage).map_err(|error| refused(&error.to_string()))?;
         for parameter in parameters(manifest, stage) {
             let data = dtype.bytes(&state.weights[parameter.range()]);
-            tensors.push((parameter.name, parameter.shape, data));
+            let (weight, factor) = adapter::beside(&parameter.name).expect("it has adapters alone");
+            let weight = base.index.name_in_files(&weight);
+            let matrix = weight.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default();
+            if !modules.iter().any(|module| module == matrix) {
+                modules.push(matrix.to_owned());
+            }
+            tensors.push((adapter::name_beside(&weight, factor), parameter.shape, data));
         }
     }
     let staging = staging::begin(out, ".export-")?;
@@ -65,14 +68,13 @@ pub fn export_adapter(
     });
     safetensors::serialize_to_file(views, None, &path)
         .map_err(|error| BaseError::io(&path)(std::io::Error::other(error)))?;
-    let modules = lora.targets.iter().map(|target| target.matrix());
     let config = json!({
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": name,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
-        "target_modules": modules.collect::<Vec<_>>(),
+        "target_modules": modules,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": false,

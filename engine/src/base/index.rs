@@ -8,10 +8,12 @@ use serde::{Deserialize, Serialize};
 use shoal_protocol::ids::{ContentHash, Stage};
 use shoal_protocol::inside::is_plain_name;
 use shoal_protocol::limits;
-use shoal_protocol::manifest::{Base, Experts, Manifest, Model, Quantisation};
+use shoal_protocol::manifest::{Base, Experts, LoraTarget, Manifest, Model, Quantisation};
 
 use super::{BaseError, Result};
+use crate::family::tensors::locate;
 use crate::family::{self, Naming};
+use crate::model::parameters::Parameter;
 
 /// Name of the index in a base's folder.
 pub const INDEX: &str = "base.json";
@@ -120,11 +122,26 @@ impl BaseIndex {
         family::naming(&self.family) == Some(Naming::Llama)
     }
 
-    /// Whether its family has the matrices that adapters are beside, by the names of this engine.
-    pub fn has_matrices_of_adapters(&self) -> bool {
+    /// Why PEFT has no such adapters beside a model of its family as these targets have here; `None` if it has them.
+    #[must_use]
+    pub fn why_not_in_peft(&self, targets: &[LoraTarget]) -> Option<&'static str> {
+        let of_experts = targets.iter().any(|target| target.is_of_experts(&self.model));
         let naming = family::naming(&self.family);
-        // Some differ in experts alone, which have no adapters.
-        matches!(naming, Some(Naming::Llama | Naming::Mixtral | Naming::GptOss | Naming::DeepSeek))
+        match naming {
+            Some(Naming::Llama | Naming::Mixtral | Naming::GptOss | Naming::DeepSeek) => {
+                // It takes those of each expert into the joined tensors of most families.
+                let has_experts = !["qwen2_moe", "gpt_oss"].contains(&self.family.as_str());
+                (of_experts && !has_experts).then_some("has no adapters of each expert in PEFT")
+            }
+            _ => Some("joins matrices that have adapters of their own here"),
+        }
+    }
+
+    /// A tensor's name in files of its family, by the name of this engine's weight.
+    pub(crate) fn name_in_files(&self, weight: &str) -> String {
+        let naming = family::naming(&self.family).unwrap_or(Naming::Llama);
+        let parameter = Parameter { name: weight.to_owned(), shape: vec![1, 1], offset: 0 };
+        locate(naming, &self.model, &parameter).tensor
     }
 
     /// Whether the run's model is that of the base, apart from what a run decides.

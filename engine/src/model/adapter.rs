@@ -4,7 +4,7 @@ use shoal_protocol::manifest::{Lora, LoraTarget};
 use tch::Tensor;
 
 use crate::error::Result;
-use crate::model::layer_table::Joined;
+use crate::model::layer_table::{Joined, Matrix};
 use crate::model::own_slices::OwnSlices;
 
 /// Begins the names of adapters, as PEFT has them.
@@ -19,15 +19,22 @@ pub(crate) enum Factor {
     B,
 }
 
-/// PEFT's name of an adapter's matrix.
-pub(crate) fn name(layer: u32, target: LoraTarget, factor: Factor) -> String {
-    name_beside(&format!("model.layers.{layer}.{}.weight", target.name()), factor)
+/// PEFT's name of an adapter's matrix beside a matrix of a layer.
+pub(crate) fn name(layer: u32, matrix: &Matrix, factor: Factor) -> String {
+    name_beside(&format!("model.layers.{layer}.{}.weight", matrix.name), factor)
 }
 
 /// PEFT's name of an adapter's matrix beside a weight of the model.
 pub(crate) fn name_beside(weight: &str, factor: Factor) -> String {
     let factor = if factor == Factor::A { "lora_A" } else { "lora_B" };
     format!("{PREFIX}{}.{factor}.weight", weight.trim_end_matches(".weight"))
+}
+
+/// The weight that an adapter's matrix is beside, by its name, and which of the two it is.
+pub(crate) fn beside(name: &str) -> Option<(String, Factor)> {
+    let factor = if is_first(name) { Factor::A } else { Factor::B };
+    let (matrix, _) = name.strip_prefix(PREFIX)?.rsplit_once(".lora_")?;
+    Some((format!("{matrix}.weight"), factor))
 }
 
 /// Whether a weight is the first matrix of an adapter, which begins with random values.
@@ -119,18 +126,18 @@ impl Adapter {
         mut leaf: impl FnMut(&str, &[i64]) -> Result<Tensor>,
     ) -> Result<Option<Self>> {
         let rank = i64::from(lora.rank);
-        let adapted = |target: &LoraTarget| lora.targets.contains(target);
-        let mut targets = joined.targets().map(|(target, _)| target).filter(adapted);
-        let Some(first) = targets.next() else { return Ok(None) };
-        let count = 1 + targets.count() as i64;
+        let is_adapted = |target: LoraTarget| lora.targets.contains(&target);
+        let mut adapted = joined.targets().filter(|(target, _)| is_adapted(*target));
+        let Some((_, first)) = adapted.next() else { return Ok(None) };
+        let count = 1 + adapted.count() as i64;
         let inputs = joined.inputs as i64;
         let mut parts = Vec::new();
         // The first matrices are adjacent.
         let first = leaf(&name(layer, first, Factor::A), &[count * rank, inputs])?;
-        for (target, [outputs, _]) in joined.targets() {
-            let outputs = outputs as i64;
-            parts.push(match adapted(&target) {
-                true => Part::Adapted(leaf(&name(layer, target, Factor::B), &[outputs, rank])?),
+        for (target, matrix) in joined.targets() {
+            let outputs = matrix.outputs as i64;
+            parts.push(match is_adapted(target) {
+                true => Part::Adapted(leaf(&name(layer, matrix, Factor::B), &[outputs, rank])?),
                 false => Part::Plain(outputs),
             });
         }

@@ -35,7 +35,8 @@ impl Joined {
     /// The same, with an adapter for each matrix that is a target.
     fn adapted(mut self) -> Self {
         for matrix in &mut self.matrices {
-            matrix.target = LoraTarget::ALL.into_iter().find(|one| one.name() == matrix.name);
+            let last = matrix.name.rsplit('.').next();
+            matrix.target = LoraTarget::ALL.into_iter().find(|one| last == Some(one.matrix()));
         }
         self
     }
@@ -50,10 +51,9 @@ impl Joined {
         &self.matrices[0].name
     }
 
-    /// The adapters that its matrices may have, in order.
-    pub(crate) fn targets(&self) -> impl Iterator<Item = (LoraTarget, [usize; 2])> + '_ {
-        let extents = |matrix: &Matrix| Some((matrix.target?, [matrix.outputs, self.inputs]));
-        self.matrices.iter().filter_map(extents)
+    /// Its matrices that may have adapters, in order, and their targets.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = (LoraTarget, &Matrix)> {
+        self.matrices.iter().filter_map(|matrix| Some((matrix.target?, matrix)))
     }
 }
 
@@ -154,6 +154,10 @@ impl DenseTable {
     fn biased(self, biased: bool) -> Self {
         Self { gate_up: self.gate_up.biased(biased), down: self.down.biased(biased) }
     }
+
+    fn adapted(self) -> Self {
+        Self { gate_up: self.gate_up.adapted(), down: self.down.adapted() }
+    }
 }
 
 /// The matrices of a mixture of experts.
@@ -177,8 +181,9 @@ impl ExpertsTable {
     fn new(model: &Model, experts: &Experts) -> Self {
         let (hidden, biased) = (model.hidden, model.block.biases.feed_forward);
         let each = |number| {
-            DenseTable::new(model, &format!("{EXPERTS}.{number}"), experts.intermediate)
-                .biased(biased)
+            let table =
+                DenseTable::new(model, &format!("{EXPERTS}.{number}"), experts.intermediate);
+            table.biased(biased).adapted()
         };
         let shared = experts.shared_intermediate.map(|inner| {
             let gate = || Joined::new([("mlp.shared_expert_gate".to_owned(), 1)], hidden);
@@ -209,8 +214,8 @@ impl FeedForwardTable {
         }
         let biased = model.block.biases.feed_forward;
         let table = DenseTable::new(model, "mlp", model.intermediate).biased(biased);
-        let DenseTable { gate_up, down } = table;
-        Self::Dense(DenseTable { gate_up: gate_up.adapted(), down: down.adapted() })
+        // In a mixture it is experts that have adapters of these names, as in PEFT.
+        Self::Dense(if model.block.experts.is_some() { table } else { table.adapted() })
     }
 
     /// The number of biases of experts, after all matrices in the flat vector; none without.
@@ -239,16 +244,15 @@ impl FeedForwardTable {
 }
 
 /// Products of layers that may have adapters, in the order of the flat vector: those of attention, then those of a single
-/// feed-forward block.
+/// feed-forward block, or of each expert that tokens choose.
 pub(crate) fn adapted(model: &Model, layer: u32) -> Vec<Joined> {
     let AttentionTable { query_key_value, latent: _, output } = AttentionTable::of(model);
-    let mut all = vec![query_key_value, output];
-    if let FeedForwardTable::Dense(DenseTable { gate_up, down }) =
-        FeedForwardTable::of(model, layer)
-    {
-        all.extend([gate_up, down]);
-    }
-    all
+    let blocks = match FeedForwardTable::of(model, layer) {
+        FeedForwardTable::Dense(table) => vec![table],
+        FeedForwardTable::Experts(table) => table.experts,
+    };
+    let blocks = blocks.into_iter().flat_map(|DenseTable { gate_up, down }| [gate_up, down]);
+    [query_key_value, output].into_iter().chain(blocks).collect()
 }
 
 /// Width of the feed-forward block of a layer for each token: with experts those that it has, together.

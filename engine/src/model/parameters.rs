@@ -232,11 +232,12 @@ impl List {
         let rank = lora.rank as usize;
         for joined in layer_table::adapted(model, layer) {
             for factor in [Factor::A, Factor::B] {
-                for (target, [outputs, inputs]) in joined.targets() {
+                for (target, matrix) in joined.targets() {
                     if lora.targets.contains(&target) {
                         let of_a = factor == Factor::A;
-                        let shape = if of_a { [rank, inputs] } else { [outputs, rank] };
-                        self.add(adapter::name(layer, target, factor), &shape);
+                        let shape =
+                            if of_a { [rank, joined.inputs] } else { [matrix.outputs, rank] };
+                        self.add(adapter::name(layer, matrix, factor), &shape);
                     }
                 }
             }

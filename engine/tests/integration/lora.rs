@@ -15,10 +15,18 @@ use shoal_protocol::manifest::{Dtype, Lora, LoraTarget, Manifest, Model, Quantis
 const STEPS: u64 = 20;
 
 /// Models, the last one with a tied head, and the matrices that have adapters.
-const RUNS: [(&str, &[LoraTarget]); 3] = [
+const RUNS: [(&str, &[LoraTarget]); 5] = [
     ("llama", &LoraTarget::ALL),
     ("qwen3", &[LoraTarget::QProj, LoraTarget::VProj]),
     ("gemma3", &[LoraTarget::KProj, LoraTarget::OProj, LoraTarget::UpProj, LoraTarget::DownProj]),
+    (
+        "mixtral",
+        &[LoraTarget::QProj, LoraTarget::GateProj, LoraTarget::UpProj, LoraTarget::DownProj],
+    ),
+    (
+        "deepseek-v3",
+        &[LoraTarget::OProj, LoraTarget::GateProj, LoraTarget::UpProj, LoraTarget::DownProj],
+    ),
 ];
 
 /// A run of three stages that trains adapters beside a base.

@@ -27,8 +27,22 @@ def adapters(model):
     return {name: weight.detach() for name, weight in model.named_parameters() if "lora_" in name}
 
 
+def keep_blocks(model):
+    """Joined gates and values have one adapter, of twice the rank: keeps apart what two adapters have."""
+    for name, module in model.named_modules():
+        if getattr(module, "parameter_name", None) != "gate_up_proj":
+            continue
+        weight = module.lora_B["default"].weight
+        outputs, ranks = weight.shape
+        mask = torch.zeros(outputs, 2, ranks // 2)
+        mask[: outputs // 2, 0] = 1
+        mask[outputs // 2 :, 1] = 1
+        weight.register_hook(lambda gradient, mask=mask.flatten(1): gradient * mask)
+
+
 def check(run):
     model = PeftModel.from_pretrained(load(run["source"]), run["first"], is_trainable=True)
+    keep_blocks(model)
     trainable = [name for name, weight in model.named_parameters() if weight.requires_grad]
     assert trainable and all("lora_" in name for name in trainable), trainable
     result = train(model, run)

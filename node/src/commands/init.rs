@@ -313,7 +313,10 @@ pub(super) fn fine_tuned(
         None if bytes > 2 << 30 => 1e-5,
         None => 5e-5,
     };
-    let exists = |target: &LoraTarget| config.model.why_no_adapters(*target).is_none();
+    // Adapters of all experts are many more weights than most want: a run may name them.
+    let exists = |target: &LoraTarget| {
+        !target.is_of_experts(&config.model) && config.model.why_no_adapters(*target).is_none()
+    };
     let targets = LoraTarget::ALL.into_iter().filter(exists).collect();
     // A scale of twice the rank is what most recipes take.
     let base = packs.then_some(Quantisation::Nf4);

@@ -263,13 +263,23 @@ mod tests {
     }
 
     #[test]
-    fn adapters_are_of_attention_alone() {
-        let lora = |targets| Lora { rank: 2, alpha: 4.0, targets, base: None };
-        let attention = LoraTarget::ALL[..4].to_vec();
-        assert_eq!(with(|manifest| manifest.lora = Some(lora(attention))), Ok(()));
-        let all = LoraTarget::ALL.to_vec();
-        let error = with(|manifest| manifest.lora = Some(lora(all))).expect_err("refused");
-        assert!(error.contains("lora.targets = gate_proj") && error.contains("experts"), "{error}");
+    fn adapters_of_experts_are_of_all_their_matrices() {
+        let lora = |targets: &[LoraTarget]| {
+            Some(Lora { rank: 2, alpha: 4.0, targets: targets.to_vec(), base: None })
+        };
+        for targets in [&LoraTarget::ALL[..4], &LoraTarget::ALL, &LoraTarget::ALL[4..]] {
+            assert_eq!(with(|manifest| manifest.lora = lora(targets)), Ok(()));
+        }
+        for targets in [&LoraTarget::ALL[3..5], &LoraTarget::ALL[4..6], &LoraTarget::ALL[6..]] {
+            let error = with(|manifest| manifest.lora = lora(targets)).expect_err("not all");
+            assert!(error.contains("all of gate_proj, up_proj and down_proj"), "{error}");
+        }
+        let error = with(|manifest| {
+            manifest.model.slices = 2;
+            manifest.lora = lora(&LoraTarget::ALL);
+        });
+        let error = error.expect_err("refused");
+        assert!(error.contains("lora.targets = gate_proj") && error.contains("slices"), "{error}");
     }
 
     type Change<'a> = &'a dyn Fn(&mut Manifest);

@@ -99,9 +99,12 @@ impl LoraTarget {
         }
     }
 
-    /// Whether it is a matrix of the feed-forward block.
-    fn is_feed_forward(self) -> bool {
-        matches!(self, Self::GateProj | Self::UpProj | Self::DownProj)
+    /// Whether it is a matrix of the experts that tokens choose. In a model that has some, a shared expert and layers without
+    /// experts have no adapters, as in PEFT.
+    #[must_use]
+    pub fn is_of_experts(self, model: &Model) -> bool {
+        let is_feed_forward = matches!(self, Self::GateProj | Self::UpProj | Self::DownProj);
+        is_feed_forward && model.block.experts.is_some()
     }
 
     /// The last part of its name, which names it among the matrices of a layer.
@@ -130,9 +133,8 @@ impl Model {
             (QProj | KProj | VProj, Some(LatentAttention { queries: Some(_), .. })) => Some(
                 "o_proj in a model with latent attention, whose other matrices have no adapters yet",
             ),
-            _ if target.is_feed_forward() && block.experts.is_some() => Some(
-                "some of q_proj, k_proj, v_proj and o_proj in a model of experts, whose feed-forward blocks have no \
-                 adapters yet",
+            _ if target.is_of_experts(self) && self.slices > 1 => Some(
+                "some of q_proj, k_proj, v_proj and o_proj where model.slices divides experts, which have no adapters then",
             ),
             _ => None,
         }
@@ -165,6 +167,16 @@ impl Manifest {
         if let Some((target, range)) = targets.iter().find_map(refused) {
             let (value, range) = (target.matrix().to_owned(), range.to_owned());
             return Err(ManifestError::OutOfRange { key: "lora.targets", value, range });
+        }
+        let of_experts = targets.iter().filter(|target| target.is_of_experts(&self.model));
+        if !matches!(of_experts.clone().count(), 0 | 3) {
+            let names: Vec<&str> = of_experts.map(|target| target.matrix()).collect();
+            return Err(ManifestError::OutOfRange {
+                key: "lora.targets",
+                value: names.join(", "),
+                range: "all of gate_proj, up_proj and down_proj, or none, in a model of experts: PEFT reads no others"
+                    .to_owned(),
+            });
         }
         if self.model.boundary.is_some() {
             return Err(ManifestError::LoraWithBoundary);

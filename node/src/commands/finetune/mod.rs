@@ -43,9 +43,10 @@ pub(super) fn run(args: FinetuneArgs) -> anyhow::Result<()> {
         outln!("the run is not complete: the same `shoal finetune` goes on with it");
         return Ok(());
     }
-    let export = plan.export(base.has_matrices_of_adapters())?;
-    steps.carry_out(&export, &plan.model())?;
     let checkpoint = Checkpoint::open(&plan.checkpoint()).exit_with(Exit::Corrupt)?;
+    let lora = checkpoint.manifest().lora.as_ref();
+    let is_in_peft = lora.is_none_or(|lora| base.why_not_in_peft(&lora.targets).is_none());
+    steps.carry_out(&plan.export(is_in_peft)?, &plan.model())?;
     let hash = checkpoint.hash().exit_with(Exit::Corrupt)?;
     let report = card::report(&plan).context("the events of the run cannot be read")?;
     outln!("\n{}", Card { plan: &plan, report: &report, hash });

@@ -210,13 +210,13 @@ impl Plan {
         words
     }
 
-    /// Adapters are merged into the base where its family joins matrices that have adapters of their own.
+    /// Adapters are merged into the base where PEFT has no such ones.
     ///
     /// # Errors
     /// If the current folder is unknown.
-    pub(super) fn export(&self, has_matrices_of_adapters: bool) -> anyhow::Result<Vec<OsString>> {
+    pub(super) fn export(&self, is_in_peft: bool) -> anyhow::Result<Vec<OsString>> {
         let mut words = vec!["export".into(), self.checkpoint().into()];
-        if self.has_adapters() && !has_matrices_of_adapters {
+        if self.has_adapters() && !is_in_peft {
             words.extend(["--merge".into(), self.base().into()]);
         } else if self.has_adapters() && !self.args.model.starts_with("hf:") {
             // PEFT looks for the model by this name.
