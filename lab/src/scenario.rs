@@ -296,6 +296,7 @@ impl Described {
                 jitter_per_mille: 50,
             },
             devices: std::num::NonZeroU16::MIN,
+            divides_stages: false,
             island: None,
             tiers: None,
             archive: false,

@@ -385,6 +385,18 @@ pub struct StageSpan {
     pub last: Stage,
 }
 
+impl Stage {
+    /// The place among so many devices of the one that has this stage, where a peer's devices divide its stages in turn:
+    /// adjacent stages are on different ones (Narayanan et al., arXiv 2104.04473, call stages of one device interleaved).
+    ///
+    /// # Panics
+    /// If there is no device.
+    #[must_use]
+    pub fn device_in_turn(self, devices: usize) -> usize {
+        usize::from(self.0) % devices
+    }
+}
+
 impl From<StageSpan> for Vec<Stage> {
     fn from(span: StageSpan) -> Self {
         span.stages().collect()

@@ -2,7 +2,7 @@
 //!
 //! One device computes on the caller's thread. Several have a thread each, and host the same stages: as replicas,
 //! so that passes of different microbatches run at the same time, each with its slices of every pass, or as replicas of
-//! several devices that share slices.
+//! several devices that share slices. Or they divide the stages, each with some of its own.
 
 mod additions;
 mod audit;
@@ -33,6 +33,15 @@ use crate::train::all_reduce::AllReduce;
 #[must_use]
 pub fn threads_of_each(threads: usize, devices: usize) -> usize {
     (threads / devices.max(1)).max(1)
+}
+
+/// What each of several devices has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Arrangement {
+    /// Passes of its own of every stage, or its slices of them.
+    Passes,
+    /// Some of the stages, in turn ([`Stage::device_in_turn`]).
+    Stages,
 }
 
 /// The devices of one peer. Methods that [`Engine`] has too do the same, for all devices; their errors are the
@@ -70,6 +79,24 @@ impl Island {
         Self::swapping(manifest, span, (devices, threads), Tiers::default())
     }
 
+    /// Like [`Island::new`], but the devices divide the stages.
+    ///
+    /// # Errors
+    /// If a device does not work or has too little memory.
+    ///
+    /// # Panics
+    /// If the run has no such stage, has slices or virtual workers, or there is no device.
+    pub fn by_stage(
+        manifest: &Manifest,
+        span: StageSpan,
+        devices: &[DeviceChoice],
+        threads: usize,
+    ) -> Result<Self> {
+        let devices = (devices, Arrangement::Stages);
+        let several = Several::new(manifest, span, devices, (threads, Tiers::default()))?;
+        Ok(Self(Devices::Several(Box::new(several))))
+    }
+
     /// Like [`Island::new`], with tiers below the devices, as [`Engine::swapping`]. Devices that compute several passes at
     /// the same time have none below the machine's memory.
     ///
@@ -94,6 +121,7 @@ impl Island {
             };
             return Ok(engine.into());
         }
+        let devices = (devices, Arrangement::Passes);
         let several = Several::new(manifest, span, devices, (threads, tiers))?;
         Ok(Self(Devices::Several(Box::new(several))))
     }

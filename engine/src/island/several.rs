@@ -5,6 +5,8 @@
 //! does not matter which device ran a pass. Devices that compute slices together have the sums of their slices, from
 //! which rounds read. Each device updates a share of the weights, for which alone it has what
 //! the optimizer keeps (ZeRO-1, arXiv 1910.02054), and copies the others' shares where it has weights of its own.
+//!
+//! Devices that divide the stages have nothing of each other's: all that is done to a stage is done by its device.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +17,7 @@ use shoal_protocol::ids::{ClaimKey, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::{Manifest, Verdict};
 use shoal_protocol::units::Bytes;
 
+use super::Arrangement;
 use super::additions::Additions;
 use super::sums::Sums;
 use super::worker::{Lent, Starting, Work, Worker};
@@ -37,11 +40,12 @@ use crate::weights::share::Share;
 /// An accumulator: its stage, and which one of that stage.
 pub(super) type SumsKey = (Stage, usize);
 
-/// Several devices that host the same stages.
+/// Several devices.
 #[derive(Debug)]
 pub(super) struct Several {
     manifest: Manifest,
     workers: Vec<Worker>,
+    arrangement: Arrangement,
     /// Whether replicas have weights and accumulators of their own, or once for all in the machine's memory.
     are_apart: bool,
     /// How devices exchange sums, if several compute the slices of a pass together.
@@ -71,10 +75,18 @@ impl Several {
     pub(super) fn new(
         manifest: &Manifest,
         span: StageSpan,
-        devices: &[DeviceChoice],
+        (devices, arrangement): (&[DeviceChoice], Arrangement),
         (threads, tiers): (usize, Tiers),
     ) -> Result<Self> {
-        let passes = passes_at_once(manifest, devices.len())?;
+        let divides = arrangement == Arrangement::Stages;
+        let passes = match divides {
+            true => devices.len(),
+            false => passes_at_once(manifest, devices.len())?,
+        };
+        assert!(
+            !divides || tiers.are_none() && manifest.model.slices == 1 && manifest.inner.is_none(),
+            "devices that divide the stages have all of them, and neither slices nor virtual workers"
+        );
         assert!(
             tiers.lower.is_none() || passes == 1 && manifest.inner.is_none(),
             "devices that compute several passes at once do not swap to a disk, nor do virtual workers"
@@ -92,13 +104,14 @@ impl Several {
                 };
                 (shares, Some(links))
             }
+            false if divides => (vec![Share::WHOLE; devices.len()], None),
             false => (Share::all(devices.len(), are_apart).collect(), None),
         };
         // Weights are drawn once for each memory.
         let drawn = if is_together || are_apart { devices.len() } else { 1 };
         let start = |(index, (device, share)): (usize, (&DeviceChoice, Share))| {
             let (manifest, seat) = (manifest.clone(), share.seat().cloned());
-            let span = if index < drawn { span } else { StageSpan::none() };
+            let span = if index < drawn && !divides { span } else { StageSpan::none() };
             let tiers = tiers.clone();
             let make = move |device| Engine::sharing(&manifest, span, device, (share, tiers));
             Worker::start(*device, threads, seat, make)
@@ -109,6 +122,7 @@ impl Several {
         let mut island = Self {
             manifest: manifest.clone(),
             workers: started.into_iter().map(Starting::begun).collect::<Result<_>>()?,
+            arrangement,
             links,
             of_pass,
             of_state: match (is_together, &manifest.inner) {
@@ -125,6 +139,9 @@ impl Several {
             routing: BTreeMap::new(),
         };
         for stage in span.stages() {
+            if divides {
+                island.engines_of(stage)?[0].host(stage)?;
+            }
             island.host_beside(stage)?;
             island.make_sums(stage)?;
         }
@@ -132,7 +149,18 @@ impl Several {
         Ok(island)
     }
 
-    /// Makes the accumulators of a stage that is new on all devices.
+    /// The devices that have a stage.
+    fn devices_of(&self, stage: Stage) -> Range<usize> {
+        match self.arrangement {
+            Arrangement::Stages => {
+                let device = stage.device_in_turn(self.workers.len());
+                device..device + 1
+            }
+            Arrangement::Passes => 0..self.workers.len(),
+        }
+    }
+
+    /// Makes the accumulators of a stage that is new on its devices.
     fn make_sums(&mut self, stage: Stage) -> Result<()> {
         self.counted.retain(|(_, (of, _))| *of != stage);
         if self.is_together() {
@@ -145,7 +173,7 @@ impl Several {
         let sums: Vec<Accumulator> =
             (0..self.manifest.steps_at_once()).map(accumulator).collect::<Result<_>>()?;
         if !self.are_apart {
-            self.each(|engine| {
+            self.each_of(stage, |engine| {
                 engine.stage_mut(stage)?.accumulators.clone_from(&sums);
                 Ok(())
             })?;
@@ -335,7 +363,8 @@ impl Several {
     /// Moves what GPUs have in accumulators of their own.
     fn collect(&mut self, (stage, turn): SumsKey) -> Result<()> {
         let Sums::Joined(sums) = &self.sums[&stage] else { return Ok(()) };
-        for (device, worker) in self.workers.iter().enumerate() {
+        for device in self.devices_of(stage) {
+            let worker = &self.workers[device];
             if self.counted.contains(&(device, (stage, turn))) {
                 worker.ask()?;
                 sums[turn].take(&worker.receive()?.stage(stage)?.accumulators[turn])?;
@@ -347,7 +376,7 @@ impl Several {
 
     /// Updates a stage; see [`Engine::apply`].
     pub(super) fn apply(&mut self, stage: Stage, update: &Update<'_>) -> Result<Verdict> {
-        let mut engines = self.all()?;
+        let mut engines = self.engines_of(stage)?;
         update_each(&mut engines, stage, update)?;
         if !self.have_one_memory() {
             engines.chunks_mut(self.of_state).try_for_each(|group| exchange(group, stage))?;
@@ -373,9 +402,9 @@ impl Several {
 
     /// A copy of a stage's weights and optimizer state.
     pub(super) fn state(&self, stage: Stage) -> Result<StageState> {
-        let engines = self.all()?;
+        let engines = self.engines_of(stage)?;
         let mut state = engines[0].state(stage)?;
-        for engine in &engines[1..self.of_state] {
+        for engine in engines.iter().take(self.of_state).skip(1) {
             let StageState { weights, stale_weights, slots } = engine.state(stage)?;
             state.weights.extend(weights);
             for (all, own) in state.stale_weights.iter_mut().zip(stale_weights) {
@@ -390,12 +419,12 @@ impl Several {
 
     /// Whether a stage needs the base at any version; see [`Engine::needs_base`].
     pub(super) fn needs_base(&self, stage: Stage) -> Result<bool> {
-        self.all()?[0].needs_base(stage)
+        self.engines_of(stage)?[0].needs_base(stage)
     }
 
     /// Loads what a stage takes from these files; see [`Engine::load`].
     pub(super) fn load(&mut self, stage: Stage, origin: &Origin) -> Result<()> {
-        self.each(|engine| engine.load(stage, origin))
+        self.each_of(stage, |engine| engine.load(stage, origin))
     }
 
     /// Adds a stage unless it is hosted already; see [`Engine::host`].
@@ -405,10 +434,10 @@ impl Several {
         }
         match self.have_one_memory() {
             true => {
-                self.all()?[0].host(stage)?;
+                self.engines_of(stage)?[0].host(stage)?;
                 self.host_beside(stage)?;
             }
-            false => self.each(|engine| engine.host(stage))?,
+            false => self.each_of(stage, |engine| engine.host(stage))?,
         }
         self.make_sums(stage)?;
         self.divide_memory()
@@ -416,7 +445,7 @@ impl Several {
 
     /// Whether all devices read the same weights.
     fn have_one_memory(&self) -> bool {
-        !self.is_together() && !self.are_apart
+        !self.is_together() && !self.are_apart && self.arrangement == Arrangement::Passes
     }
 
     /// Adds a stage with the weights of the first device to the others, if all have one memory.
@@ -432,7 +461,7 @@ impl Several {
 
     /// Removes a stage and its microbatches in flight.
     pub(super) fn leave(&mut self, stage: Stage) -> Result<()> {
-        self.each(|engine| engine.leave(stage))?;
+        self.each_of(stage, |engine| engine.leave(stage))?;
         self.counted.retain(|(_, (of, _))| *of != stage);
         self.sums.remove(&stage);
         self.forget_means(stage)?;
@@ -457,7 +486,7 @@ impl Several {
                 engine.load(stage, origin)?;
             }
         } else {
-            self.each(|engine| engine.restart(stage, origin))?;
+            self.each_of(stage, |engine| engine.restart(stage, origin))?;
         }
         self.forget_means(stage)?;
         self.make_sums(stage)
@@ -466,18 +495,27 @@ impl Several {
     /// Loads a stage of a version from files; see [`Engine::read_stage`].
     pub(super) fn read_stage(&mut self, stage: Stage, version: Step, folder: &Path) -> Result<()> {
         let state = checkpoint::read_stage(folder, &self.manifest, stage)?;
-        self.each(|engine| engine.set_state(stage, version, &state))?;
+        self.each_of(stage, |engine| engine.set_state(stage, version, &state))?;
         self.forget_sums(stage, 0..self.manifest.steps_at_once() as usize)
     }
 
     /// Borrows the engines of all devices, once the work that they have is done.
     fn all(&self) -> Result<Vec<Lent<'_>>> {
-        self.workers.iter().try_for_each(Worker::ask)?;
-        self.workers.iter().map(Worker::receive).collect()
+        borrow(&self.workers)
     }
 
-    fn each(&mut self, mut work: impl FnMut(&mut Engine) -> Result<()>) -> Result<()> {
-        self.all()?.iter_mut().try_for_each(|engine| work(engine))
+    /// Borrows the engines that have a stage, once the work that they have is done.
+    fn engines_of(&self, stage: Stage) -> Result<Vec<Lent<'_>>> {
+        borrow(&self.workers[self.devices_of(stage)])
+    }
+
+    /// Does something with each engine that has a stage.
+    fn each_of(
+        &mut self,
+        stage: Stage,
+        mut work: impl FnMut(&mut Engine) -> Result<()>,
+    ) -> Result<()> {
+        self.engines_of(stage)?.iter_mut().try_for_each(|engine| work(engine))
     }
 
     fn turn(&self, step: Step) -> usize {
@@ -489,6 +527,12 @@ impl Several {
         self.counted.retain(|(_, (of, turn))| *of != stage || !turns.contains(turn));
         self.sums[&stage].clear(turns)
     }
+}
+
+/// Borrows the engines of some devices, once the work that they have is done.
+fn borrow(workers: &[Worker]) -> Result<Vec<Lent<'_>>> {
+    workers.iter().try_for_each(Worker::ask)?;
+    workers.iter().map(Worker::receive).collect()
 }
 
 /// Gives each engine what the others updated.

@@ -33,6 +33,53 @@ pub(crate) fn compare(change: impl FnOnce(&mut Manifest)) {
     }
 }
 
+/// Trains on one device and on some that divide the stages, and compares states.
+fn compare_by_stage(change: impl FnOnce(&mut Manifest)) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut manifest = manifest();
+    manifest.training.stages = 4;
+    manifest.training.microbatches = 5;
+    change(&mut manifest);
+    let mut make = || samples(&mut manifest, folder.path(), &text());
+    let [one, two, three] = [make(), make(), make()];
+    let mut alone = Trainer::new(&manifest, one);
+    let mut islands =
+        [Islander::by_stage(&manifest, two, 2), Islander::by_stage(&manifest, three, 3)];
+    for step in 0..4 {
+        let (loss, _) = alone.step(step);
+        for island in &mut islands {
+            let found = island.step(step);
+            assert!((found - loss).abs() < 1e-6, "step {step}: {found} instead of {loss}");
+        }
+    }
+    let expected = alone.states();
+    for island in &mut islands {
+        assert!(island.states() == expected, "{} devices have another state", island.devices);
+        // Stages go, come back with what was drawn, and take what others wrote.
+        let written = common::write(&alone, 4, folder.path());
+        for stage in manifest.stages() {
+            island.island.leave(stage).expect("hosted");
+            island.island.host(stage).expect("room");
+            island.island.restart(stage, &Origin::default()).expect("room");
+            assert!(island.states_of(stage) != expected[&stage]);
+            island.island.read_stage(stage, Step(4), &written).expect("a whole part");
+            assert!(island.states_of(stage) == expected[&stage]);
+        }
+        std::fs::remove_dir_all(written).expect("it was written");
+    }
+}
+
+#[test]
+fn devices_that_divide_the_stages_compute_the_bits_of_one() {
+    compare_by_stage(|_| {});
+    compare_by_stage(|manifest| {
+        manifest.training.dtype = Dtype::Bf16;
+        manifest.model.block.tied = true;
+    });
+    compare_by_stage(|manifest| manifest.training.staleness = 1);
+    compare_by_stage(|manifest| manifest.optimizer.rule = common::muon());
+}
+
 #[test]
 fn islands_compute_the_bits_of_one_device() {
     compare(|_| {});

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use shoal_engine::{DeviceChoice, Devices, EngineError, threads_of_each};
+use shoal_engine::{Devices, EngineError, threads_of_each};
 use shoal_protocol::message::StageChoice;
 use shoal_protocol::plain_name::{IslandName, PeerName};
 use shoal_protocol::units::{Bytes, Price};
@@ -15,7 +15,7 @@ use shoal_scheduler::coordinator::placing::rebalance::Rebalance;
 use super::duration::{parse_duration, parse_duration_or_none};
 use super::{HttpAddress, default_data_dir};
 use crate::bucket::ArchivePlace;
-use crate::driver::{Leaving, PackingMode, ResourceLimits, ScoreCommand};
+use crate::driver::{Leaving, PackingMode, PeerDevices, ResourceLimits, ScoreCommand};
 use crate::network::{Congestion, LinkOptions};
 use crate::observers::EventSink;
 
@@ -77,6 +77,10 @@ pub struct ComputeArgs {
     /// the threads.
     #[arg(long, value_name = "DEVICES", default_value = "auto", overrides_with = "device")]
     pub device: Devices,
+    /// Each of several devices has some of the peer's stages, in turn, and computes all of their passes (pipeline
+    /// parallelism), in place of its part of the passes of all stages.
+    #[arg(long)]
+    pub pipeline: bool,
     /// Number of processor threads for computation, or `all`.
     #[arg(long, value_name = "N", value_parser = parse_threads, default_value = "all")]
     pub threads: NonZeroUsize,
@@ -98,10 +102,10 @@ impl ComputeArgs {
     ///
     /// # Errors
     /// When every GPU is to be used and none works.
-    pub fn each_device(&self) -> Result<(Vec<DeviceChoice>, usize), EngineError> {
-        let devices = self.device.resolve()?;
-        let threads = threads_of_each(self.threads.get(), devices.len());
-        Ok((devices, threads))
+    pub fn devices(&self) -> Result<PeerDevices, EngineError> {
+        let each = self.device.resolve()?;
+        let threads = threads_of_each(self.threads.get(), each.len());
+        Ok(PeerDevices { each, threads, divide_stages: self.pipeline })
     }
 }
 

@@ -79,7 +79,7 @@ async fn join(args: JoinArgs) -> anyhow::Result<()> {
         (options.http, &options.http_hosts),
         observer.status_watch(),
         &home,
-        &options.compute.each_device()?.0,
+        &options.compute.devices()?.each,
     )
     .await?;
     let (mut rejoins, mut patience) = (0, Patience::first(args.wait));
@@ -183,7 +183,7 @@ async fn take_part(
     search.discovery.bootstrap(through).await;
     search.discovery.join(id).await;
     let addresses = transport.local_addresses();
-    let (devices, threads) = options.compute.each_device()?;
+    let devices = options.compute.devices()?;
     let setup = Setup {
         metrics: serving.metrics.clone(),
         watched: options.http.is_chosen(),
@@ -192,7 +192,6 @@ async fn take_part(
         choice: args.choice(),
         longest: options.stage.longest.get(),
         devices,
-        threads,
         price: options.compute.price,
         island: options.island.clone(),
         name: options.title(),

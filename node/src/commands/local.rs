@@ -39,7 +39,7 @@ pub fn run(args: LocalArgs) -> anyhow::Result<()> {
     dataset.offer(&files);
     let mut observer =
         Observers::new(compute.events.as_ref(), compute.tensorboard.as_deref(), "local")?;
-    let (devices, threads) = compute.each_device().exit_with(Exit::Usage)?;
+    let devices = compute.devices().exit_with(Exit::Usage)?;
     let setup = Setup {
         metrics: Metrics::new()?,
         watched: false,
@@ -48,7 +48,6 @@ pub fn run(args: LocalArgs) -> anyhow::Result<()> {
         choice: StageChoice::All,
         longest: u16::MAX,
         devices,
-        threads,
         price: compute.price,
         island: None,
         name: None,

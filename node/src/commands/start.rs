@@ -84,7 +84,7 @@ async fn start(options: StartArgs) -> anyhow::Result<Outcome> {
         (options.peer.http, &options.peer.http_hosts),
         observer.status_watch(),
         &home,
-        &options.peer.compute.each_device()?.0,
+        &options.peer.compute.devices()?.each,
     )
     .await?;
     let begun = founding::beginning(&home, &manifest, &archive, me).await;
@@ -265,7 +265,7 @@ async fn take_part(
     search.keep(gate, &folder);
     search.discovery.join(manifest.run_id()).await;
     let addresses = transport.local_addresses();
-    let (devices, threads) = options.compute.each_device()?;
+    let devices = options.compute.devices()?;
     let setup = Setup {
         metrics: serving.metrics.clone(),
         watched: options.http.is_chosen(),
@@ -274,7 +274,6 @@ async fn take_part(
         choice: options.stage.choice,
         longest: options.stage.longest.get(),
         devices,
-        threads,
         price: options.compute.price,
         island: options.island.clone(),
         name: options.title(),

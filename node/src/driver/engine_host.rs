@@ -20,6 +20,7 @@ use super::passes::Passes;
 use super::payload::Payloads;
 use super::resource_budget::ResourceBudget;
 use super::resume::{FETCHED, STORED, part_folder};
+use super::setup::PeerDevices;
 use super::startup_probes::HostedRoom;
 
 /// The longest wait for the end of the thread.
@@ -28,9 +29,7 @@ const CLOSING: Duration = Duration::from_secs(30);
 /// Everything that the engine needs before its stages are known.
 #[derive(Debug)]
 pub(super) struct EngineSetup {
-    pub(super) devices: Vec<DeviceChoice>,
-    /// Processor threads of each device.
-    pub(super) threads: usize,
+    pub(super) devices: PeerDevices,
     /// Extra time for each pass, to model a slow peer.
     pub(super) slow_down: Duration,
     pub(super) budget: ResourceBudget,
@@ -75,9 +74,9 @@ impl EngineHost {
         span: StageSpan,
         version: Step,
     ) -> anyhow::Result<()> {
-        let EngineSetup { ref devices, threads, slow_down, ref budget, ref room } = self.setup;
+        let EngineSetup { ref devices, slow_down, ref budget, ref room } = self.setup;
         let HostedRoom { most, tiers } = room.clone();
-        let devices = devices.clone();
+        let PeerDevices { each: devices, threads, divide_stages } = devices.clone();
         let spill = budget.spill_file(&context.manifest, span, most);
         let spill = spill.context("the disk has no room for the output log")?;
         self.payloads.spill_into(spill, budget.log_memory());
@@ -93,7 +92,10 @@ impl EngineHost {
                 None
             };
             let cached = tiers.lower.is_none();
-            let mut engine = Island::swapping(&manifest, span, (&devices, threads), tiers)?;
+            let mut engine = match divide_stages {
+                true => Island::by_stage(&manifest, span, &devices, threads)?,
+                false => Island::swapping(&manifest, span, (&devices, threads), tiers)?,
+            };
             log_links(engine.links());
             log_kernels(&devices);
             for stage in span.stages() {

@@ -68,5 +68,5 @@ pub use self::packer::PackingMode;
 pub use self::resource_budget::ResourceLimits;
 pub(crate) use self::run_files::{FileHolders, RunFiles};
 pub use self::score_queue::ScoreCommand;
-pub use self::setup::{AnchorStart, Leaving, Network, RoleSetup, Setup};
+pub use self::setup::{AnchorStart, Leaving, Network, PeerDevices, RoleSetup, Setup};
 pub use self::shutdown::Outcome;

@@ -18,6 +18,7 @@ use shoal_protocol::message::{StageChoice, StageRoom};
 use shoal_protocol::units::Bytes;
 use shoal_scheduler::coordinator::placing::placement::NO_ROOM_ADVICE;
 
+use super::setup::PeerDevices;
 use super::spill::SpillFile;
 use crate::memory::HostMemory;
 
@@ -118,6 +119,8 @@ pub(crate) struct ResourceBudget {
     device: Option<Bytes>,
     /// The devices that compute a pass together.
     together: usize,
+    /// The number of devices, if they divide the stages. All their memory is then counted together.
+    dividing: Option<usize>,
     log_memory: Bytes,
     disk: Bytes,
     folder: PathBuf,
@@ -130,13 +133,17 @@ impl ResourceBudget {
     /// When the system does not report the free room.
     pub(crate) fn measure(
         limits: ResourceLimits,
-        devices: &[DeviceChoice],
+        PeerDevices { each: devices, threads: _, divide_stages }: &PeerDevices,
         folder: &Path,
         (manifest, choice): (&Manifest, StageChoice),
     ) -> anyhow::Result<Self> {
+        let dividing = divide_stages.then_some(devices.len());
         let disk = statvfs(folder).context("the file system does not say how much is free")?;
         // Devices that do not suit the run are refused elsewhere.
-        let together = devices.len() / passes_at_once(manifest, devices.len()).unwrap_or(1).max(1);
+        let together = match dividing {
+            Some(_) => 1,
+            None => devices.len() / passes_at_once(manifest, devices.len()).unwrap_or(1).max(1),
+        };
         let on_device = limits.device_memory.or_else(|| free_on(devices));
         let sharing = if manifest.model.slices == 1 { 1 } else { devices.len() };
         let gpus = devices.iter().all(|device| !device.is_processor());
@@ -146,7 +153,9 @@ impl ResourceBudget {
             false => Bytes(0),
         };
         let run = (manifest, choice);
-        let device = on_device.filter(|memory| passes_through(run, *memory, sharing, of_gpu));
+        let device = on_device
+            .filter(|_| dividing.is_none())
+            .filter(|memory| passes_through(run, *memory, sharing, of_gpu));
         let on_gpus = device.is_none() && gpus;
         // What is brief in a pass on a GPU is beside the weights that it has room for.
         let of_pass = manifest.stages().map(|stage| of_gpu(StageSpan::one(stage))).max();
@@ -157,7 +166,7 @@ impl ResourceBudget {
             None if on_gpus => Bytes(u64::MAX),
             None => HostMemory::now().map(|memory| memory.available)?,
         };
-        let sharing = if on_gpus { sharing } else { devices.len() };
+        let sharing = if on_gpus && dividing.is_none() { sharing } else { devices.len() };
         let memory = match device {
             Some(_) => memory,
             None => {
@@ -167,12 +176,13 @@ impl ResourceBudget {
         };
         Ok(Self {
             memory,
-            devices: sharing,
+            devices: if dividing.is_some() { 1 } else { sharing },
             on_gpus,
             has_kernels,
             copies: devices.len() / sharing,
             device,
             together,
+            dividing,
             log_memory: limits.log_memory,
             disk: Bytes(disk.blocks_available() * disk.fragment_size()),
             folder: folder.to_owned(),
@@ -192,7 +202,8 @@ impl ResourceBudget {
     /// Returns whether stages are swapped where they do not fit into memory at once: the tensors of a single device, or of
     /// those that compute each pass together, are in this machine's memory. A virtual worker's are not swapped.
     fn can_swap(&self, manifest: &Manifest) -> bool {
-        !self.on_gpus && self.devices == self.together && manifest.inner.is_none()
+        let is_divided = self.dividing.is_some();
+        !self.on_gpus && !is_divided && self.devices == self.together && manifest.inner.is_none()
     }
 
     /// Returns whether devices, or groups of them, compute passes of their own. All weights that they read are on each.
@@ -432,8 +443,22 @@ impl ResourceBudget {
         self.disk_for(manifest, span, swapped) + log
     }
 
-    /// Returns the memory for the state of these stages, and for so many microbatches in flight.
+    /// Returns the memory for the state of these stages, and for so many microbatches in flight: of GPUs that divide them, as
+    /// if each had as much as the one with the most.
     fn floor(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
+        let Some(devices) = self.dividing.filter(|_| self.on_gpus) else {
+            return self.floor_of(manifest, span, in_flight);
+        };
+        let of_device = |device| {
+            let own = span.stages().filter(|stage| stage.device_in_turn(devices) == device);
+            own.map(|stage| self.floor_of(manifest, StageSpan::one(stage), in_flight))
+                .sum::<Bytes>()
+        };
+        let most = (0..devices).map(of_device).max().unwrap_or_default();
+        Bytes(most.0.saturating_mul(devices as u64))
+    }
+
+    fn floor_of(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
         let of_devices = island_overhead(manifest, span, self.devices);
         if self.device.is_none() {
             let of_passes = pass_overhead(manifest, span, in_flight, self.devices);

@@ -23,6 +23,17 @@ use super::score_queue::ScoreCommand;
 use crate::data_dir::Files;
 use crate::port_map::PortMap;
 
+/// What a peer computes on.
+#[derive(Debug, Clone)]
+pub struct PeerDevices {
+    /// The devices, at least one.
+    pub each: Vec<DeviceChoice>,
+    /// Processor threads of each.
+    pub threads: usize,
+    /// Whether they divide the stages of the peer, in place of the work of each stage.
+    pub divide_stages: bool,
+}
+
 /// Everything that one peer needs to take part in a run.
 pub struct Setup {
     /// The run.
@@ -33,10 +44,8 @@ pub struct Setup {
     pub choice: StageChoice,
     /// How many stages in a row the coordinator may choose at most.
     pub longest: u16,
-    /// The devices to compute on, at least one.
-    pub devices: Vec<DeviceChoice>,
-    /// Processor threads of each device.
-    pub threads: usize,
+    /// The devices to compute on.
+    pub devices: PeerDevices,
     /// The price of the machine, if it is known.
     pub price: Option<Price>,
     /// The name of the peer's island, if it shares a fast network with others.

@@ -17,19 +17,40 @@ use super::archive::Archive;
 use super::context::Context;
 use super::resource_budget::ResourceBudget;
 use super::resume;
-use super::setup::Setup;
+use super::setup::{PeerDevices, Setup};
 use crate::exit::{Exit, ExitWith};
 
 /// Returns the passes that this peer runs at the same time, which is the number of its devices to others.
 ///
 /// # Errors
-/// When its devices cannot share the slices of a pass.
+/// When its devices cannot share the slices of a pass, or cannot divide the stages.
 pub(super) fn passes_of(setup: &Setup) -> anyhow::Result<usize> {
-    let devices = setup.devices.len();
+    let devices = setup.devices.each.len();
     match setup.choice {
         StageChoice::None => Ok(devices),
+        _ if setup.devices.divide_stages => pipeline_problem(setup)
+            .map_or(Ok(devices), |problem| {
+                Err(anyhow::anyhow!("--pipeline {problem}")).exit_with(Exit::Usage)
+            }),
         _ => passes_at_once(&setup.manifest, devices).exit_with(Exit::Usage),
     }
+}
+
+/// Why devices cannot divide the stages.
+fn pipeline_problem(Setup { devices, manifest, limits, .. }: &Setup) -> Option<&'static str> {
+    let problems = [
+        (
+            devices.each.len() == 1,
+            "divides the stages among several devices: name them with --device",
+        ),
+        (manifest.model.slices > 1, "is for runs without slices (model.slices = 1): leave it out"),
+        (manifest.inner.is_some(), "is for runs without virtual workers: leave it out"),
+        (
+            limits.device_memory.is_some(),
+            "has all of a stage on its device: leave --device-memory out, or --pipeline",
+        ),
+    ];
+    problems.into_iter().find_map(|(is_so, problem)| is_so.then_some(problem))
 }
 
 /// What the engine of this process may host.
@@ -52,7 +73,8 @@ pub(super) async fn new_peer(
     passes: usize,
     keys: Arc<dyn Signatures>,
 ) -> anyhow::Result<(Peer, HostedRoom)> {
-    let Setup { manifest, me, choice, longest, devices, threads, price, island, name, .. } = setup;
+    let Setup { manifest, me, choice, longest, price, island, name, .. } = setup;
+    let PeerDevices { each: devices, threads, divide_stages } = &setup.devices;
     let Setup { network, role, .. } = setup;
     let fits = budget.fits(manifest, *choice).exit_with(Exit::NotAdmitted)?;
     let resident = budget.resident(manifest, *choice);
@@ -103,6 +125,7 @@ pub(super) async fn new_peer(
         seed: u64::from_le_bytes(*me.peer.0.first_chunk().expect("32 bytes")),
         sealer: Sealer::new(manifest.run_id(), keys),
         routing: Routing::default(),
+        divides_stages: *divide_stages,
     });
     Ok((peer, HostedRoom { most: room.most, tiers }))
 }

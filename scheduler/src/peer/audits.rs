@@ -47,6 +47,8 @@ pub(super) struct Audits {
 #[derive(Debug)]
 struct Audit {
     order: Arc<AuditOrder>,
+    /// Where it is computed.
+    device: DeviceIndex,
     /// The microbatch that is computed, by its place in the order.
     at: usize,
     /// Inputs that are here.
@@ -195,6 +197,7 @@ impl Audits {
         }
         let mut audit = Audit {
             order,
+            device: ctx.config.device_of(stage).unwrap_or_default(),
             at: 0,
             inputs: BTreeMap::new(),
             asked: BTreeSet::new(),
@@ -230,7 +233,7 @@ impl Audits {
         if is_here && !pipeline.has_passes(key) {
             let activation = audit.inputs.get(&InputId { key, input: Recalled::Activation });
             let activation = activation.map(|payload| payload.id);
-            let (exchange, device) = (Exchange(0), DeviceIndex::default());
+            let (exchange, device) = (Exchange(0), audit.device);
             audit.running = Running::Pass(key);
             let held_out = false;
             let task = Task::Forward { key, exchange, activation, held_out, device };
@@ -353,8 +356,7 @@ impl Audits {
             let used = used.map(|input| audit.inputs.remove(&InputId { key, input }));
             let used = used.into_iter().flatten();
             self.leaving = Some((key, used.collect()));
-            let device = DeviceIndex::default();
-            out.push(PeerAction::Compute(Task::Discard { key, device }));
+            out.push(PeerAction::Compute(Task::Discard { key, device: audit.device }));
         }
         let unused = audit.inputs.into_values();
         out.extend(unused.map(|payload| PeerAction::Release(payload.id)));
@@ -394,7 +396,7 @@ impl Audit {
     /// A pass of the microbatch ended, or its sums are added: goes on with the next.
     fn end_pass(&mut self, ctx: &Context<'_>, result: TaskResult, out: &mut Out) {
         let hash = |payload: Option<Payload>| payload.and_then(|payload| payload.hash);
-        let device = DeviceIndex::default();
+        let device = self.device;
         match result {
             TaskResult::Forwarded { key, output, loss } => {
                 let input = |input| self.inputs.get(&InputId { key, input }).copied();

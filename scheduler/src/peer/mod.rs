@@ -107,7 +107,7 @@ impl Peer {
     /// A peer that is not a member yet.
     #[must_use]
     pub fn new(config: PeerConfig) -> Self {
-        let devices = config.candidate.devices.get().into();
+        let pipeline = Pipeline::new(&config);
         Self {
             config,
             status: Status::Joining,
@@ -117,7 +117,7 @@ impl Peer {
             contact: CoordinatorContact::default(),
             membership: Membership::default(),
             links: LinkEstimates::default(),
-            pipeline: Pipeline::new(devices),
+            pipeline,
             weights: Weights::default(),
             audits: Audits::default(),
             tasks: 0,

@@ -106,11 +106,13 @@ fn wrong_work_is_found_and_taken_back() {
 fn wrong_handovers_are_found_and_taken_back() {
     for lie in [HandoverLie::Sends, HandoverLie::States, HandoverLie::Omits, HandoverLie::Recalls] {
         let wrong = |seed| {
-            let scenario = Scenario::replicated(seed, REPLICAS);
+            let mut scenario = Scenario::replicated(seed, REPLICAS);
             let stages = u64::from(scenario.manifest.training.stages);
             let newest = scenario.peers.len() - 1;
             // One of each stage, in turn.
             let peer = newest - REPLICAS * (seed / 3 % stages) as usize;
+            // A coordinator that finds itself guilty stops the run.
+            scenario.anchors = scenario.anchors.min(peer);
             let every = [1, 2, 7][(seed % 3) as usize];
             let corruption = Corruption::HandOver { peer, lie, every };
             taken_back(&scenario, corruption, &[World::peer_id(peer)], |_| true)

@@ -126,6 +126,7 @@ impl PeerScenario {
             start: Some(Duration::ZERO),
             compute,
             devices: std::num::NonZeroU16::MIN,
+            divides_stages: false,
             tiers: None,
             island: None,
             archive: false,

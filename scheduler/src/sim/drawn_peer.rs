@@ -38,6 +38,7 @@ pub(super) fn peer(
             jitter_per_mille: rng.pick(&[0, 100, 1000]),
         },
         devices: NonZeroU16::MIN,
+        divides_stages: false,
         tiers: None,
         island: None,
         archive: false,
@@ -46,14 +47,11 @@ pub(super) fn peer(
     }
 }
 
-/// A peer that swaps its stages has one device.
-pub(super) fn devices(seed: u64, index: u64, limits: &PeerLimits) -> NonZeroU16 {
+/// The number of devices, and whether they divide the stages. A peer that swaps its stages has one.
+pub(super) fn devices(seed: u64, index: u64, limits: &PeerLimits) -> (NonZeroU16, bool) {
     let mut rng = Rng::new(seed ^ (index + 1) << 40 ^ 0x6465_7669);
-    NonZeroU16::MIN.saturating_add(if limits.resident < usize::MAX {
-        0
-    } else {
-        rng.pick(&[0, 0, 1, 3])
-    })
+    let further = if limits.resident < usize::MAX { 0 } else { rng.pick(&[0, 0, 1, 3]) };
+    (NonZeroU16::MIN.saturating_add(further), further > 0 && rng.chance(400))
 }
 
 /// In half of all scenarios most peers are in one of a few islands.

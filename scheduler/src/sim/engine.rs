@@ -43,6 +43,8 @@ pub(super) struct Engine {
     /// Files on the disk: weights that were written or fetched.
     pub(super) disk: BTreeMap<(Step, Stage), Weights>,
     lanes: Lanes,
+    /// The number of devices, if they divide the stages.
+    divided: Option<usize>,
     /// Until when every task takes this many times as long.
     pub(super) slow: (Moment, u32),
     /// Until when all disk accesses fail.
@@ -145,6 +147,9 @@ impl Engine {
             results: scenario.parameters.iter().map(empty).collect(),
             disk: BTreeMap::new(),
             lanes: Lanes::default(),
+            divided: scenario.peers[index]
+                .divides_stages
+                .then(|| scenario.peers[index].devices.get().into()),
             slow: (Moment::default(), 1),
             disk_fails_until: Moment::default(),
             busy: Duration::ZERO,
@@ -156,6 +161,20 @@ impl Engine {
 
     /// Queues a task.
     pub(super) fn give(&mut self, task: Task) {
+        if let (
+            Some(devices),
+            Task::Forward { key, device, .. }
+            | Task::Backward { key, device, .. }
+            | Task::Accumulate { key, device }
+            | Task::Discard { key, device },
+        ) = (self.divided, &task)
+        {
+            assert_eq!(
+                device.index(),
+                key.stage.device_in_turn(devices),
+                "a device has its stages"
+            );
+        }
         self.lanes.push(task);
     }
 

@@ -60,6 +60,8 @@ pub struct PeerScenario {
     pub compute: ComputeScenario,
     /// The number of its devices; one where stages are swapped.
     pub devices: NonZeroU16,
+    /// Whether they divide its stages.
+    pub divides_stages: bool,
     /// Its device, if that holds only some of its stages at a time. Its limits say so too.
     pub tiers: Option<TierScenario>,
     /// The name of its island.

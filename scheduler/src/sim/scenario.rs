@@ -290,7 +290,7 @@ impl Scenario {
                     peer.fits.retain(|stage| stages == 1 || *stage != lacks);
                 }
                 peer.tiers = TierScenario::drawn(seed, index, &manifest, &parameters, &peer);
-                peer.devices = devices(seed, index, &peer.limits);
+                (peer.devices, peer.divides_stages) = devices(seed, index, &peer.limits);
                 peer.island = island(seed, index);
                 peer
             })

@@ -47,6 +47,47 @@ fn a_swarm_of_unlike_peers_survives_the_death_of_one_with_two_devices() {
     assert_survives_a_death(&run(), ["cpu:2", "cpu:3", "cpu:2"]);
 }
 
+/// Devices of a peer that divide its stages: of all four, of the last three, and of those that the coordinator chooses.
+#[test]
+fn devices_that_divide_the_stages_of_a_peer_survive_deaths() {
+    let run = Run::of_stages(4, 32, 8);
+    let alone = run.alone();
+    let out = run.path("pipeline");
+    let mut command = local_command(&run.config(), &out);
+    command.args(["--device", "cpu:2", "--pipeline"]);
+    let trained = trained_by(command, &out);
+    assert_eq!((trained.hash(), trained.losses()), (alone.hash(), alone.losses()));
+
+    let divided =
+        |stages, devices| [&["--stage", stages, "--device", devices, "--pipeline"], SLOW].concat();
+    let flags = [&["--wait-for", "3"], &divided("all", "cpu:2")[..]].concat();
+    let mut swarm = Swarm::start(&run.config(), &flags);
+    swarm.join(&[&["--stage", "0-2"], SLOW].concat());
+    swarm.join(&divided("1-3", "cpu:3"));
+    swarm.reach(2);
+    swarm.peers.remove(2).kill();
+    swarm.join(&divided("auto:3", "cpu:2"));
+    swarm.reach(5);
+    swarm.peers.remove(2).kill();
+    swarm.join(&divided("0-1", "cpu:2"));
+    let trained = swarm.finish();
+    assert_eq!((trained.hash(), trained.losses()), (alone.hash(), alone.losses()));
+}
+
+#[test]
+fn devices_that_cannot_divide_the_stages_are_refused() {
+    let run = sliced();
+    let refused = |flags: &[&str]| {
+        let mut command = local_command(&run.config(), &run.path("none"));
+        command.arg("--pipeline").args(flags);
+        Process::start("local", command).end().failure(2)
+    };
+    let text = refused(&["--device", "cpu"]);
+    assert!(text.contains("--pipeline divides the stages among several devices"), "{text}");
+    let text = refused(&["--device", "cpu:2"]);
+    assert!(text.contains("--pipeline is for runs without slices"), "{text}");
+}
+
 #[test]
 fn a_stage_whose_only_peer_has_several_devices_is_restored_from_a_checkpoint() {
     let run = run();

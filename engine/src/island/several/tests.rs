@@ -14,7 +14,8 @@ use crate::testing::manifest;
 /// What each of so many workers has.
 fn footprints(manifest: &Manifest, span: StageSpan, devices: usize) -> Vec<Footprint> {
     let devices = vec![DeviceChoice::Cpu; devices];
-    let island = Several::new(manifest, span, &devices, (1, Tiers::default()));
+    let island =
+        Several::new(manifest, span, (&devices, Arrangement::Passes), (1, Tiers::default()));
     island.expect("a small model").footprints()
 }
 
@@ -95,7 +96,8 @@ fn what_devices_swap_takes_the_stated_room() {
         let name = format!("{devices} devices, {dtype:?}, {staleness} stale, {adapts}, {rule:?}");
         let choices = vec![DeviceChoice::Cpu; devices];
         let tiers = (1, Tiers::default());
-        let island = Several::new(&manifest, StageSpan::all(2), &choices, tiers);
+        let island =
+            Several::new(&manifest, StageSpan::all(2), (&choices, Arrangement::Passes), tiers);
         let island = island.expect("a small model");
         let engines = island.all().expect("workers");
         let bytes = |engine: &Lent<'_>, stage: Stage, of: &dyn Fn(Part) -> bool| -> u64 {

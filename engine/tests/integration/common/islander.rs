@@ -10,7 +10,7 @@ use shoal_engine::{
     AllReduce, Engine, FixedPoint, ForwardOutput, Island, Samples, StageState, Tiers, Update,
     group_elements, passes_at_once,
 };
-use shoal_protocol::ids::{Microbatch, Stage, StageSpan, Step, WeightGroup};
+use shoal_protocol::ids::{ClaimKey, Microbatch, Stage, StageSpan, Step, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 
 use super::{each_update, in_documents, key};
@@ -21,6 +21,8 @@ pub(crate) struct Islander {
     pub(crate) island: Island,
     samples: Samples,
     pub(crate) devices: usize,
+    /// Whether they divide the stages.
+    by_stage: bool,
     /// Whether samples are packed of documents.
     pub(crate) packed: bool,
     all_reduces: BTreeMap<WeightGroup, AllReduce>,
@@ -29,6 +31,15 @@ pub(crate) struct Islander {
 impl Islander {
     pub(crate) fn new(manifest: &Manifest, samples: Samples, devices: usize) -> Self {
         Self::with_tiers(manifest, samples, devices, Tiers::default())
+    }
+
+    /// With devices that divide the stages.
+    pub(crate) fn by_stage(manifest: &Manifest, samples: Samples, devices: usize) -> Self {
+        let span = StageSpan::all(manifest.training.stages);
+        let island = Island::by_stage(manifest, span, &super::devices(devices), 1);
+        let (manifest, island) = (manifest.clone(), island.expect("room"));
+        let all_reduces = BTreeMap::new();
+        Self { manifest, island, samples, devices, by_stage: true, packed: false, all_reduces }
     }
 
     pub(crate) fn with_tiers(
@@ -40,7 +51,8 @@ impl Islander {
         let span = StageSpan::all(manifest.training.stages);
         let island = Island::swapping(manifest, span, (&super::devices(devices), 1), tiers);
         let (manifest, island) = (manifest.clone(), island.expect("room in each tier"));
-        Self { manifest, island, samples, devices, packed: false, all_reduces: BTreeMap::new() }
+        let all_reduces = BTreeMap::new();
+        Self { manifest, island, samples, devices, by_stage: false, packed: false, all_reduces }
     }
 
     /// Trains one step. Returns its mean loss.
@@ -65,6 +77,10 @@ impl Islander {
         let stages: Vec<Stage> = self.manifest.stages().collect();
         let (results, losses) = channel();
         for microbatch in microbatches {
+            if self.by_stage {
+                results.send(self.pass_by_stage(step, microbatch)).expect("it is received");
+                continue;
+            }
             // Unequal parts of the work.
             let passes = passes_at_once(&self.manifest, self.devices).expect("they suit the run");
             let place = (microbatch as usize / 2) % passes;
@@ -97,6 +113,46 @@ impl Islander {
         losses.iter().collect()
     }
 
+    /// Both passes of a microbatch, of each stage on its device, and the additions of its gradients.
+    fn pass_by_stage(&mut self, step: u64, microbatch: u32) -> (f32, u64) {
+        let stages: Vec<Stage> = self.manifest.stages().collect();
+        let batch = self.samples.batch(Step(step), Microbatch(microbatch));
+        let labels = self.manifest.with_tokens(&batch.inputs, batch.labels);
+        let (mut input, mut loss) = (batch.inputs, None);
+        for stage in &stages {
+            let (key, labels) = (key(step, *stage, microbatch), labels.clone());
+            let forward = move |engine: &mut Engine| engine.forward(key, &input, Some(&labels));
+            match self.run(*stage, None, forward).expect("a pass") {
+                ForwardOutput::Activation(activation) => input = activation,
+                ForwardOutput::Loss { share, targets, .. } => {
+                    (loss, input) = (Some((share, targets)), Bytes::new());
+                }
+            }
+        }
+        let mut gradient = None;
+        for stage in stages.iter().rev() {
+            let key = key(step, *stage, microbatch);
+            let backward = move |engine: &mut Engine| engine.backward(key, gradient.as_ref());
+            gradient = self.run(*stage, None, backward).expect("a pass");
+            self.run(*stage, Some(key), move |engine| engine.accumulate(key)).expect("in range");
+        }
+        loss.expect("the last stage has a loss")
+    }
+
+    /// Does work on the device of a stage, and waits for it.
+    fn run<T: Send + 'static>(
+        &mut self,
+        stage: Stage,
+        counts: Option<ClaimKey>,
+        work: impl FnOnce(&mut Engine) -> T + Send + 'static,
+    ) -> T {
+        let (results, result) = channel();
+        let work = move |engine: &mut Engine| results.send(work(engine)).expect("it is received");
+        let device = stage.device_in_turn(self.devices);
+        self.island.run(device, counts, work).expect("a device");
+        result.recv().expect("a result")
+    }
+
     /// The mean gradient of a weight group, of which one part is read here and one comes from another peer.
     fn reduce(&mut self, weights: WeightGroup, step: u64) -> Bytes {
         let state = match self.all_reduces.entry(weights) {
@@ -116,6 +172,10 @@ impl Islander {
         self.island.need_mean(weights).expect("room for a mean");
         state.install(all / 3..all, &theirs.expect("hosted")).expect("the rest");
         Bytes::copy_from_slice(state.mean())
+    }
+
+    pub(crate) fn states_of(&self, stage: Stage) -> StageState {
+        self.island.state(stage).expect("hosted")
     }
 
     pub(crate) fn states(&self) -> BTreeMap<Stage, StageState> {

@@ -105,7 +105,7 @@ impl<'a> Driver<'a> {
             None => Arc::new(Identity::ephemeral()),
         };
         let (peer, room) = new_peer(&setup, &budget, passes, keys.clone()).await?;
-        let Setup { me, devices, threads, network, role, name, island, .. } = setup;
+        let Setup { me, devices, network, role, name, island, .. } = setup;
         let (file_holders, holders) = watch::channel(FileHolders::default());
         let context = Context {
             manifest: setup.manifest,
@@ -124,9 +124,11 @@ impl<'a> Driver<'a> {
         let anchor_role = AnchorRole::open(&role, &context).await?;
         let (manifest, history) = (&context.manifest, anchor_role.history());
         let metrics = MetricsUpdate::new(setup.metrics.clone(), manifest, passes, history.as_ref());
-        metrics.known_as(me.peer, name.as_ref(), island.as_ref(), &devices);
+        metrics.known_as(me.peer, name.as_ref(), island.as_ref(), &devices.each);
         let peak = match setup.watched {
-            true => Some(startup_probes::peak_flops(manifest, &devices, threads).await?),
+            true => {
+                Some(startup_probes::peak_flops(manifest, &devices.each, devices.threads).await?)
+            }
             false => None,
         };
         metrics.budget(budget.memory(), budget.log_memory(), peak);
@@ -134,7 +136,7 @@ impl<'a> Driver<'a> {
             metrics.refused(Refusal::Checkpoint);
         }
         let slow_down = setup.slow_down;
-        let engine = EngineSetup { devices, threads, slow_down, budget, room };
+        let engine = EngineSetup { devices, slow_down, budget, room };
         Ok(Self {
             peer,
             inputs: VecDeque::new(),

@@ -41,10 +41,16 @@ fn budget(memory: u64, disk: u64) -> ResourceBudget {
         copies: 1,
         device,
         together: 1,
+        dividing: None,
         log_memory,
         disk,
         folder,
     }
+}
+
+/// Devices that have the passes of all stages.
+fn plain(devices: &[DeviceChoice]) -> PeerDevices {
+    PeerDevices { each: devices.to_vec(), threads: 1, divide_stages: false }
 }
 
 #[test]
@@ -52,7 +58,8 @@ fn a_measured_machine_has_memory_and_disk() {
     let folder = std::env::temp_dir();
     let limits = ResourceLimits { log_memory: Bytes(0), ..ResourceLimits::default() };
     let run = (&manifest(), StageChoice::All);
-    let budget = ResourceBudget::measure(limits, &[DeviceChoice::Cpu], &folder, run);
+    let devices = plain(&[DeviceChoice::Cpu]);
+    let budget = ResourceBudget::measure(limits, &devices, &folder, run);
     let budget = budget.expect("measured");
     assert!(budget.memory > Bytes::mebi(1) && budget.disk > Bytes::mebi(1), "{budget:?}");
 }
@@ -137,7 +144,7 @@ fn a_device_that_does_not_hold_the_stages_has_their_weights_while_passes_read_th
     let folder = tempfile::tempdir().expect("a folder");
     let measure = |device_memory, choice| {
         let limits = ResourceLimits { device_memory, ..ResourceLimits::default() };
-        let devices = [DeviceChoice::Cpu];
+        let devices = plain(&[DeviceChoice::Cpu]);
         ResourceBudget::measure(limits, &devices, folder.path(), (&manifest, choice))
     };
     let through = |memory, choice| measure(Some(memory), choice).expect("measured").device;
@@ -161,7 +168,7 @@ fn a_device_that_does_not_hold_the_stages_has_their_weights_while_passes_read_th
     // Replicas have all weights all the time.
     let replicas = |memory, choice| {
         let limits = ResourceLimits { device_memory: Some(memory), ..ResourceLimits::default() };
-        let devices = [DeviceChoice::Cpu; 2];
+        let devices = plain(&[DeviceChoice::Cpu; 2]);
         ResourceBudget::measure(limits, &devices, folder.path(), (&manifest, choice))
             .expect("measured")
     };
@@ -186,8 +193,13 @@ fn devices_that_share_slices_divide_what_passes_read() {
         let memory = two.passes + two.weights;
         let limits = ResourceLimits { device_memory: Some(memory), ..ResourceLimits::default() };
         let run = (&manifest, StageChoice::All);
-        ResourceBudget::measure(limits, &vec![DeviceChoice::Cpu; devices], folder.path(), run)
-            .expect("measured")
+        ResourceBudget::measure(
+            limits,
+            &plain(&vec![DeviceChoice::Cpu; devices]),
+            folder.path(),
+            run,
+        )
+        .expect("measured")
     };
     assert_eq!(measure(2).resident(&manifest, StageChoice::All), 1);
     let error = measure(1).fits(&manifest, StageChoice::All).expect_err("room for no weights");
@@ -202,13 +214,15 @@ fn devices_that_share_slices_divide_what_passes_read() {
 fn gpus_without_slices_each_have_all_of_the_state() {
     let manifest = Scenario::small_manifest(8, 8, 1);
     let (stages, folder) = (manifest.stages().collect(), tempfile::tempdir().expect("a folder"));
-    let measure = |count: usize, memory| {
+    let measure_divided = |count: usize, memory, divide_stages| {
         let (device_memory, log_memory) = (Some(memory), Bytes(0));
         let limits = ResourceLimits { device_memory, log_memory, ..ResourceLimits::default() };
         let devices: Vec<_> = (0..count).map(DeviceChoice::Cuda).collect();
+        let devices = PeerDevices { divide_stages, ..plain(&devices) };
         let run = (&manifest, StageChoice::Auto);
         ResourceBudget::measure(limits, &devices, folder.path(), run).expect("measured")
     };
+    let measure = |count, memory| measure_divided(count, memory, false);
     let all = StageSpan::all(8);
     let floor = memory_floor(&manifest, all, 1) + gpu_overhead(&manifest, all, 1, false);
     let room = |count, memory| {
@@ -219,6 +233,12 @@ fn gpus_without_slices_each_have_all_of_the_state() {
     assert!(room(2, floor - Bytes(1)).1 < 8, "two GPUs do not divide it");
     let window = |count| measure(count, floor).windows(&manifest, &stages, (8, 64))[7];
     assert_eq!([1, 2].map(window), [1, 2], "microbatches are divided");
+    // Those that divide the stages have half of it each.
+    let half = Bytes(floor.0 * 2 / 3);
+    assert!(measure_divided(2, half, true).fits(&manifest, StageChoice::All).is_ok());
+    assert!(measure_divided(2, half, false).fits(&manifest, StageChoice::All).is_err());
+    let error = measure_divided(2, Bytes(floor.0 / 4), true).fits(&manifest, StageChoice::All);
+    assert!(matches!(error, Err(InsufficientResources::Memory { .. })), "{error:?}");
 }
 
 #[test]
@@ -240,7 +260,7 @@ fn gpus_with_slices_divide_the_state() {
                 ResourceLimits { device_memory: Some(Bytes(memory)), ..ResourceLimits::default() };
             let gpus: Vec<_> = (0..devices).map(DeviceChoice::Cuda).collect();
             let run = (&manifest, StageChoice::All);
-            ResourceBudget::measure(limits, &gpus, folder.path(), run).expect("measured")
+            ResourceBudget::measure(limits, &plain(&gpus), folder.path(), run).expect("measured")
         };
         let each = of_all(devices).0.div_ceil(devices as u64);
         let budget = measure(each);

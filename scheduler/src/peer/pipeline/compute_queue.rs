@@ -11,6 +11,7 @@ use super::jobs::Jobs;
 use super::residency::{Backwards, Forwards, Visit, choose};
 use super::visits::Visits;
 use crate::action::{DeviceIndex, Payload};
+use crate::peer::config::PeerConfig;
 
 /// Passes that a device has at a time: one runs and one waits, so that it never idles while the end of a
 /// pass is handled. A longer queue would delay a more urgent pass that arrives later.
@@ -30,10 +31,14 @@ struct DevicePasses {
 /// passes the latest stage, which is nearest to its backward pass. A peer that swaps its stages goes by
 /// visits instead. A backward pass runs on the device that has the graph of its forward pass, and a forward
 /// pass on the device that has the fewest passes, then the fewest graphs. A virtual worker of many passes stays on its
-/// device, so those of a step are divided equally.
+/// device, so those of a step are divided equally. Where devices divide the stages, a pass is for the device of its stage:
+/// with the order above each runs interleaved 1F1B (Narayanan et al., arXiv 2104.04473), whose bubbles the products that
+/// backward passes leave fill (Qi et al., arXiv 2401.10241).
 #[derive(Debug)]
 pub(super) struct ComputeQueue {
     devices: Vec<DevicePasses>,
+    /// Whether they divide the stages.
+    divides_stages: bool,
     /// Gradients that devices are to add, with products that are left to that.
     adding: BTreeMap<ClaimKey, DeviceIndex>,
     /// Whether a pass or an addition ended since the window was last considered.
@@ -59,11 +64,11 @@ pub(super) struct Dropped {
 }
 
 impl ComputeQueue {
-    /// The queue of so many devices, of which there is at least one.
-    pub(super) fn new(devices: usize) -> Self {
-        assert!(devices > 0, "a peer has a device");
+    /// The queue of a peer's devices.
+    pub(super) fn new(config: &PeerConfig) -> Self {
         Self {
-            devices: vec![DevicePasses::default(); devices],
+            devices: vec![DevicePasses::default(); config.candidate.devices.get().into()],
+            divides_stages: config.divides_stages,
             adding: BTreeMap::new(),
             pass_ended: false,
             forward: Forwards::new(),
@@ -137,6 +142,10 @@ impl ComputeQueue {
         let has_room = |device: &DeviceIndex| self.has_room(*device);
         if self.devices.len() == 1 {
             return self.devices().find(has_room);
+        }
+        if self.divides_stages {
+            let device = key.stage.device_in_turn(self.devices.len());
+            return self.devices().nth(device).filter(has_room);
         }
         if let Some(device) = jobs.device_if_begun(key) {
             return Some(device).filter(has_room);
@@ -227,10 +236,11 @@ impl ComputeQueue {
             self.devices[device.index()].given == 0
                 && !self.adding.values().any(|adding| *adding == device)
         };
-        // Backward passes that wait have other devices, if there are several.
+        // Backward passes that wait have other devices, if there are several, and where these divide the stages forward
+        // passes too.
         ended
             && self.devices().any(is_idle)
-            && self.forward.is_empty()
+            && (self.forward.is_empty() || self.divides_stages)
             && (self.backward.is_empty() || self.devices.len() > 1)
     }
 

@@ -32,6 +32,7 @@ pub(super) use self::stage::Counted;
 use self::stages::HostedStages;
 use self::work_request::WorkRequests;
 use super::Out;
+use super::config::PeerConfig;
 use super::context::Context;
 use crate::action::{Payload, PeerAction, PeerLoad, Task};
 
@@ -51,12 +52,12 @@ pub(super) struct Pipeline {
 
 /// Hosted stages.
 impl Pipeline {
-    /// A pipeline without stages, of a peer with so many devices.
-    pub(super) fn new(devices: usize) -> Self {
+    /// A pipeline without stages.
+    pub(super) fn new(config: &PeerConfig) -> Self {
         Self {
             stages: HostedStages::default(),
             jobs: Jobs::default(),
-            queue: ComputeQueue::new(devices),
+            queue: ComputeQueue::new(config),
             released: ReleasedClaims::default(),
             requests: WorkRequests::default(),
             next: BTreeMap::new(),

@@ -256,9 +256,11 @@ impl Pipeline {
         // A virtual worker makes many passes, and a held-out microbatch one.
         let manifest = &ctx.config.manifest;
         let is_usual = manifest.passes_of(key.microbatch) == manifest.passes();
+        let count = self.stages.list().len();
         if let Some(hosted) = self.stages.get_mut(key.stage).filter(|_| is_usual) {
             // The other devices do as much meanwhile.
-            let each = busy / u32::from(ctx.config.candidate.devices.get());
+            let devices = ctx.config.devices_for(count);
+            let each = busy / u32::try_from(devices).expect("a few devices");
             measure(&mut hosted.times, each);
             // The pass of released late work counts twice, since its length is no accident.
             if hosted.has_late(key) {

@@ -76,6 +76,16 @@ impl Probe {
     fn of_run(
         manifest: Manifest,
         devices: NonZeroU16,
+        hosted: (StageSpan, u16),
+        limits: PeerLimits,
+    ) -> (Self, Vec<PeerAction>) {
+        Self::with_division(manifest, (devices, false), hosted, limits)
+    }
+
+    /// A member whose devices may divide the stages.
+    fn with_division(
+        manifest: Manifest,
+        (devices, divides_stages): (NonZeroU16, bool),
         (span, others): (StageSpan, u16),
         limits: PeerLimits,
     ) -> (Self, Vec<PeerAction>) {
@@ -105,6 +115,7 @@ impl Probe {
             seed: 0,
             sealer,
             routing: Routing::default(),
+            divides_stages,
         };
         let mut probe = Self { peer: Peer::new(config), now: Moment::default() };
         probe.peer.start(probe.now, &mut Vec::new());

@@ -273,3 +273,32 @@ fn each_device_has_two_passes_and_the_graphs_of_its_own_forward_passes() {
     let accumulates = Task::Accumulate { key: key(1, 1), device: DeviceIndex(1) };
     assert!(returned.contains(&PeerAction::Compute(accumulates)), "{returned:?}");
 }
+
+#[test]
+fn devices_that_divide_the_stages_have_passes_of_their_own_alone() {
+    let devices = NonZeroU16::new(2).expect("two");
+    // Hosts the last three of four stages, and gets microbatches from members of the first.
+    let span = StageSpan { first: Stage(1), last: Stage(3) };
+    let manifest = Scenario::small_manifest(4, 8, 3);
+    let limits = PeerLimits::default();
+    let (mut probe, _) = Probe::with_division(manifest, (devices, true), (span, 0), limits);
+    let passes = |actions: &[PeerAction]| -> Vec<(u16, u32, u16)> {
+        let pass = |action: &PeerAction| match action {
+            PeerAction::Compute(Task::Forward { key, device, .. }) => {
+                Some((key.stage.0, key.microbatch.0, device.0))
+            }
+            _ => None,
+        };
+        actions.iter().filter_map(pass).collect()
+    };
+    let given = |probe: &mut Probe, microbatch| {
+        probe.offer(1, microbatch);
+        let tag = TensorTag::Activation { key: key(1, microbatch), exchange: FIRST };
+        passes(&probe.tensor(1, tag, microbatch.into()))
+    };
+    assert_eq!(given(&mut probe, 0), [(1, 0, 1)]);
+    assert_eq!(given(&mut probe, 1), [(1, 1, 1)]);
+    assert_eq!(given(&mut probe, 2), [], "the other device has stage 2, and no input of it");
+    let forwarded = TaskResult::Forwarded { key: key(1, 0), output: Some(payload(20)), loss: None };
+    assert_eq!(passes(&probe.done(forwarded)), [(1, 2, 1)]);
+}

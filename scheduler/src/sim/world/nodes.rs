@@ -94,6 +94,7 @@ impl Node {
             seed: scenario.seed ^ index as u64,
             sealer: HashKeys(me.peer).sealer(&scenario.manifest),
             routing: scenario.routing,
+            divides_stages: scenario.peers[index].divides_stages,
         });
         Self {
             peer,
