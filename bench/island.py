@@ -5,7 +5,8 @@ ways to train one model on two cores.
     .venv/bin/python bench/island.py --shoal target/release/shoal --text FILE
 
 Shoal has one process with two workers, with one worker of two threads or of one, and two peers that are replicas of
-the whole model; and, in a run of two slices, one process with two workers or one. PyTorch has two processes over
+the whole model; in a run of two slices, one process with two workers or one; and, in a run of two stages, one process whose
+two workers have a stage each (`--pipeline`), and two such peers. PyTorch has two processes over
 gloo: DistributedDataParallel and FSDP2 with gradients summed over a rank's microbatches and reduced once a step, and
 tensor parallelism, which reduces in every layer. All train the same model on the same text, with the same
 microbatches, global clipping and AdamW. The benchmark fails if Shoal's checkpoint depends on the number of workers or
@@ -38,6 +39,8 @@ ONE = "Shoal, 1 process, 1 worker x 1 thread"
 PEERS = "Shoal, 2 peers x 1 thread, each with the whole model"
 SLICED = "Shoal, 1 process, 2 workers x 1 thread, with a slice each"
 BOTH_SLICES = "Shoal, 1 process, 1 worker x 1 thread, with both slices"
+PIPELINE = "Shoal, 1 process, 2 workers x 1 thread, with a stage each"
+STAGES = "Shoal, 2 peers x 1 thread, with a stage each"
 STRATEGIES = {
     "DDP": "PyTorch DDP, 2 processes x 1 thread",
     "FSDP2": "PyTorch FSDP2, 2 processes x 1 thread",
@@ -47,12 +50,13 @@ STRATEGIES = {
 TABLES = {
     WORKERS: [THREADS, ONE, PEERS, *STRATEGIES.values()],
     SLICED: [BOTH_SLICES, STRATEGIES["TP"]],
+    PIPELINE: [STAGES],
 }
 # Beside those with a worker or a process for each core there is this goal.
 LEAST = 1.0
-GOALS = {PEERS, *STRATEGIES.values()}
+GOALS = {PEERS, STAGES, *STRATEGIES.values()}
 # Those whose passes have one thread give the same checkpoint, which depends on the slices.
-ALIKE = ((WORKERS, ONE, PEERS), (SLICED, BOTH_SLICES))
+ALIKE = ((WORKERS, ONE, PEERS), (SLICED, BOTH_SLICES), (PIPELINE, STAGES))
 # Initial weights are random, so the first losses are about the same: nats per token.
 LARGEST_GAP = 0.1
 
@@ -70,6 +74,7 @@ class Contest:
     def contenders(self):
         """Those that train here, each as a function that gives tokens per second. PyTorch's are warm."""
         run = {"dtype": DTYPE, "stages": 1, "microbatches": self.microbatches, "steps": SKIPPED_STEPS + STEPS}
+        staged = run | {"stages": PROCESSES}
         runs = {
             WORKERS: lambda: self.several.local(SMALL, PROCESSES, **run),
             THREADS: lambda: self.plain.local(SMALL, PROCESSES, **run),
@@ -77,6 +82,8 @@ class Contest:
             PEERS: lambda: self.plain.swarm(SMALL, replicas=PROCESSES, **run),
             SLICED: lambda: self.several.local(SMALL, PROCESSES, slices=PROCESSES, **run),
             BOTH_SLICES: lambda: self.plain.local(SMALL, 1, slices=PROCESSES, **run),
+            PIPELINE: lambda: self.several.local(SMALL, PROCESSES, ["--pipeline"], **staged),
+            STAGES: lambda: self.plain.swarm(SMALL, **staged),
         }
         contenders = {name: lambda name=name: self.rate_of_shoal(name, runs[name]()) for name in runs}
         for strategy, name in STRATEGIES.items():
@@ -119,8 +126,8 @@ def report(contest, results, machine):
         f"{SMALL.describe()}, in {contest.microbatches} microbatches; {DTYPE}. {machine}, MKL's stock dispatch in all. "
         f"Tokens per second, median of {len(results[WORKERS])} alternated rounds of {STEPS} steps; the ratio is the "
         "median of the rounds' ratios. Peers are connected by QUIC on loopback, PyTorch's processes by gloo. Shoal's "
-        "checkpoint is the same with two workers, one worker of one thread, and two peers, and that of slices with two "
-        f"workers and one. Losses of the first step: {min(losses):.3f} to {max(losses):.3f}."
+        "checkpoint is the same with two workers, one worker of one thread, and two peers, that of slices with two "
+        f"workers and one, and that of two stages with two workers and two peers. Losses of the first step: {min(losses):.3f} to {max(losses):.3f}."
     )
     for ours, others in TABLES.items():
         table.show(
