@@ -77,7 +77,7 @@ pub(super) fn draw(family: &str, seed: u64, positions: usize, dice: &mut Dice) -
         let latent = json!({
             "num_key_value_heads": heads[0], "norm_topk_prob": false, "rope_interleave": dice.from(&[true, false]),
             "kv_lora_rank": 12, "q_lora_rank": dice.from(&[None, Some(14)]), "qk_nope_head_dim": 6,
-            "qk_rope_head_dim": 8, "v_head_dim": dice.from(&[10, 14]),
+            "qk_rope_head_dim": 8, "head_dim": 8, "v_head_dim": dice.from(&[10, 14]),
         });
         config.as_object_mut().expect("keys").extend(latent.as_object().expect("keys").clone());
     }
