@@ -386,8 +386,8 @@ pub struct StageSpan {
 }
 
 impl Stage {
-    /// The place among so many devices of the one that has this stage, where a peer's devices divide its stages in turn:
-    /// adjacent stages are on different ones (Narayanan et al., arXiv 2104.04473, call stages of one device interleaved).
+    /// Which of so many devices has this stage, where a peer's devices divide its stages: they take stages in turn, so that
+    /// adjacent ones are on different devices (Narayanan et al., arXiv 2104.04473, call stages of one device interleaved).
     ///
     /// # Panics
     /// If there is no device.

@@ -12,6 +12,7 @@ use super::weights::BaseFiles;
 use super::{BaseError, Result, staging};
 use crate::checkpoint::Checkpoint;
 use crate::model::adapter;
+use crate::model::layer_table::last_word;
 use crate::model::parameters::parameters;
 
 /// Writes the adapters of a checkpoint into the folder `out`, which is complete once it exists. `base`
@@ -52,7 +53,7 @@ pub fn export_adapter(
             let data = dtype.bytes(&state.weights[parameter.range()]);
             let (weight, factor) = adapter::beside(&parameter.name).expect("it has adapters alone");
             let weight = base.index.name_in_files(&weight);
-            let matrix = weight.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default();
+            let matrix = last_word(&weight);
             if !modules.iter().any(|module| module == matrix) {
                 modules.push(matrix.to_owned());
             }

@@ -129,7 +129,7 @@ impl BaseIndex {
         let naming = family::naming(&self.family);
         match naming {
             Some(Naming::Llama | Naming::Mixtral | Naming::GptOss | Naming::DeepSeek) => {
-                // It takes those of each expert into the joined tensors of most families.
+                // PEFT joins the adapters of a layer's experts in the other families.
                 let has_experts = !["qwen2_moe", "gpt_oss"].contains(&self.family.as_str());
                 (of_experts && !has_experts).then_some("has no adapters of each expert in PEFT")
             }

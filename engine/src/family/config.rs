@@ -5,6 +5,15 @@ use serde_json::{Map, Value};
 use super::keys::{Absent, Keys, Rule, rule};
 use crate::base_error::ConfigJsonError;
 
+/// Whether a family has something.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Switch {
+    Never,
+    Always,
+    /// A key decides.
+    Key(&'static str),
+}
+
 /// A parsed `config.json`, read by the table of its family.
 pub(super) struct Config<'a> {
     object: &'a Map<String, Value>,
@@ -140,6 +149,14 @@ impl<'a> Config<'a> {
         };
         let flag = self.value(key, Value::as_bool, of_default, "true or false")?;
         self.needed(key, flag)
+    }
+
+    pub(super) fn switch(&self, switch: Switch) -> Result<bool, ConfigJsonError> {
+        match switch {
+            Switch::Never => Ok(false),
+            Switch::Always => Ok(true),
+            Switch::Key(key) => self.flag(key),
+        }
     }
 
     pub(super) fn text(&self, key: &str) -> Result<String, ConfigJsonError> {

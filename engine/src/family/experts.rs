@@ -3,7 +3,7 @@
 use shoal_protocol::limits;
 use shoal_protocol::manifest::{Balance, ExpertGroups, Experts, Router};
 
-use super::config::Config;
+use super::config::{Config, Switch};
 use crate::base_error::ConfigJsonError;
 
 const COEFFICIENT: &str = "router_aux_loss_coef";
@@ -16,7 +16,7 @@ pub(super) struct Mixture {
     /// Width inside an expert.
     intermediate: &'static str,
     /// Whether the weights of the chosen are divided by their sum.
-    renormalised: Renormalised,
+    renormalised: Switch,
     /// How the layers without experts are named.
     dense_layers: DenseLayers,
     /// The expert of all tokens, if the family has one.
@@ -36,15 +36,6 @@ enum Groups {
     ByMethod,
     /// Always, maybe within one that has all.
     Always,
-}
-
-/// Whether a family divides the weights of the chosen experts by their sum.
-#[derive(Debug, Clone, Copy)]
-enum Renormalised {
-    Always,
-    Never,
-    /// A key decides.
-    Key(&'static str),
 }
 
 /// How a family names its layers without experts.
@@ -72,7 +63,7 @@ enum Shared {
 pub(super) const MIXTRAL: Mixture = Mixture {
     count: ["num_local_experts", "num_experts"],
     intermediate: "intermediate_size",
-    renormalised: Renormalised::Always,
+    renormalised: Switch::Always,
     dense_layers: DenseLayers::None,
     shared: None,
     by_sigmoid: false,
@@ -86,7 +77,7 @@ pub(super) const QWEN2_MOE: Mixture =
 pub(super) const QWEN3_MOE: Mixture = Mixture {
     count: ["num_experts", "num_local_experts"],
     intermediate: "moe_intermediate_size",
-    renormalised: Renormalised::Key("norm_topk_prob"),
+    renormalised: Switch::Key("norm_topk_prob"),
     dense_layers: DenseLayers::Listed,
     shared: None,
     by_sigmoid: false,
@@ -102,7 +93,7 @@ pub(super) const GPT_OSS: Mixture = MIXTRAL;
 pub(super) const DEEPSEEK_V2: Mixture = Mixture {
     count: ["n_routed_experts", "num_experts"],
     intermediate: "moe_intermediate_size",
-    renormalised: Renormalised::Never,
+    renormalised: Switch::Never,
     dense_layers: DenseLayers::First,
     shared: Some(Shared::Experts("n_shared_experts")),
     by_sigmoid: false,
@@ -112,7 +103,7 @@ pub(super) const DEEPSEEK_V2: Mixture = Mixture {
 
 pub(super) const DEEPSEEK_V3: Mixture = Mixture {
     count: ["n_routed_experts", "num_local_experts"],
-    renormalised: Renormalised::Key("norm_topk_prob"),
+    renormalised: Switch::Key("norm_topk_prob"),
     by_sigmoid: true,
     groups: Groups::Always,
     ..DEEPSEEK_V2
@@ -155,11 +146,7 @@ impl Mixture {
             router: if self.by_sigmoid { Router::Sigmoid } else { Router::Softmax },
             wide_router: self.is_wide,
             biased: self.by_sigmoid,
-            renormalise: match self.renormalised {
-                Renormalised::Always => true,
-                Renormalised::Never => false,
-                Renormalised::Key(key) => config.flag(key)?,
-            },
+            renormalise: config.switch(self.renormalised)?,
             groups: self.groups(config, [count, per_token])?,
             shared_intermediate: self.shared_width(config, intermediate)?,
             shared_gated: !matches!(self.shared, Some(Shared::Experts(_))),
@@ -184,7 +171,7 @@ impl Mixture {
         }
     }
 
-    /// Groups of so many experts, of which a token has some.
+    /// The groups of so many experts from which a token chooses its own.
     fn groups(
         &self,
         config: &Config<'_>,

@@ -358,10 +358,26 @@ pub(super) const GPT_OSS: Keys = &[
     EVERY,
 ];
 
+/// Of mixtures that no loss of their own balances.
+const NO_LOSS: Rows = &[(
+    "output_router_logits",
+    Rule::Refused("set it to false: this family has no loss of experts"),
+)];
+
+const LATENT: Rows = &[
+    ("q_lora_rank", number_or_null(1536)),
+    ("kv_lora_rank", number(512)),
+    ("qk_nope_head_dim", number(128)),
+    ("qk_rope_head_dim", number(64)),
+    ("v_head_dim", number(128)),
+    ("rope_interleave", flag(true)),
+    // Such a class has a width of its own.
+    ("head_dim", Rule::Ignored),
+    ("pretraining_tp", Rule::Ignored),
+];
+
 pub(super) const DEEPSEEK_V2: Keys = &[
     &[
-        // Its class has a width of its own.
-        ("head_dim", Rule::Ignored),
         ("num_experts_per_tok", MISSING),
         ("n_routed_experts", number(64)),
         ("num_experts", NULL),
@@ -376,20 +392,12 @@ pub(super) const DEEPSEEK_V2: Keys = &[
             "norm_topk_prob",
             Rule::Refused("transformers ignores it in this family: set it to false"),
         ),
-        (
-            "output_router_logits",
-            Rule::Refused("set it to false: this family has no loss of experts"),
-        ),
-        ("q_lora_rank", number_or_null(1536)),
-        ("kv_lora_rank", number(512)),
-        ("qk_nope_head_dim", number(128)),
-        ("qk_rope_head_dim", number(64)),
-        ("v_head_dim", number(128)),
         // Its class has no such key, and rotates adjacent channels.
         ("rope_interleave", Rule::Ignored),
         ("mlp_bias", Rule::Refused("import a model whose feed-forward blocks have no biases")),
-        ("pretraining_tp", Rule::Ignored),
     ],
+    NO_LOSS,
+    LATENT,
     BIASED_ATTENTION,
     SIZES,
     ROPE,
@@ -400,33 +408,28 @@ pub(super) const DEEPSEEK_V2: Keys = &[
 const SIGMOID: Rows = &[
     ("num_local_experts", NULL),
     ("norm_topk_prob", flag(true)),
-    ("output_router_logits", Rule::Refused("set it to false: this family has no loss of experts")),
+    ("num_experts_per_tok", number(8)),
+    ("n_shared_experts", number(1)),
+    ("n_group", number(1)),
+    ("topk_group", number(1)),
     // Layers after the last one, which predict further tokens, and which no forward pass reads.
     ("num_nextn_predict_layers", NULL),
     ("num_mtp_layers", number(1)),
 ];
 
 pub(super) const DEEPSEEK_V3: Keys = &[
-    SIGMOID,
     &[
         ("num_key_value_heads", number_or_null(128)),
-        ("head_dim", Rule::Ignored),
-        ("num_experts_per_tok", number(8)),
         ("n_routed_experts", number(256)),
-        ("n_shared_experts", number(1)),
         ("moe_intermediate_size", number(2048)),
         ("first_k_dense_replace", number(3)),
         ("routed_scaling_factor", real(2.5)),
         ("n_group", number(8)),
         ("topk_group", number(4)),
-        ("q_lora_rank", number_or_null(1536)),
-        ("kv_lora_rank", number(512)),
-        ("qk_nope_head_dim", number(128)),
-        ("qk_rope_head_dim", number(64)),
-        ("v_head_dim", number(128)),
-        ("rope_interleave", flag(true)),
-        ("pretraining_tp", Rule::Ignored),
     ],
+    SIGMOID,
+    NO_LOSS,
+    LATENT,
     BIASED_ATTENTION,
     SIZES,
     ROPE,
@@ -434,21 +437,18 @@ pub(super) const DEEPSEEK_V3: Keys = &[
 ];
 
 pub(super) const GLM4_MOE: Keys = &[
-    SIGMOID,
     &[
         ("num_key_value_heads", number(8)),
         ("rms_norm_eps", real(1e-5)),
         ("partial_rotary_factor", real(0.5)),
         ("use_qk_norm", flag(false)),
-        ("num_experts_per_tok", number(8)),
         ("n_routed_experts", number(128)),
-        ("n_shared_experts", number(1)),
         ("moe_intermediate_size", number(1408)),
         ("first_k_dense_replace", number(1)),
         ("routed_scaling_factor", real(1.0)),
-        ("n_group", number(1)),
-        ("topk_group", number(1)),
     ],
+    SIGMOID,
+    NO_LOSS,
     BIASED_ATTENTION,
     SIZES,
     ROPE,
@@ -456,27 +456,23 @@ pub(super) const GLM4_MOE: Keys = &[
 ];
 
 pub(super) const GLM4_MOE_LITE: Keys = &[
-    SIGMOID,
     &[
         ("num_key_value_heads", number(20)),
         ("rms_norm_eps", real(1e-5)),
+        // Another spelling of `qk_rope_head_dim`.
         ("head_dim", NULL),
         ("num_experts_per_tok", number(4)),
         ("n_routed_experts", number(64)),
-        ("n_shared_experts", number(1)),
         ("moe_intermediate_size", number(1536)),
         ("mlp_layer_types", NULL),
         ("routed_scaling_factor", real(1.8)),
-        ("n_group", number(1)),
-        ("topk_group", number(1)),
         ("q_lora_rank", number_or_null(768)),
-        ("kv_lora_rank", number(512)),
         ("qk_nope_head_dim", number(192)),
-        ("qk_rope_head_dim", number(64)),
         ("v_head_dim", number(256)),
-        ("rope_interleave", flag(true)),
-        ("pretraining_tp", Rule::Ignored),
     ],
+    SIGMOID,
+    NO_LOSS,
+    LATENT,
     BIASED_ATTENTION,
     SIZES,
     ROPE,
@@ -538,7 +534,7 @@ mod tests {
                     || class.others.iter().any(|other| other == key)
                     || ["model_type", "rope_theta", "rms_norm_eps", "partial_rotary_factor"]
                         .contains(key)
-                    // Which tensors are none of the model: transformers knows those of published files.
+                    // They say which tensors of a file no model reads; the classes list those of published files.
                     || ["num_nextn_predict_layers", "num_mtp_layers"].contains(key);
                 assert!(
                     known || !matches!(rule, Some(Rule::Read(_))),

@@ -3,27 +3,20 @@
 use shoal_protocol::limits;
 use shoal_protocol::manifest::LatentAttention;
 
-use super::config::Config;
+use super::config::{Config, Switch};
 use crate::base_error::ConfigJsonError;
 
 /// How a family has latent attention.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Latent {
-    pub(super) interleaved: Interleaved,
+    /// Whether adjacent channels are rotated with each other.
+    pub(super) interleaved: Switch,
     /// The key of the rotated channels, and another spelling of it.
     pub(super) rotated: [&'static str; 2],
 }
 
 /// The key of the rotated channels, which has no other spelling in most families.
 pub(super) const ROTATED: [&str; 2] = ["qk_rope_head_dim"; 2];
-
-/// Whether adjacent channels are rotated with each other.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Interleaved {
-    Always,
-    /// A key decides.
-    Key(&'static str),
-}
 
 /// Latent attention, and the width of a head's queries and keys.
 #[derive(Debug, Clone, Copy)]
@@ -56,10 +49,7 @@ impl Latent {
             return Err(config.unsupported("attention_bias", remedy));
         }
         let keys_values = config.size("kv_lora_rank", limits::HIDDEN)?;
-        let interleaved = match self.interleaved {
-            Interleaved::Always => true,
-            Interleaved::Key(key) => config.flag(key)?,
-        };
+        let interleaved = config.switch(self.interleaved)?;
         let attention = LatentAttention { queries, keys_values, rotated, interleaved, value_size };
         Ok(Described { attention, head_size })
     }

@@ -20,10 +20,10 @@ use shoal_protocol::manifest::{
     Activation, Biases, Block, LayerAttention, Model, Norm, Placement, QueryKeyNorm,
 };
 
-use self::config::Config;
+use self::config::{Config, Switch};
 use self::experts::Mixture;
 use self::keys::Keys;
-use self::latent::{Interleaved, Latent};
+use self::latent::Latent;
 use self::rope::{Positions, Rules};
 use self::rope_scaling::Scalings;
 use crate::base_error::ConfigJsonError;
@@ -41,15 +41,6 @@ pub struct Described {
     pub model: Model,
     /// Layers after the model's last one that files may have, and that no forward pass reads.
     pub(crate) more_layers: u32,
-}
-
-/// Whether linear maps have biases.
-#[derive(Debug, Clone, Copy)]
-enum Biased {
-    Never,
-    Always,
-    /// A key decides.
-    Key(&'static str),
 }
 
 /// How a family names its tensors.
@@ -110,11 +101,11 @@ struct Family {
     norm: Norm,
     placement: Placement,
     query_key_norm: QueryKeyNorm,
-    /// The key without which there is no such norm, if there is one.
-    normed_if: Option<&'static str>,
-    query_key_value_biased: Biased,
-    attention_output_biased: Biased,
-    feed_forward_biased: Biased,
+    /// Whether there is such a norm.
+    normed: Switch,
+    query_key_value_biased: Switch,
+    attention_output_biased: Switch,
+    feed_forward_biased: Switch,
     ungated: bool,
     experts: Option<Mixture>,
     /// Whether heads have sinks.
@@ -133,10 +124,10 @@ const LLAMA: Family = Family {
     norm: Norm::Rms,
     placement: Placement::Before,
     query_key_norm: QueryKeyNorm::None,
-    normed_if: None,
-    query_key_value_biased: Biased::Key("attention_bias"),
-    attention_output_biased: Biased::Key("attention_bias"),
-    feed_forward_biased: Biased::Key("mlp_bias"),
+    normed: Switch::Always,
+    query_key_value_biased: Switch::Key("attention_bias"),
+    attention_output_biased: Switch::Key("attention_bias"),
+    feed_forward_biased: Switch::Key("mlp_bias"),
     ungated: false,
     experts: None,
     sinks: false,
@@ -151,18 +142,18 @@ const FAMILIES: [Family; 19] = [
     Family {
         model_type: "mistral",
         keys: keys::MISTRAL,
-        query_key_value_biased: Biased::Never,
-        attention_output_biased: Biased::Never,
-        feed_forward_biased: Biased::Never,
+        query_key_value_biased: Switch::Never,
+        attention_output_biased: Switch::Never,
+        feed_forward_biased: Switch::Never,
         layers: Layers::Windowed,
         ..LLAMA
     },
     Family {
         model_type: "qwen2",
         keys: keys::QWEN2,
-        query_key_value_biased: Biased::Always,
-        attention_output_biased: Biased::Never,
-        feed_forward_biased: Biased::Never,
+        query_key_value_biased: Switch::Always,
+        attention_output_biased: Switch::Never,
+        feed_forward_biased: Switch::Never,
         layers: Layers::Qwen,
         ..LLAMA
     },
@@ -170,7 +161,7 @@ const FAMILIES: [Family; 19] = [
         model_type: "qwen3",
         keys: keys::QWEN3,
         query_key_norm: QueryKeyNorm::Head,
-        feed_forward_biased: Biased::Never,
+        feed_forward_biased: Switch::Never,
         layers: Layers::Qwen,
         ..LLAMA
     },
@@ -178,9 +169,9 @@ const FAMILIES: [Family; 19] = [
     Family {
         model_type: "phi3",
         keys: keys::PHI3,
-        query_key_value_biased: Biased::Never,
-        attention_output_biased: Biased::Never,
-        feed_forward_biased: Biased::Never,
+        query_key_value_biased: Switch::Never,
+        attention_output_biased: Switch::Never,
+        feed_forward_biased: Switch::Never,
         layers: Layers::Windowed,
         positions: Positions::Rotary(Rules {
             partial: true,
@@ -195,7 +186,7 @@ const FAMILIES: [Family; 19] = [
         keys: keys::OLMO2,
         placement: Placement::After,
         query_key_norm: QueryKeyNorm::All,
-        feed_forward_biased: Biased::Never,
+        feed_forward_biased: Switch::Never,
         ..LLAMA
     },
     Family {
@@ -204,7 +195,7 @@ const FAMILIES: [Family; 19] = [
         norm: Norm::RmsPlusOne,
         placement: Placement::Both,
         query_key_norm: QueryKeyNorm::Head,
-        feed_forward_biased: Biased::Never,
+        feed_forward_biased: Switch::Never,
         layers: Layers::Gemma3,
         positions: Positions::Rotary(Rules { by_layer_type: true, ..rope::PLAIN }),
         ..LLAMA
@@ -214,7 +205,7 @@ const FAMILIES: [Family; 19] = [
         keys: keys::NEOX,
         norm: Norm::Layer,
         placement: Placement::Parallel,
-        feed_forward_biased: Biased::Always,
+        feed_forward_biased: Switch::Always,
         ungated: true,
         positions: Positions::Rotary(Rules {
             theta: "rotary_emb_base",
@@ -229,9 +220,9 @@ const FAMILIES: [Family; 19] = [
         model_type: "gpt2",
         keys: keys::GPT2,
         norm: Norm::Layer,
-        query_key_value_biased: Biased::Always,
-        attention_output_biased: Biased::Always,
-        feed_forward_biased: Biased::Always,
+        query_key_value_biased: Switch::Always,
+        attention_output_biased: Switch::Always,
+        feed_forward_biased: Switch::Always,
         ungated: true,
         positions: Positions::Trained,
         naming: Naming::Gpt2,
@@ -240,9 +231,9 @@ const FAMILIES: [Family; 19] = [
     Family {
         model_type: "mixtral",
         keys: keys::MIXTRAL,
-        query_key_value_biased: Biased::Never,
-        attention_output_biased: Biased::Never,
-        feed_forward_biased: Biased::Never,
+        query_key_value_biased: Switch::Never,
+        attention_output_biased: Switch::Never,
+        feed_forward_biased: Switch::Never,
         experts: Some(experts::MIXTRAL),
         layers: Layers::Windowed,
         naming: Naming::Mixtral,
@@ -251,9 +242,9 @@ const FAMILIES: [Family; 19] = [
     Family {
         model_type: "qwen2_moe",
         keys: keys::QWEN2_MOE,
-        query_key_value_biased: Biased::Key("qkv_bias"),
-        attention_output_biased: Biased::Never,
-        feed_forward_biased: Biased::Never,
+        query_key_value_biased: Switch::Key("qkv_bias"),
+        attention_output_biased: Switch::Never,
+        feed_forward_biased: Switch::Never,
         experts: Some(experts::QWEN2_MOE),
         layers: Layers::Qwen2Moe,
         ..LLAMA
@@ -262,7 +253,7 @@ const FAMILIES: [Family; 19] = [
         model_type: "qwen3_moe",
         keys: keys::QWEN3_MOE,
         query_key_norm: QueryKeyNorm::Head,
-        feed_forward_biased: Biased::Never,
+        feed_forward_biased: Switch::Never,
         experts: Some(experts::QWEN3_MOE),
         layers: Layers::WindowedIf,
         ..LLAMA
@@ -271,14 +262,14 @@ const FAMILIES: [Family; 19] = [
         model_type: "olmoe",
         keys: keys::OLMOE,
         query_key_norm: QueryKeyNorm::All,
-        feed_forward_biased: Biased::Never,
+        feed_forward_biased: Switch::Never,
         experts: Some(experts::OLMOE),
         ..LLAMA
     },
     Family {
         model_type: "gpt_oss",
         keys: keys::GPT_OSS,
-        feed_forward_biased: Biased::Always,
+        feed_forward_biased: Switch::Always,
         experts: Some(experts::GPT_OSS),
         sinks: true,
         layers: Layers::GptOss,
@@ -288,9 +279,9 @@ const FAMILIES: [Family; 19] = [
     Family {
         model_type: "deepseek_v2",
         keys: keys::DEEPSEEK_V2,
-        feed_forward_biased: Biased::Never,
+        feed_forward_biased: Switch::Never,
         experts: Some(experts::DEEPSEEK_V2),
-        latent: Some(Latent { interleaved: Interleaved::Always, rotated: latent::ROTATED }),
+        latent: Some(Latent { interleaved: Switch::Always, rotated: latent::ROTATED }),
         naming: Naming::DeepSeek,
         ..LLAMA
     },
@@ -299,8 +290,8 @@ const FAMILIES: [Family; 19] = [
         model_type: "glm4_moe",
         keys: keys::GLM4_MOE,
         query_key_norm: QueryKeyNorm::Head,
-        normed_if: Some("use_qk_norm"),
-        attention_output_biased: Biased::Never,
+        normed: Switch::Key("use_qk_norm"),
+        attention_output_biased: Switch::Never,
         latent: None,
         positions: Positions::Rotary(Rules { partial: true, ..rope::PLAIN }),
         ..DEEPSEEK_V3
@@ -310,7 +301,7 @@ const FAMILIES: [Family; 19] = [
         keys: keys::GLM4_MOE_LITE,
         experts: Some(experts::GLM4_MOE_LITE),
         latent: Some(Latent {
-            interleaved: Interleaved::Key("rope_interleave"),
+            interleaved: Switch::Key("rope_interleave"),
             rotated: ["qk_rope_head_dim", "head_dim"],
         }),
         ..DEEPSEEK_V3
@@ -320,12 +311,9 @@ const FAMILIES: [Family; 19] = [
 const DEEPSEEK_V3: Family = Family {
     model_type: "deepseek_v3",
     keys: keys::DEEPSEEK_V3,
-    feed_forward_biased: Biased::Never,
+    feed_forward_biased: Switch::Never,
     experts: Some(experts::DEEPSEEK_V3),
-    latent: Some(Latent {
-        interleaved: Interleaved::Key("rope_interleave"),
-        rotated: latent::ROTATED,
-    }),
+    latent: Some(Latent { interleaved: Switch::Key("rope_interleave"), rotated: latent::ROTATED }),
     naming: Naming::DeepSeek,
     ..LLAMA
 };
@@ -449,11 +437,6 @@ impl Family {
         head_size: u32,
         hidden: u32,
     ) -> Result<Block, ConfigJsonError> {
-        let biased = |rule| match rule {
-            Biased::Never => Ok(false),
-            Biased::Always => Ok(true),
-            Biased::Key(key) => config.flag(key),
-        };
         let sequential =
             self.placement == Placement::Parallel && !config.flag("use_parallel_residual")?;
         let gemma = self.layers == Layers::Gemma3;
@@ -462,16 +445,16 @@ impl Family {
             true => Some(f64::from(config.number("query_pre_attn_scalar")?).sqrt().recip()),
             false => unscaled.then_some(1.0),
         };
-        let is_normed = self.normed_if.map_or(Ok(true), |key| config.flag(key))?;
+        let is_normed = config.switch(self.normed)?;
         Ok(Block {
             head_size: Some(head_size),
             norm: self.norm,
             placement: if sequential { Placement::Before } else { self.placement },
             query_key_norm: if is_normed { self.query_key_norm } else { QueryKeyNorm::None },
             biases: Biases {
-                query_key_value: biased(self.query_key_value_biased)?,
-                attention_output: biased(self.attention_output_biased)?,
-                feed_forward: biased(self.feed_forward_biased)?,
+                query_key_value: config.switch(self.query_key_value_biased)?,
+                attention_output: config.switch(self.attention_output_biased)?,
+                feed_forward: config.switch(self.feed_forward_biased)?,
             },
             activation: self.activation(config)?,
             ungated: self.ungated,

@@ -140,7 +140,8 @@ impl Several {
         };
         for stage in span.stages() {
             if divides {
-                island.engines_of(stage)?[0].host(stage)?;
+                island.host(stage)?;
+                continue;
             }
             island.host_beside(stage)?;
             island.make_sums(stage)?;

@@ -35,8 +35,8 @@ impl Joined {
     /// The same, with an adapter for each matrix that is a target.
     fn adapted(mut self) -> Self {
         for matrix in &mut self.matrices {
-            let last = matrix.name.rsplit('.').next();
-            matrix.target = LoraTarget::ALL.into_iter().find(|one| last == Some(one.matrix()));
+            let last = last_word(&matrix.name);
+            matrix.target = LoraTarget::ALL.into_iter().find(|one| one.matrix() == last);
         }
         self
     }
@@ -319,6 +319,12 @@ pub(crate) fn latent_width(model: &Model) -> u64 {
 pub(crate) fn is_packable(matrix: &str) -> bool {
     let latent = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"];
     slice_of(matrix).is_some() || latent.contains(&matrix)
+}
+
+/// The last word of a matrix's name, or of its weight's, which names it among those of a block.
+pub(crate) fn last_word(name: &str) -> &str {
+    let name = name.trim_end_matches(".weight");
+    name.rsplit_once('.').map_or(name, |(_, last)| last)
 }
 
 /// What a slice has of a matrix.

@@ -97,8 +97,7 @@ impl Parameter {
     /// Whether it is a matrix of attention or of a feed-forward block, which a run may have packed in few bits while it is
     /// frozen.
     pub(crate) fn is_packable(&self) -> bool {
-        let matrix = self.name.trim_end_matches(".weight").rsplit('.').next();
-        self.is_layer_matrix() && matrix.is_some_and(layer_table::is_packable)
+        self.is_layer_matrix() && layer_table::is_packable(layer_table::last_word(&self.name))
     }
 }
 

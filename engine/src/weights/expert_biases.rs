@@ -17,7 +17,7 @@ pub(crate) struct ExpertBiases {
 }
 
 impl ExpertBiases {
-    /// Zeros for those of a flat vector of these weights; none if it has none.
+    /// The biases among these weights, all zero; `None` if there are none.
     pub(crate) fn zeros(parameters: &[Parameter], device: Device) -> Result<Option<Self>> {
         let biases = parameters.iter().filter(|one| one.is_biases_of_experts());
         let held = Held::ranges(biases.map(Parameter::range));

@@ -17,7 +17,7 @@ fn mix(manifest: &mut Manifest) {
     });
 }
 
-/// Those of DeepSeek-V3, whose biases stay as they are.
+/// The same by sigmoids, with groups and biases that do not move, as in DeepSeek-V3.
 fn mix_by_sigmoids(manifest: &mut Manifest) {
     mix(manifest);
     let experts = manifest.model.block.experts.as_mut().expect("they were just set");

@@ -71,12 +71,9 @@ impl ModelSection {
     /// Takes what a run decides of its base's experts.
     fn balance_base(&self, model: &mut Model) -> Result<(), String> {
         let Some(experts) = &mut model.block.experts else {
-            return match self.key_of_balance() {
-                Some(key) => Err(format!(
-                    "model.{key} is for experts, and the base has none: remove the key"
-                )),
-                None => Ok(()),
-            };
+            return self.key_of_balance().map_or(Ok(()), |key| {
+                Err(format!("model.{key} is for experts, and the base has none: remove the key"))
+            });
         };
         experts.balance = self.balance.unwrap_or(experts.balance);
         experts.balance_rate = self.balance_rate.unwrap_or(experts.balance_rate);

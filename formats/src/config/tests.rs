@@ -21,6 +21,49 @@ fn refusal(text: &str) -> String {
     load(text).expect_err("refused").to_string()
 }
 
+/// The default run from a base, with these keys beside the base's.
+fn with_base(keys: &str) -> String {
+    let text = RunConfig::default().to_toml();
+    let (_, rest) = text.split_once("[training]").expect("a section");
+    format!("[model]\nfrom = \"base\"\n{keys}\n[training]{rest}")
+}
+
+/// Has this model for every base.
+struct BaseOf(Model);
+
+impl BaseOf {
+    /// One whose dynamic rotary embedding stretches 16 positions to 40.
+    fn dynamic() -> Self {
+        let mut model = RunConfig::default().model;
+        model.context = 40;
+        let scaling = RotaryScaling::Dynamic { factor: 2.5, original_positions: 16 };
+        model.block.rotary = vec![Rotary { theta: 1e4, dimensions: model.head_size(), scaling }];
+        Self(model)
+    }
+
+    /// One with experts, whose `config.json` asks for no balance.
+    fn of_experts() -> Self {
+        let mut model = RunConfig::default().model;
+        model.block.experts = Some(Experts { biased: true, ..Experts::new(8, 2, 32) });
+        Self(model)
+    }
+}
+
+impl Sources for BaseOf {
+    fn base(&self, _: &Path) -> Result<(Model, Base), String> {
+        let index = ContentHash([1; 32]);
+        Ok((self.0.clone(), Base { index, bytes: 9, loads_weights: true }))
+    }
+
+    fn checkpoint(&self, folder: &Path) -> Result<StartSource, String> {
+        NoSources.checkpoint(folder)
+    }
+
+    fn prepared(&self, folder: &Path) -> Result<PreparedFolder, String> {
+        NoSources.prepared(folder)
+    }
+}
+
 #[test]
 fn a_written_configuration_parses_to_itself() {
     let default = RunConfig::default();
@@ -49,26 +92,6 @@ fn a_written_configuration_parses_to_itself() {
     assert_eq!(load(&other.to_toml()).expect("valid"), other);
 }
 
-/// A base with experts, whose `config.json` asks for no balance.
-struct OfExperts;
-
-impl Sources for OfExperts {
-    fn base(&self, _: &Path) -> Result<(Model, Base), String> {
-        let mut model = RunConfig::default().model;
-        let biased = Experts { biased: true, ..Experts::new(8, 2, 32) };
-        model.block.experts = Some(biased);
-        Ok((model, Base { index: ContentHash([1; 32]), bytes: 9, loads_weights: true }))
-    }
-
-    fn checkpoint(&self, folder: &Path) -> Result<StartSource, String> {
-        NoSources.checkpoint(folder)
-    }
-
-    fn prepared(&self, folder: &Path) -> Result<PreparedFolder, String> {
-        NoSources.prepared(folder)
-    }
-}
-
 #[test]
 fn experts_are_written_whole() {
     let mut config = RunConfig::default();
@@ -91,19 +114,13 @@ fn experts_are_written_whole() {
 
 #[test]
 fn a_run_decides_what_balances_the_experts_of_its_base() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let read = |keys: &str, sources: &dyn Sources| {
-        let text = RunConfig::default().to_toml();
-        let (start, end) = (text.find("[model]"), text.find("[training]"));
-        let [start, end] = [start, end].map(|place| place.expect("a section"));
-        let section = format!("[model]\nfrom = \"base\"\ncontext = 8\n{keys}\n");
-        let path = folder.path().join("run.toml");
-        std::fs::write(&path, format!("{}{section}{}", &text[..start], &text[end..]))
-            .expect("written");
-        RunConfig::load(&path, sources).map_err(|error| error.to_string())
+    let base = BaseOf::of_experts();
+    let parse = |text: &str| {
+        RunConfig::parse(text, Path::new("run.toml"), &base).map_err(|error| error.to_string())
     };
+    let read = |keys: &str| parse(&with_base(&format!("context = 8\n{keys}")));
     let balance = |keys: &str| {
-        let experts = read(keys, &OfExperts).expect("valid").model.block.experts.expect("experts");
+        let experts = read(keys).expect("valid").model.block.experts.expect("experts");
         (experts.balance, experts.balance_rate, experts.balance_coefficient)
     };
     let (rate, coefficient) = (Experts::BALANCE_RATE, Experts::BALANCE_COEFFICIENT);
@@ -112,13 +129,9 @@ fn a_run_decides_what_balances_the_experts_of_its_base() {
         balance("balance = \"bias\"\nbalance_rate = 0.5"),
         (Balance::Bias, 0.5, coefficient)
     );
-    let config = read("balance = \"bias\"", &OfExperts).expect("valid");
-    std::fs::write(folder.path().join("again.toml"), config.to_toml()).expect("written");
-    assert_eq!(
-        RunConfig::load(&folder.path().join("again.toml"), &OfExperts).expect("valid"),
-        config
-    );
-    let error = read("balance = \"loss\"", &OfExperts).expect_err("it has biases");
+    let config = read("balance = \"bias\"").expect("valid");
+    assert_eq!(parse(&config.to_toml()).expect("valid"), config);
+    let error = read("balance = \"loss\"").expect_err("it has biases");
     assert!(error.contains("model.experts.balance = loss is out of range"), "{error}");
     let plain = RunConfig::default().to_toml().replace("[model]", "[model]\nbalance_rate = 1.0");
     assert!(refusal(&plain).contains("without one it is model.experts.balance_rate"));
@@ -390,41 +403,11 @@ fn a_short_text_is_refused() {
     assert!(matches!(config.resolve(Data::Text(tokens)), Err(ManifestError::TextTooShort { .. })));
 }
 
-/// A base whose dynamic rotary embedding stretches 16 positions to 40.
-struct DynamicBase(Model);
-
-impl DynamicBase {
-    fn new() -> Self {
-        let mut model = RunConfig::default().model;
-        model.context = 40;
-        let scaling = RotaryScaling::Dynamic { factor: 2.5, original_positions: 16 };
-        model.block.rotary = vec![Rotary { theta: 1e4, dimensions: model.head_size(), scaling }];
-        Self(model)
-    }
-}
-
-impl Sources for DynamicBase {
-    fn base(&self, _: &Path) -> Result<(Model, Base), String> {
-        let index = ContentHash([1; 32]);
-        Ok((self.0.clone(), Base { index, bytes: 9, loads_weights: true }))
-    }
-
-    fn checkpoint(&self, folder: &Path) -> Result<StartSource, String> {
-        NoSources.checkpoint(folder)
-    }
-
-    fn prepared(&self, folder: &Path) -> Result<PreparedFolder, String> {
-        NoSources.prepared(folder)
-    }
-}
-
 #[test]
 fn a_context_is_within_the_positions_of_the_bases_rotary_embedding() {
-    let base = DynamicBase::new();
+    let base = BaseOf::dynamic();
     let with = |context: u32| {
-        let text = RunConfig::default().to_toml();
-        let (_, rest) = text.split_once("[training]").expect("a section");
-        let text = format!("[model]\nfrom = \"base\"\ncontext = {context}\n[training]{rest}");
+        let text = with_base(&format!("context = {context}"));
         RunConfig::parse(&text, Path::new("run.toml"), &base).map_err(|error| error.to_string())
     };
     let config = with(40).expect("the longest");

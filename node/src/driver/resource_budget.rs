@@ -9,8 +9,8 @@ use anyhow::Context;
 use nix::sys::statvfs::statvfs;
 use shoal_engine::{
     Device, DeviceChoice, LowerTier, Tiers, device_floor, gpu_overhead, island_overhead,
-    memory_floor, optimizer_elements, parameter_count, pass_overhead, passes_at_once,
-    swapped_bytes, swapping_floor,
+    memory_floor, optimizer_elements, parameter_count, pass_overhead, swapped_bytes,
+    swapping_floor,
 };
 use shoal_protocol::ids::{Stage, StageSpan};
 use shoal_protocol::manifest::Manifest;
@@ -133,17 +133,15 @@ impl ResourceBudget {
     /// When the system does not report the free room.
     pub(crate) fn measure(
         limits: ResourceLimits,
-        PeerDevices { each: devices, threads: _, divide_stages }: &PeerDevices,
+        peer_devices: &PeerDevices,
         folder: &Path,
         (manifest, choice): (&Manifest, StageChoice),
     ) -> anyhow::Result<Self> {
-        let dividing = divide_stages.then_some(devices.len());
+        let devices = &peer_devices.each;
+        let dividing = peer_devices.divide_stages.then_some(devices.len());
         let disk = statvfs(folder).context("the file system does not say how much is free")?;
         // Devices that do not suit the run are refused elsewhere.
-        let together = match dividing {
-            Some(_) => 1,
-            None => devices.len() / passes_at_once(manifest, devices.len()).unwrap_or(1).max(1),
-        };
+        let together = devices.len() / peer_devices.passes_at_once(manifest).unwrap_or(1).max(1);
         let on_device = limits.device_memory.or_else(|| free_on(devices));
         let sharing = if manifest.model.slices == 1 { 1 } else { devices.len() };
         let gpus = devices.iter().all(|device| !device.is_processor());
@@ -154,8 +152,7 @@ impl ResourceBudget {
         };
         let run = (manifest, choice);
         let device = on_device
-            .filter(|_| dividing.is_none())
-            .filter(|memory| passes_through(run, *memory, sharing, of_gpu));
+            .filter(|memory| dividing.is_none() && passes_through(run, *memory, sharing, of_gpu));
         let on_gpus = device.is_none() && gpus;
         // What is brief in a pass on a GPU is beside the weights that it has room for.
         let of_pass = manifest.stages().map(|stage| of_gpu(StageSpan::one(stage))).max();
@@ -443,8 +440,8 @@ impl ResourceBudget {
         self.disk_for(manifest, span, swapped) + log
     }
 
-    /// Returns the memory for the state of these stages, and for so many microbatches in flight: of GPUs that divide them, as
-    /// if each had as much as the one with the most.
+    /// Returns the memory for the state of these stages, and for so many microbatches in flight. Where GPUs divide the stages,
+    /// each is counted with what the fullest one has.
     fn floor(&self, manifest: &Manifest, span: StageSpan, in_flight: u32) -> Bytes {
         let Some(devices) = self.dividing.filter(|_| self.on_gpus) else {
             return self.floor_of(manifest, span, in_flight);
@@ -454,7 +451,7 @@ impl ResourceBudget {
             own.map(|stage| self.floor_of(manifest, StageSpan::one(stage), in_flight))
                 .sum::<Bytes>()
         };
-        let most = (0..devices).map(of_device).max().unwrap_or_default();
+        let most = (0..devices).map(of_device).max().expect("a peer has a device");
         Bytes(most.0.saturating_mul(devices as u64))
     }
 

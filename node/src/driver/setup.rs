@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shoal_engine::DeviceChoice;
+use shoal_engine::{DeviceChoice, EngineError, passes_at_once};
 use shoal_metrics::Metrics;
 use shoal_protocol::ids::{Member, PeerId};
 use shoal_protocol::manifest::Manifest;
@@ -32,6 +32,19 @@ pub struct PeerDevices {
     pub threads: usize,
     /// Whether they divide the stages of the peer, in place of the work of each stage.
     pub divide_stages: bool,
+}
+
+impl PeerDevices {
+    /// The passes that they compute at the same time.
+    ///
+    /// # Errors
+    /// If they can neither share the slices of a pass nor divide them.
+    pub(crate) fn passes_at_once(&self, manifest: &Manifest) -> Result<usize, EngineError> {
+        match self.divide_stages {
+            true => Ok(self.each.len()),
+            false => passes_at_once(manifest, self.each.len()),
+        }
+    }
 }
 
 /// Everything that one peer needs to take part in a run.

@@ -5,7 +5,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use shoal_engine::{Device, DeviceChoice, Tiers, copy_rate, passes_at_once, swap_rate};
+use shoal_engine::{Device, DeviceChoice, Tiers, copy_rate, swap_rate};
 use shoal_protocol::ids::ContentHash;
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Candidate, Duties, Sealer, Signatures, StageChoice};
@@ -25,15 +25,13 @@ use crate::exit::{Exit, ExitWith};
 /// # Errors
 /// When its devices cannot share the slices of a pass, or cannot divide the stages.
 pub(super) fn passes_of(setup: &Setup) -> anyhow::Result<usize> {
-    let devices = setup.devices.each.len();
-    match setup.choice {
-        StageChoice::None => Ok(devices),
-        _ if setup.devices.divide_stages => pipeline_problem(setup)
-            .map_or(Ok(devices), |problem| {
-                Err(anyhow::anyhow!("--pipeline {problem}")).exit_with(Exit::Usage)
-            }),
-        _ => passes_at_once(&setup.manifest, devices).exit_with(Exit::Usage),
+    if setup.choice == StageChoice::None {
+        return Ok(setup.devices.each.len());
     }
+    if let Some(problem) = pipeline_problem(setup).filter(|_| setup.devices.divide_stages) {
+        return Err(anyhow::anyhow!("--pipeline {problem}")).exit_with(Exit::Usage);
+    }
+    setup.devices.passes_at_once(&setup.manifest).exit_with(Exit::Usage)
 }
 
 /// Why devices cannot divide the stages.

@@ -197,7 +197,7 @@ impl Audits {
         }
         let mut audit = Audit {
             order,
-            device: ctx.config.device_of(stage).unwrap_or_default(),
+            device: pipeline.device_for(stage),
             at: 0,
             inputs: BTreeMap::new(),
             asked: BTreeSet::new(),

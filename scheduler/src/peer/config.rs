@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shoal_protocol::ids::{Member, Stage, WeightGroup};
+use shoal_protocol::ids::{Member, WeightGroup};
 use shoal_protocol::manifest::Manifest;
 use shoal_protocol::message::{Candidate, Sealer};
 use shoal_protocol::units::Bytes;
 
-use crate::action::DeviceIndex;
 use crate::round::RoundCut;
 use crate::router::Routing;
 
@@ -34,18 +33,12 @@ pub struct PeerConfig {
     pub sealer: Sealer,
     /// The policy for the choice between replicas of the next stage.
     pub routing: Routing,
-    /// Whether its devices divide the stages that it hosts ([`Stage::device_in_turn`]), and each has passes of its own
+    /// Whether its devices divide the stages that it hosts ([`shoal_protocol::ids::Stage::device_in_turn`]), and each has passes of its own
     /// alone. Else each has passes of any stage.
     pub divides_stages: bool,
 }
 
 impl PeerConfig {
-    /// The device that alone has passes of a stage, if there is one.
-    pub(crate) fn device_of(&self, stage: Stage) -> Option<DeviceIndex> {
-        let device = stage.device_in_turn(self.candidate.devices.get().into());
-        self.divides_stages.then(|| DeviceIndex(u16::try_from(device).expect("one of a few")))
-    }
-
     /// The devices that can have passes of so many hosted stages at the same time.
     pub(crate) fn devices_for(&self, hosted: usize) -> usize {
         let devices = self.candidate.devices.get().into();

@@ -137,15 +137,20 @@ impl ComputeQueue {
         self.devices[device.index()].given < GIVEN
     }
 
+    /// The device that alone has passes of a stage, if devices divide the stages.
+    pub(super) fn only_device_of(&self, stage: Stage) -> Option<DeviceIndex> {
+        let device = stage.device_in_turn(self.devices.len());
+        self.devices().nth(device).filter(|_| self.divides_stages)
+    }
+
     /// The device for a forward pass, if it has room.
     fn device_for(&self, key: ClaimKey, jobs: &Jobs) -> Option<DeviceIndex> {
         let has_room = |device: &DeviceIndex| self.has_room(*device);
         if self.devices.len() == 1 {
             return self.devices().find(has_room);
         }
-        if self.divides_stages {
-            let device = key.stage.device_in_turn(self.devices.len());
-            return self.devices().nth(device).filter(has_room);
+        if let Some(device) = self.only_device_of(key.stage) {
+            return Some(device).filter(has_room);
         }
         if let Some(device) = jobs.device_if_begun(key) {
             return Some(device).filter(has_room);

@@ -34,7 +34,7 @@ use self::work_request::WorkRequests;
 use super::Out;
 use super::config::PeerConfig;
 use super::context::Context;
-use crate::action::{Payload, PeerAction, PeerLoad, Task};
+use crate::action::{DeviceIndex, Payload, PeerAction, PeerLoad, Task};
 
 /// The hosted stages and the microbatches at them.
 #[derive(Debug)]
@@ -266,6 +266,11 @@ impl Pipeline {
         }
         self.reroute(ctx, departed, out);
         self.admit_all(ctx, out);
+    }
+
+    /// A device that can have passes of a stage.
+    pub(super) fn device_for(&self, stage: Stage) -> DeviceIndex {
+        self.queue.only_device_of(stage).unwrap_or_default()
     }
 
     /// Whether passes of this work may run, or be still to come.
