@@ -50,7 +50,8 @@ fn a_swarm_of_unlike_peers_survives_the_death_of_one_with_two_devices() {
 /// Devices of a peer that divide its stages: of all four, of the last three, and of those that the coordinator chooses.
 #[test]
 fn devices_that_divide_the_stages_of_a_peer_survive_deaths() {
-    let run = Run::of_stages(4, 32, 8);
+    // Enough steps that those who come last find the run under way.
+    let run = Run::of_stages(4, 32, 24);
     let alone = run.alone();
     let out = run.path("pipeline");
     let mut command = local_command(&run.config(), &out);
